@@ -31,8 +31,8 @@ from .core.data.order.lengths import TokenBudgetBatchSampler as TokenBudgetBatch
 from .core.data.order.samplers import DistributedSampler as DistributedSampler
 from .core.data.order.samplers import RandomSampler as RandomSampler
 from .core.data.order.samplers import SequentialSampler as SequentialSampler
-from .core.data.run_loaders import Periodic as Periodic
-from .core.data.streams import Streams as Streams
+from .core.data.loaders import Periodic as Periodic
+from .core.data.sources.streams import Streams as Streams
 
 # Plugins
 from .builtin_callbacks.batch_transforms import BatchTransform as BatchTransform

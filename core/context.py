@@ -387,9 +387,9 @@ class RunContext(LineVerbs, ABC):
         if not self.bus.receiver_count:
             yield
         else:
-            from .stepping.changes import GivenModules
+            from .stepping.changes import InitialModules
 
-            modules = GivenModules(self.task)
+            modules = InitialModules(self.task)
             with self.isolating():
                 yield
             modules.check(self.optimizers.values(), self.engine.world_size)

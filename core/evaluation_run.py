@@ -19,12 +19,11 @@ from . import loop
 from .checkpoint.weights import load_for_run
 from .context import RunContext
 from .data.evaluation_data import check_in_order
-from .data.loaders import LoaderParams, check_params, params_of_one_process, shared_params
+from .data.loaders import LoaderParams, check_params, named_sets, params_of_one_process, plain_sets, shared_params
 from .data.module import DataModule
 from .data.module_life import complete_options, data_of_phase, open_module
-from .data.run_loaders import named_sets, plain_sets
 from .evaluation import Evaluation, evaluating
-from .outputs.parts import Parts
+from .outputs.parts import OutputParts
 from .result import RunResult
 from .run import TrainRun, is_in_run, isolated_from_outer_runs
 from .run_end import close_run
@@ -54,7 +53,7 @@ class Prediction(Evaluation):
         super().__init__(run, phase, loaders)
         self._outputs = outputs
         self._is_ordered = outputs != "yielded" or _plugin_takes_outputs(run.bus, run.plugins)
-        self._parts = {dataset: Parts(self._label(dataset)) for dataset in loaders}
+        self._parts = {dataset: OutputParts(self._label(dataset)) for dataset in loaders}
 
     def step(self, batch: Any) -> Any:
         """Run the task's step on a batch and return the outputs.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..events import Progress
 from ..plugins import Plugins
 from .data.training_data import TrainingData
-from .settings import Settings
-from .stepping.schedulers import Planned
+from .settings import Settings, check_length, training_loaders
+from .stepping.schedulers import PlannedScheduler
 
 if TYPE_CHECKING:
     pass
@@ -34,7 +34,7 @@ class Length:
     """The length of a training from its first start to its end, and the part that is done."""
 
     def __init__(self, settings: Settings, data: TrainingData, plugins: Plugins, progress: Progress) -> None:
-        self._data, self._progress, self._planned = data, progress, dict[str, Planned]()
+        self._data, self._progress, self._planned = data, progress, dict[str, PlannedScheduler]()
         self._more = 0  # steps in addition to today's epochs: before a resume the epochs may have had another length
         self._epochs, self._max_steps = settings.epochs, settings.steps
         self._whole_epochs = int(settings.epochs or 0)
@@ -121,7 +121,7 @@ class Length:
             for length in self._data.lengths:
                 self._last_batch(length)
         self._planned |= {
-            name: planned for name, planned in settings.schedulers.items() if isinstance(planned, Planned)
+            name: planned for name, planned in settings.schedulers.items() if isinstance(planned, PlannedScheduler)
         }
         user = "A scheduler= that is a function of (optimizer, steps)"
         made = {name: planned.make(self.steps_or_raise(user)) for name, planned in self._planned.items()}

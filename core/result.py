@@ -205,7 +205,7 @@ class RunResult:
             ImportError: matplotlib is not installed.
             ValueError: nothing was logged, or nothing with such a name.
         """
-        from .metrics.curves import plot
+        from .metrics.log_rows import plot
 
         return plot(self.log_history, path, names)
 

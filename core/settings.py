@@ -20,8 +20,7 @@ from .task import check_parts, check_step, check_task
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .data.loaders import LoaderParams
-    from .data.run_loaders import EvaluationSets, TrainingLoaders
+    from .data.loaders import EvaluationSets, LoaderParams, TrainingLoaders
 
 MAX_SKIPPED_STEPS = 100  # as in the HF Trainer
 Loader = Iterable[Any] | torch.utils.data.Dataset[Any]
@@ -190,9 +189,9 @@ def training_loaders(train: Any, options: Mapping[str, Any], world_size: int) ->
     is_plain = options.get("loader_params") is None and options.get("limit_train") is None
     if is_plain and type(train) in (list, tuple) and train:  # a list of batches
         return [train], None, ()
-    from .data.run_loaders import given_loaders
+    from .data.loaders import loaders_of_fit
 
-    return given_loaders(train, options, world_size)
+    return loaders_of_fit(train, options, world_size)
 
 
 def _validation_sets(task: Any, options: FitOptions, params: LoaderParams | None) -> EvaluationSets:
@@ -201,7 +200,7 @@ def _validation_sets(task: Any, options: FitOptions, params: LoaderParams | None
         if limit is not None:
             raise ValueError(f"limit_validation={limit!r} has no effect: there is no validation data.")
         return {}, {}, {}
-    from .data.run_loaders import evaluation_sets
+    from .data.loaders import evaluation_sets
 
     check_step(task, "validation_step")
     return evaluation_sets(validation, "validation", params, limit, "limit_validation")
@@ -211,7 +210,7 @@ def evaluation(
     task: Any, loaders: Loaders, phase: Phase, name: str, params: LoaderParams | None = None, limit: Any = None
 ) -> Settings:
     """Return the settings of a validation, test or prediction; a single set has the empty name."""
-    from .data.run_loaders import evaluation_sets
+    from .data.loaders import evaluation_sets
 
     check_step(task, f"{phase}_step")
     sets, limits, _ = evaluation_sets(loaders, phase, params, limit, "limit")

@@ -1,1 +1,1 @@
-"""Training data: an order that is a pure function of the seed and the epoch, and loading that draws by position."""
+"""Training and evaluation data: the order of samples, random draws of loading, and positions in an epoch."""

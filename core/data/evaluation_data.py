@@ -1,4 +1,4 @@
-"""The data of validations, tests and predictions: read in order and whole, every batch by one rank."""
+"""The data of validations, tests and predictions: read in order, every batch by one rank."""
 
 from __future__ import annotations
 
@@ -12,44 +12,39 @@ from torch.utils.data import RandomSampler as TorchRandomSampler
 from ...events import Engine
 from ..system.extras import kind_of
 from .draws.generators import digest
-from .order.choice import order_of
-from .order.dealt import EveryNth, knows_ranks
+from .order.dealt import EveryNth, knows_ranks, order_of
 from .order.samplers import RandomSampler
-from .order.shares import Share
-from .order.sizes import length_of
-from .sources.contract import Source, Sourced
+from .order.sizes import Share, length_of
+from .sources.contract import Reading, SequenceSource, Source, Sourced
 from .sources.dataloader import IterableSource, MapSource
 from .sources.limited import Limit, limited_length
 from .sources.stateful import is_stateful
-from .sources.stateless import Reading, SequenceSource
 
 DRAWN = (RandomSampler, TorchRandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class EvaluationData:
-    """Reads evaluation loaders, each as one process would, or on several ranks every so many of its batches.
+    """Reads evaluation loaders; on several ranks, each reads a part of the batches.
 
-    Of W ranks, rank r reads the batches r, r + W, r + 2W, ... in which one process would read the set: none is read
-    twice and none left out, so ranks may have unequally many, or none.
+    Of W ranks, rank r reads the batches r, r + W, r + 2W, ... of the order of a single process. No batch is read twice
+    or skipped, so ranks may have different numbers of batches, or none.
 
     Args:
         share: the part of this process.
-        note: is given a line about a loader that every rank reads whole.
+        note: called with a line about a loader that every rank reads completely.
         engine: connects several ranks.
     """
 
     def __init__(self, share: Share, note: Callable[[str], None], engine: Engine | None = None) -> None:
         self._share, self._note, self._engine = share, note, engine
         self._sources: dict[int, Source | None] = {}
-        self._as_they_are: set[int] = set()  # loaders that every rank reads whole, or deals out by itself
+        self._undealt: set[int] = set()  # loaders that every rank reads completely, or that are distributed already
 
     def deals_out(self, loader: Any) -> bool:
-        """Return whether every batch of a loader is read by one rank, so that its place in the order is known."""
         self._source(loader)
-        return id(loader) not in self._as_they_are
+        return id(loader) not in self._undealt
 
     def length(self, loader: Any, limit: Limit | None = None) -> int | None:
-        """Return how many batches of a loader this process reads, None where that is unknown."""
         source = self._source(loader) if self._share.world_size > 1 else None
         length = length_of(loader) if source is None else source.length
         most = None if limit is None else self._most(loader, limit)
@@ -62,28 +57,27 @@ class EvaluationData:
 
         Args:
             loader: as the user gave it.
-            number: of the set, among those of the evaluation.
-            validations: how many there were before.
-            seed: what a `DataLoader` draws by; None where a single process continues its random stream.
-            limit: of the batches of all ranks together, from the beginning of the set.
+            number: of the set within the evaluation.
+            validations: the number of earlier ones.
+            seed: for the draws of a `DataLoader`; None if a single process continues its random stream.
+            limit: of the batches of all ranks together, from the start of the set.
         """
         source = self._source(loader) if seed is not None else None
         if source is None or seed is None:
             batches = iter(loader)
         else:
             key = int.from_bytes(digest(seed, number, size=7, purpose=b"validation"), "little")
-            batches = source.open(Reading(key, validations, 0, True, _ignore))
+            batches = source.open(Reading(key, validations, 0, True, lambda *_: None))
         return batches if limit is None else islice(batches, self._most(loader, limit))
 
     def close(self) -> None:
-        """Let worker processes go."""
         for source in filter(None, self._sources.values()):
             source.close()
 
     def _most(self, loader: Any, limit: Limit) -> int:
-        """Return how many batches this process reads at most, so that all ranks together read the limit."""
-        whole, share, source = length_of(loader), self._share, self._source(loader)
-        most = limited_length(limit, whole, "validation or test set")
+        # For this process, so that all ranks together read the limit.
+        length, share, source = length_of(loader), self._share, self._source(loader)
+        most = limited_length(limit, length, "validation or test set")
         is_dealt = share.world_size > 1 and source is not None and not source.as_it_is
         return len(range(share.rank, most, share.world_size)) if is_dealt else most
 
@@ -99,52 +93,48 @@ class EvaluationData:
         if isinstance(loader, Sourced):
             return loader.source(share, self._engine, fills_up=False)
         if not isinstance(loader, DataLoader) or is_stateful(loader):
-            return self._whole(loader, None)
+            return self._undealt_source(loader, None)
         if isinstance(loader.dataset, IterableDataset):
-            return self._whole(loader, IterableSource(loader))
+            return self._undealt_source(loader, IterableSource(loader))
         order = order_of(loader)
         if knows_ranks(loader.batch_sampler) or knows_ranks(loader.sampler):
-            self._as_they_are.add(id(loader))
+            self._undealt.add(id(loader))
         elif share.world_size > 1:
             order = EveryNth(order, share.rank, share.world_size)
         return MapSource(loader, order, share)
 
-    def _whole(self, loader: Any, source: Source | None) -> Source | None:
-        self._as_they_are.add(id(loader))
+    def _undealt_source(self, loader: Any, source: Source | None) -> Source | None:
+        self._undealt.add(id(loader))
         if self._share.world_size > 1:
             self._note(
-                f"{kind_of(loader)} of an evaluation is read as it is on each of {self._share.world_size} "
-                f"ranks: share its data out by run.engine.rank, or every rank does all of the work"
+                f"all {self._share.world_size} ranks read all of {kind_of(loader)} in an evaluation: select a part "
+                f"by run.engine.rank, or every rank does all of the work"
             )
         return source
 
 
 def check_in_order(loader: Any) -> None:
-    """Raise ValueError where a loader would not yield every sample once, in the order of the data."""
+    # `predict` needs every sample once, in the order of the data.
     if not isinstance(loader, DataLoader):
         return
     if isinstance(loader.sampler, DRAWN) or getattr(loader.sampler, "shuffle", False):
         raise ValueError(
-            f"predict returns outputs in the order of the data, and this loader draws another one "
-            f"({type(loader.sampler).__name__}): give it shuffle=False, or give the dataset with loader_params."
+            f"predict returns outputs in the order of the data, but this loader has a random order "
+            f"({type(loader.sampler).__name__}): use shuffle=False, or give the dataset with loader_params."
         )
     if left_out(loader):
         raise ValueError(
-            "predict returns outputs of all samples, and this loader drops the last: give drop_last=False."
+            "predict returns outputs of all samples, but this loader drops the last ones: use drop_last=False."
         )
 
 
 def left_out(loader: Any) -> str:
-    """Return how many samples of a loader `drop_last` leaves out, in words; empty if there are none."""
+    # In words, for messages; empty if `drop_last` drops no sample.
     batches: Any = loader.batch_sampler if isinstance(loader, DataLoader) else None
     if not getattr(batches, "drop_last", False) or not getattr(batches, "batch_size", None):
         return ""
     samples = length_of(loader.dataset if isinstance(loader.dataset, IterableDataset) else batches.sampler)
     if samples is None:
         return "the samples of an incomplete last batch"
-    left = samples % batches.batch_size
-    return f"{left} of {samples} samples" if left else ""
-
-
-def _ignore(done: int, batches: int) -> None:
-    """Do nothing: a validation begins at its first batch."""
+    dropped = samples % batches.batch_size
+    return f"{dropped} of {samples} samples" if dropped else ""

@@ -1,4 +1,4 @@
-"""A digest of the last batch before a save: a loader that is read again must yield the very same batch there."""
+"""A digest of the last batch before a save: a loader that is read again must yield the same batch there."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch import Tensor
 from ...events import Progress
 from .sources.contract import Compound, Source
 
-WHOLE = 2**20  # bytes: of a larger batch, a sample is taken
+COMPLETE = 2**20  # bytes: a larger batch is sampled
 SAMPLE = 2**16
 MOST = 10_000  # values
-FEW = 64  # items: what is in longer lists is taken for plain
-DEPTH, OBJECT = 8, 2  # how deep to look: into containers, and into other objects, which may know the whole program
+FEW = 64  # the items of a longer list are not inspected
+DEPTH, OBJECT = 8, 2  # search depth in containers, and in other objects, which may reach the whole program
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
-class Given(NamedTuple):
-    """A batch as the loader gave it.
+class LoadedBatch(NamedTuple):
+    """A batch as the loader yielded it.
 
     Attributes:
-        number: which of the epoch, from 1.
-        content: its containers are copies, so that what the task takes out of them is still there.
-        versions: of its tensors: one that was changed since is not what the loader gave.
+        number: within the epoch, from 1.
+        content: containers are copies, so that changes by the task are not seen.
+        versions: of its tensors, to detect changes in place.
     """
 
     number: int
@@ -38,13 +38,12 @@ class Given(NamedTuple):
 
     @classmethod
     def of(cls, number: int, batch: Any) -> Self:
-        """Look at a batch before anybody else does."""
         versions: list[tuple[Tensor, int]] = []
-        if type(batch) in (tuple, list) and len(batch) <= FEW:  # nearly always of tensors only: spared the search
-            for each in batch:
-                if type(each) is not Tensor or each.is_inference():
+        if type(batch) in (tuple, list) and len(batch) <= FEW:  # nearly always tensors only, which need no search
+            for part in batch:
+                if type(part) is not Tensor or part.is_inference():
                     break
-                versions.append((each, each._version))
+                versions.append((part, part._version))
             else:
                 return cls(number, list(batch), versions)
             versions.clear()
@@ -52,57 +51,53 @@ class Given(NamedTuple):
 
     @property
     def digest(self) -> bytes | None:
-        """What distinguishes it from others; None where a tensor was changed in place."""
         is_untouched = all(tensor._version == version for tensor, version in self.versions)
         return digest_of(self.content) if is_untouched else None
 
 
 class LastBatch:
-    """Follows the batches of a loader that can only be read again; holds none for longer than the loop does."""
+    """Follows the batches of a loader without a seekable position; keeps none longer than the loop does."""
 
     def __init__(self) -> None:
-        self._given: deque[Given] = deque()
-        self._again: tuple[int, bytes | None] | None = None
+        self._batches: deque[LoadedBatch] = deque()
+        self._replayed: tuple[int, bytes | None] | None = None
 
     def follow(self, batches: Iterator[Any], progress: Progress, source: Source | None = None) -> Iterator[Any]:
-        """Yield the batches of an epoch from the position on; of several streams, some parts are compared only."""
-        self._given.clear()
+        self._batches.clear()
         compared = source.compared if isinstance(source, Compound) else None
         for number in count(progress.batch + 1):
-            while self._given and self._given[0].number <= progress.batch:  # done with
-                self._given.popleft()
+            while self._batches and self._batches[0].number <= progress.batch:  # done with
+                self._batches.popleft()
             try:
                 batch = next(batches)
             except StopIteration:
                 return
-            self._given.append(Given.of(number, batch if compared is None else compared(batch, number)))
+            self._batches.append(LoadedBatch.of(number, batch if compared is None else compared(batch, number)))
             yield batch
             del batch
 
     def set_position(self, number: int, digest: bytes | None) -> None:
-        """Set the position to a batch of which only the digest is known."""
-        self._given.clear()
-        self._again = number, digest
+        self._batches.clear()
+        self._replayed = number, digest
 
     def read_again(self, number: int, batch: Any) -> bytes | None:
-        """Return the digest of a batch that was read again, and note that position."""
-        digest = Given.of(number, batch).digest
+        digest = LoadedBatch.of(number, batch).digest
         self.set_position(number, digest)
         return digest
 
     def digest(self, number: int) -> bytes | None:
-        """Return the digest of a batch of the epoch; None where it is not at hand, or was changed."""
-        for given in self._given:
-            if given.number == number:
-                return given.digest
-        return self._again[1] if self._again is not None and self._again[0] == number else None
+        # None if the batch is not available or was changed in place.
+        for batch in self._batches:
+            if batch.number == number:
+                return batch.digest
+        return self._replayed[1] if self._replayed is not None and self._replayed[0] == number else None
 
 
 def digest_of(content: Any) -> bytes:
-    """Return a digest of values with their places: of all bytes up to 1 MiB, else of a sample and the sizes."""
+    """Return a digest of values and their places: of all bytes up to 1 MiB, otherwise of a sample and the sizes."""
     leaves = list(islice(_leaves(content, "", DEPTH), MOST))
     size = sum(value.nbytes if isinstance(value, Tensor | np.ndarray) else 0 for _, value in leaves)
-    share = 1.0 if size <= WHOLE else SAMPLE / size
+    share = 1.0 if size <= COMPLETE else SAMPLE / size
     state = blake2b(digest_size=16)
     for place, value in leaves:
         state.update(f"{place}\0".encode())
@@ -112,7 +107,7 @@ def digest_of(content: Any) -> bytes:
 
 
 def _copy(value: Any, versions: list[tuple[Tensor, int]], depth: int) -> Any:
-    """Return a batch with containers of its own, and note the versions of the tensors in it."""
+    # Copies containers, and notes the versions of the tensors.
     if isinstance(value, Tensor):
         if not value.is_inference():
             versions.append((value, value._version))
@@ -120,17 +115,16 @@ def _copy(value: Any, versions: list[tuple[Tensor, int]], depth: int) -> Any:
     if isinstance(value, (np.ndarray, *PLAIN)) or not depth:
         return value
     if isinstance(value, list | tuple):
-        return list(value) if len(value) > FEW else [_copy(each, versions, depth - 1) for each in value]
+        return list(value) if len(value) > FEW else [_copy(item, versions, depth - 1) for item in value]
     if not isinstance(value, Mapping):
         depth = min(depth, OBJECT)
     parts = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
     if len(parts) > FEW:
         return dict(parts)
-    return {"type": type(value).__qualname__} | {key: _copy(each, versions, depth - 1) for key, each in parts.items()}
+    return {"type": type(value).__qualname__} | {key: _copy(part, versions, depth - 1) for key, part in parts.items()}
 
 
 def _leaves(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors, arrays and plain values in a copied batch, with the place of each."""
     if isinstance(value, dict | list | tuple) and depth:
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _leaves(part, f"{place}.{key}", depth - 1)
@@ -152,7 +146,6 @@ def _pieces(value: Any, share: float) -> Iterator[bytes | memoryview]:
 
 
 def _sample(flat: Any, share: float) -> Any:
-    """Return some of the elements of a tensor or array, evenly spread."""
     return flat if share == 1.0 else flat[:: max(1, round(1 / share))]
 
 
@@ -160,7 +153,6 @@ T = TypeVar("T")
 
 
 def with_last(batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    """Yield (batch, whether it is the last), reading one item ahead."""
     ahead = iter(batches)
     try:
         batch = next(ahead)
@@ -173,7 +165,7 @@ def with_last(batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
 
 
 def mark_last(batches: Iterable[T], mark: Callable[[bool], None], *, ahead: bool = True) -> Iterator[T]:
-    """Yield batches, each after a call of `mark` with whether it is known to be the last, reading one item ahead."""
+    # Calls `mark` before each batch, with whether it is the last as far as known.
     for batch, is_last in with_last(batches) if ahead else ((batch, False) for batch in batches):
         mark(is_last)
         yield batch

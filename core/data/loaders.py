@@ -1,8 +1,9 @@
-"""Loaders made from datasets, those of other libraries too, and several phases of training data."""
+"""The loaders of a run, made from datasets if necessary: phases, streams, evaluation sets and limits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Literal, Protocol, TypedDict, cast
@@ -17,28 +18,31 @@ from ..system.extras import kind_of
 from .order.samplers import RandomSampler, SequentialSampler
 from .order.sizes import length_of
 from .sources.dataloader import shield_workers
+from .sources.limited import Limit, Limited, check_limit
+from .sources.stateful import is_stateful
+from .sources.streams import Streams
 
 ONLY_TRAINING = ("shuffle", "sampler", "batch_sampler", "drop_last", "draws_per")
-INSTEAD = ("batch_size", "global_batch_size", "shuffle", "sampler", "drop_last")  # of which a batch sampler decides
-OURS = ("shuffle", "draws_per", "columns")  # what torch's own loader does not take, or not so
+INSTEAD = ("batch_size", "global_batch_size", "shuffle", "sampler", "drop_last")  # what a batch sampler replaces
+OURS = ("shuffle", "draws_per", "columns")  # unknown to torch's loader, or with another meaning
 
 
 class LoaderParams(TypedDict, total=False):
-    """How to make a `DataLoader` from a dataset: torch's own parameters, and some that mean more here.
+    """Parameters to make a `DataLoader` from a dataset: torch's own, and a few more.
 
     Attributes:
-        batch_size: samples in a batch, per process; 1 by default, None for a dataset that yields whole batches.
-        global_batch_size: instead of it, the samples in the batches of all ranks together, of equal parts.
+        batch_size: samples per batch and process; 1 by default, None for a dataset that yields complete batches.
+        global_batch_size: samples of the batches of all ranks together, in equal parts; instead of `batch_size`.
         shuffle: a new order in every epoch, a pure function of the run's seed and the epoch.
-        sampler: any torch sampler; one with `indices(seed, epoch, start)` is gone to any position at once.
+        sampler: any torch sampler; one with `indices(seed, epoch, start)` can start at any position at once.
         batch_sampler: yields the indices of each batch, such as `TokenBudgetBatchSampler`; instead of batch_size,
             shuffle, sampler and drop_last.
-        draws_per: what random draws in the dataset are keyed by: `batch` (the default, cheapest) or `sample`, which
-            makes them independent of the batch size and of the number of processes too.
-        columns: of a Ray dataset, the columns that make a batch, such as `("image", "label")` for (inputs, targets); by
-            default a batch is a dict of all.
-        num_workers: processes that load; their number changes no batch and no draw of a map-style dataset.
-        drop_last: whether a last, smaller batch is left out.
+        draws_per: the key of random draws in the dataset: `batch` (the default, cheapest) or `sample`, which also makes
+            them independent of the batch size and the number of processes.
+        columns: for a Ray dataset, the columns of a batch, such as `("image", "label")` for (inputs, targets); by
+            default a batch is a dict of all columns.
+        num_workers: loader processes; for a map-style dataset their number changes no batch and no draw.
+        drop_last: whether a last, smaller batch is dropped.
         collate_fn: as in torch.
         pin_memory: as in torch.
         persistent_workers: as in torch.
@@ -66,14 +70,14 @@ class LoaderParams(TypedDict, total=False):
     worker_init_fn: Callable[[int], None]
 
 
-NUMBERS = {"batch_size": 1, "global_batch_size": 1, "num_workers": 0, "prefetch_factor": 1}  # at least
+NUMBERS = {"batch_size": 1, "global_batch_size": 1, "num_workers": 0, "prefetch_factor": 1}  # minimum
 
 
 class Phases:
     """Several phases of training data: `fit(task, Phases(easy, hard))`.
 
-    A run begins with the first; `control.next_phase(reason)` ends the epoch at the next boundary and continues with the
-    next one. In the last phase the request has no effect. Checkpoints keep the phase.
+    A run starts with the first phase. `control.next_phase(reason)` ends the epoch at the next boundary and continues
+    with the next phase; in the last phase it has no effect. Checkpoints save the phase.
 
     Args:
         *loaders: a loader or dataset for each phase.
@@ -90,8 +94,7 @@ class Phases:
         self.loaders = loaders
 
 
-def check_params(params: Any, given: Iterable[Any]) -> None:
-    """Raise unless loader parameters are known ones, and there is a dataset that they are for."""
+def check_params(params: Any, data: Iterable[Any]) -> None:
     if params is None:
         return
     if not isinstance(params, dict):
@@ -101,80 +104,77 @@ def check_params(params: Any, given: Iterable[Any]) -> None:
     if params.get("draws_per", "batch") not in ("batch", "sample"):
         raise ValueError(f"loader_params['draws_per'] is 'batch' or 'sample', got {params['draws_per']!r}.")
     if params.get("sampler") is not None and params.get("shuffle"):
-        raise ValueError("loader_params= takes a sampler or shuffle=True, not both: the sampler is the order.")
+        raise ValueError("loader_params= takes a sampler or shuffle=True, not both: the sampler defines the order.")
     for name in ("shuffle", "drop_last", "pin_memory", "persistent_workers"):
         check_flag(f"loader_params[{name!r}]", params.get(name, False))
     for name, least in NUMBERS.items():
         if params.get(name) is not None or name in ("global_batch_size", "num_workers"):
             or_else = "None" if name in ("batch_size", "prefetch_factor") else ""
             check_whole_number(f"loader_params[{name!r}]", params.get(name, 1), at_least=least, or_else=or_else)
-    if params.get("batch_sampler") is not None and (given_too := [name for name in INSTEAD if params.get(name)]):
+    if params.get("batch_sampler") is not None and (replaced := [name for name in INSTEAD if params.get(name)]):
         raise ValueError(
-            f"loader_params['batch_sampler'] decides which samples make a batch, and in which order: leave out "
-            f"{', '.join(given_too)}."
+            f"loader_params['batch_sampler'] defines the batches and their order: remove {', '.join(replaced)}."
         )
     if "global_batch_size" in params and "batch_size" in params:
-        raise ValueError("loader_params= takes batch_size, of one process, or global_batch_size, of all; not both.")
-    _check_given(params, list(given))
+        raise ValueError(
+            "loader_params= takes batch_size (of one process) or global_batch_size (of all processes), not both."
+        )
+    _check_data(params, list(data))
 
 
 def shared_params(params: Any) -> Any:
-    """Return the parameters that are not those of one stream of a training, None where there are none."""
     if not isinstance(params, Mapping):
         return params
-    known = LoaderParams.__annotations__
-    return {name: each for name, each in params.items() if name in known or not isinstance(each, Mapping)} or None
+    names = LoaderParams.__annotations__
+    return {name: value for name, value in params.items() if name in names or not isinstance(value, Mapping)} or None
 
 
-def _check_given(params: dict[str, Any], given: list[Any]) -> None:
-    if not any(map(is_dataset, given)):
-        kinds = ", ".join(type(each).__name__ for each in given)
-        hint = " A list holds batches, not samples." * any(isinstance(each, list) for each in given)
-        raise ValueError(
-            f"loader_params= says how to read a dataset, but {kinds} is a loader, made already: give its dataset.{hint}"
-        )
-    if "columns" in params and not any(map(adapter_of, given)):
-        raise ValueError(
-            "loader_params['columns'] is for a Ray dataset: of others, each sample is what the dataset gives."
-        )
+def _check_data(params: dict[str, Any], data: list[Any]) -> None:
+    if not any(map(is_dataset, data)):
+        kinds = ", ".join(type(part).__name__ for part in data)
+        hint = " A list holds batches, not samples." * any(isinstance(part, list) for part in data)
+        raise ValueError(f"loader_params= is for a dataset, but {kinds} is already a loader: give its dataset.{hint}")
+    if "columns" in params and not any(map(adapter_of, data)):
+        raise ValueError("loader_params['columns'] is for Ray datasets only; other datasets yield complete samples.")
 
 
 def params_of_one_process(params: LoaderParams | None, world_size: int) -> LoaderParams | None:
-    """Return checked parameters as one of so many processes goes by them, its part of a global batch as `batch_size`.
+    """Return checked parameters for one process: `batch_size` is its part of a global batch.
 
     Raises:
-        ValueError: the ranks cannot have equal parts of the global batch.
+        ValueError: the global batch cannot be divided equally.
     """
     if params is None:
         return None
-    own = cast(LoaderParams, {name: int(each) if is_whole_number(each) else each for name, each in params.items()})
-    if "global_batch_size" in own:
-        whole = own.pop("global_batch_size")
-        if whole % world_size:
-            nearest = max(1, round(whole / world_size)) * world_size
+    plain = {name: int(value) if is_whole_number(value) else value for name, value in params.items()}
+    local = cast(LoaderParams, plain)
+    if "global_batch_size" in local:
+        total = local.pop("global_batch_size")
+        if total % world_size:
+            nearest = max(1, round(total / world_size)) * world_size
             raise ValueError(
-                f"loader_params['global_batch_size'] = {whole} cannot be shared equally by {world_size} ranks: give a "
-                f"multiple such as {nearest}, or another number of ranks."
+                f"loader_params['global_batch_size'] = {total} cannot be divided equally among {world_size} ranks: use "
+                f"a multiple such as {nearest}, or another number of ranks."
             )
-        own["batch_size"] = whole // world_size
-    return own
+        local["batch_size"] = total // world_size
+    return local
 
 
 def evaluation_loader(data: Any, params: LoaderParams | None, split: str) -> Any:
-    """Return a loader of a validation or test set: every sample once, in order."""
-    rest = None if params is None else {name: each for name, each in params.items() if name not in ONLY_TRAINING}
+    # Every sample once, in order.
+    usable = None if params is None else {name: value for name, value in params.items() if name not in ONLY_TRAINING}
     if params is not None and params.get("batch_sampler") is not None and is_dataset(data):
         raise ValueError(
             f"loader_params['batch_sampler'] is for the training data: give the {split} data as batches, as in "
             f"DataLoader(dataset, batch_size=32)."
         )
-    loader = make_loader(data, rest, split)
+    loader = make_loader(data, usable, split)
     check_loader(loader, split)
     return shield_workers(loader) if type(loader) is DataLoader and loader.num_workers else loader
 
 
 def is_dataset(data: Any) -> bool:
-    """Return whether something holds samples, not batches; those of other libraries are known by their methods."""
+    # True for samples, False for batches. Datasets of other libraries are recognized by their methods.
     if isinstance(data, Dataset) or adapter_of(data) is not None:
         return True
     is_batches = isinstance(data, DataLoader | list | tuple | Mapping)
@@ -182,23 +182,23 @@ def is_dataset(data: Any) -> bool:
 
 
 def samples_at_most(data: Any, size: int) -> int:
-    """Return the size of a batch that is to be tried: no more than the samples of a dataset, where that says how many.
+    """Limit a batch size to try to the number of samples of a dataset, if known.
 
     Raises:
         TypeError: the data are batches already.
-        ValueError: the size is not a positive whole number.
+        ValueError: the size is not a positive integer.
     """
     if isinstance(data, DataLoader | list | tuple):
         raise TypeError(
-            f"find_batch_size makes batches of several sizes, and {kind_of(data)} is batches already: give its dataset."
+            f"find_batch_size makes batches of several sizes, but {kind_of(data)} already yields batches: give its "
+            f"dataset."
         )
     check_whole_number("largest", size, of="samples", at_least=1)
-    samples = length_of(data) if isinstance(data, Dataset) else None  # type: ignore[arg-type]  # asked for its length
+    samples = length_of(data) if isinstance(data, Dataset) else None  # type: ignore[arg-type]  # it may have no length
     return min(size, samples) if samples else size
 
 
 def make_loader(data: Any, params: Any, split: str) -> Any:
-    """Return a loader as it is, or one that is made from a dataset."""
     if (adapter := adapter_of(data)) is not None:
         return adapter.loader(data, params, split)
     if params is None or not is_dataset(data):
@@ -206,14 +206,16 @@ def make_loader(data: Any, params: Any, split: str) -> Any:
     options = {name: value for name, value in params.items() if name not in OURS}
     if isinstance(data, IterableDataset):
         if params.get("shuffle") or params.get("sampler") is not None:
-            raise ValueError(f"The {split} dataset is iterable, so its order is its own: no shuffle and no sampler.")
+            raise ValueError(f"The {split} dataset is iterable and defines its own order: remove shuffle and sampler.")
         if params.get("draws_per") == "sample":
-            raise ValueError(f"The {split} dataset is iterable: what it draws is keyed by batch, not by sample.")
+            raise ValueError(
+                f"The {split} dataset is iterable, so its draws are keyed by batch: remove draws_per='sample'."
+            )
         return DataLoader(data, **options)
     try:
         size = len(data)
     except TypeError:
-        raise TypeError(f"The {split} dataset {type(data).__name__} has no length: give it __len__.") from None
+        raise TypeError(f"The {split} dataset {type(data).__name__} has no length: define __len__.") from None
     if not size:
         raise ValueError(f"The {split} dataset is empty.")
     if params.get("batch_sampler") is not None:
@@ -226,27 +228,25 @@ def make_loader(data: Any, params: Any, split: str) -> Any:
 
 GROUP = "heliograph.loaders"
 
-
 PLAIN = ("builtins", "collections", "torch", "numpy", "__main__")  # packages whose objects have no adapter
 
 
 class Adapter(Protocol):
-    """What an entry point of the group names: an object, or a class with static methods."""
+    """The object of an entry point of the group: an instance, or a class with static methods."""
 
     def accepts(self, data: Any) -> bool:
-        """Return whether this is a dataset of the library: something else may be a loader already."""
+        """Return whether this is a dataset of the library; another object may be a loader."""
 
     def loader(self, dataset: Any, params: Mapping[str, Any] | None, split: str) -> Any:
-        """Return a loader of a dataset, as `loader_params` say.
+        """Return a loader of a dataset with the given `loader_params`.
 
         Raises:
-            TypeError: nothing says how to batch it.
-            ValueError: a parameter is not for such a dataset.
+            TypeError: a batch size is missing.
+            ValueError: a parameter does not apply to such a dataset.
         """
 
 
 def adapter_of(data: Any) -> Adapter | None:
-    """Return what makes a loader of somebody's dataset; None where no installed package does."""
     package = type(data).__module__.partition(".")[0]
     if package in PLAIN or package not in _packages():
         return None
@@ -260,24 +260,246 @@ def _packages() -> frozenset[str]:
 
 
 def check_loader(loader: Any, split: str) -> None:
-    """Raise TypeError unless a loader can be iterated, ValueError where it says that it is empty."""
     if isinstance(loader, Mapping):
         raise TypeError(
-            f"The {split} loader is a dict with the keys {sorted(map(str, loader))[:5]}, and a "
-            f"loader yields batches: give one of its values. Phases(...) trains on several, one after the other."
+            f"The {split} loader is a dict with the keys {sorted(map(str, loader))[:5]}, but a loader yields batches: "
+            f"give one of its values. Phases(...) trains on several, one after another."
         )
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"The {split} loader must be an iterable of batches, got {type(loader).__name__}.")
-    samples = hasattr(loader, "__len__") and not hasattr(loader, "__iter__")  # as other libraries' datasets
+    samples = hasattr(loader, "__len__") and not hasattr(loader, "__iter__")  # datasets of other libraries
     if samples or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
         raise TypeError(
-            f"The {split} loader is a dataset of samples: say how to batch it, loader_params={{'batch_size': 32}}, or "
-            f"give a DataLoader."
+            f"The {split} loader is a dataset of samples: add loader_params={{'batch_size': 32}}, or give a DataLoader."
         )
     if isinstance(loader, Tensor):
         raise TypeError(
-            f"The {split} loader is a tensor, which holds no batches: give TensorDataset(inputs, targets) with "
+            f"The {split} loader is a tensor, not batches: give TensorDataset(inputs, targets) with "
             f"loader_params={{'batch_size': 32}}."
         )
     if length_of(loader) == 0:
         raise ValueError(f"The {split} loader is empty: it has no batch. Check its dataset, batch_size and drop_last.")
+
+
+Named = Mapping[str, LoaderParams]
+TrainingLoaders = tuple[Sequence[Any], LoaderParams | None, Sequence[Collection[str]]]
+
+
+def loaders_of_fit(train: Any, options: Mapping[str, Any], world_size: int) -> TrainingLoaders:
+    """Return the loader of each phase, the common loader parameters, and the stream names of each phase with streams.
+
+    Args:
+        train: the `train` argument of `fit`.
+        options: its other arguments.
+        world_size: the number of processes that read.
+    """
+    params, limit, validation = (options.get(name) for name in ("loader_params", "limit_train", "validation"))
+    sets = {} if validation is None else named_sets(validation)
+    loaders = training_loaders(train, params, world_size, limit=limit, validation_sets=plain_sets(sets).values())
+    phases = phases_of(train)
+    common = params_of_one_process(split_params(params, phases)[0], world_size)
+    return loaders, common, [list(phase.loaders) for phase in phases if isinstance(phase, Streams)]
+
+
+def training_loaders(
+    train: Any, params: Any, world_size: int = 1, *, limit: Any = None, validation_sets: Iterable[Any] = ()
+) -> list[Any]:
+    """Return the loader of each phase, made from its dataset if necessary.
+
+    Args:
+        train: the `train` argument of `fit`.
+        params: how to batch datasets, also by stream name.
+        world_size: the number of processes that read.
+        limit: of an epoch, as `limit_train` of `fit`.
+        validation_sets: the validation sets, which share the parameters.
+
+    Raises:
+        TypeError: an object is neither a loader nor a dataset, or it is a dataset without parameters.
+        ValueError: a loader is empty, or it is a loader and has parameters.
+    """
+    phases = phases_of(train)
+    common, named = split_params(params, phases)
+    _check_params(common, named, phases, list(validation_sets))
+    local = params_of_one_process(common, world_size)
+    local_named = {
+        name: cast(LoaderParams, params_of_one_process(stream, world_size)) for name, stream in named.items()
+    }
+    return [_make_phase(phase, local, local_named, limit) for phase in phases]
+
+
+def phases_of(train: Any) -> list[Any]:
+    phases = list(train.loaders) if isinstance(train, Phases) else [train]
+    return [Streams(phase) if isinstance(phase, Mapping) else phase for phase in phases]
+
+
+def split_params(params: Any, phases: Iterable[Any]) -> tuple[Any, dict[str, Any]]:
+    # The parameters for all datasets, and the complete parameters of each stream that has some of its own.
+    if not isinstance(params, dict):
+        return params, {}
+    names = [name for phase in phases if isinstance(phase, Streams) for name in phase.loaders]
+    streams = {name: value for name, value in params.items() if name in names and isinstance(value, dict)}
+    common = {name: value for name, value in params.items() if name not in streams}
+    return common or (None if streams else common), {name: {**common, **stream} for name, stream in streams.items()}
+
+
+def _check_params(common: Any, named: Named, phases: Iterable[Any], validation_sets: list[Any]) -> None:
+    data_by_stream = list(_data_by_stream(phases))
+    streams = [name for name, _ in data_by_stream if name]
+    for name, value in common.items() if streams and isinstance(common, dict) else ():
+        if isinstance(value, dict) and name not in LoaderParams.__annotations__:
+            raise ValueError(f"loader_params= has no stream {name!r}.{known_names(str(name), streams)}")
+    check_params(common, [*(data for _, data in data_by_stream), *validation_sets])
+    for name, params in named.items():
+        check_params(params, [data for stream, data in data_by_stream if stream == name])
+    if common and not any(is_dataset(data) for _, data in data_by_stream):
+        for name in ONLY_TRAINING:
+            if name in common:
+                raise ValueError(
+                    f"loader_params[{name!r}] is for a training dataset, but train is already a loader: set it in the "
+                    f"loader."
+                )
+
+
+def _data_by_stream(phases: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    # (name, data) of each stream; ("", data) of a phase without streams.
+    for phase in phases:
+        yield from phase.loaders.items() if isinstance(phase, Streams) else [("", phase)]
+
+
+def _make_phase(phase: Any, params: LoaderParams | None, named: Named, limit: Any) -> Any:
+    if not isinstance(phase, Streams):
+        if isinstance(limit, Mapping):
+            raise ValueError(f"limit_train takes limits by name only if there are several streams, got {limit!r}.")
+        return _limited(_make(phase, params, "train"), limit, per_sample=_is_per_sample(params))
+    _check_repeated(phase.loaders)
+    params_of = {name: named.get(name, params) for name in phase.loaders}
+    return _limited(
+        phase.made(
+            lambda name, data: _make(data, params_of[name], f"train stream {name!r}"),
+            limits_of("limit_train", limit if isinstance(limit, Mapping) else None, phase.loaders, "stream"),
+            [name for name, stream_params in params_of.items() if _is_per_sample(stream_params)],
+        ),
+        None if isinstance(limit, Mapping) else limit,
+        per_sample=False,
+    )
+
+
+def _make(data: Any, params: LoaderParams | None, split: str) -> Any:
+    loader = make_loader(data, params, split)
+    check_loader(loader, split)
+    return loader
+
+
+def _limited(loader: Any, limit: Any, *, per_sample: bool) -> Any:
+    if limit is None:
+        return loader
+    return Limited(loader, check_limit("limit_train", limit), "train loader", per_sample=per_sample)
+
+
+def _is_per_sample(params: LoaderParams | None) -> bool:
+    return params is not None and params.get("draws_per") == "sample"
+
+
+def _check_repeated(streams: Mapping[str, Any]) -> None:
+    # One object with a position or an epoch cannot serve two streams.
+    parts = [part for data in streams.values() for part in {id(data): data, id(_inner(data)): _inner(data)}.values()]
+    for key, count in Counter(map(id, parts)).items():
+        part = next(part for part in parts if id(part) == key)
+        if count > 1 and (isinstance(part, Iterator) or is_stateful(part) or hasattr(part, "set_epoch")):
+            raise ValueError(
+                f"Two train streams share the same {type(part).__name__}, so one would change the position or epoch of "
+                f"the other: give them separate objects."
+            )
+
+
+def _inner(data: Any) -> Any:
+    return data.dataset if isinstance(data, DataLoader) else data
+
+
+class Periodic:
+    """A validation set for every n-th validation.
+
+    For example: `validation={"small": a, "large": Periodic(b, every=5)}`.
+
+    Validations are counted from 1 over the whole training, including resumed runs: with `every=5`, the 5th and 10th
+    read the set. In the other validations it has no metrics, neither new nor old, so a plugin that monitors one of
+    them, such as `EarlyStopping`, does nothing. Every validation must read at least one set.
+
+    Args:
+        data: the loader or dataset.
+        every: read the set in every n-th validation.
+
+    Raises:
+        ValueError: `every` is not positive.
+    """
+
+    __repr__ = show_attributes
+
+    def __init__(self, data: Any, *, every: int) -> None:
+        self.data, self.every = data, check_whole_number("every", every, of="validations", at_least=1)
+
+
+EvaluationSets = tuple[dict[str, Any], dict[str, Limit], dict[str, int]]
+
+
+def evaluation_sets(sets: Any, phase: str, params: LoaderParams | None, limit: Any, option: str) -> EvaluationSets:
+    """Return the loaders of the sets by name, the limits of some sets, and the periods of periodic ones.
+
+    Args:
+        sets: one set, which gets the empty name, or several by name.
+        phase: `validation` or `test`.
+        params: how to batch datasets.
+        limit: of all sets, or of some by name.
+        option: the name of the limit argument, for errors.
+
+    Raises:
+        TypeError: a set is neither a loader nor a dataset with parameters.
+        ValueError: there is no set, a name has a slash, a set is empty, a limit is out of range, or all sets are
+            periodic.
+    """
+    named = named_sets(sets)
+    if not named:
+        raise ValueError(f"There is no {phase} data: the dict of sets is empty.")
+    every = {name: data.every for name, data in named.items() if isinstance(data, Periodic)}
+    if every and min(every.get(name, 1) for name in named) > 1:
+        raise ValueError(
+            "All validation sets are Periodic, so some validations would read none: give one set without Periodic, or "
+            "validate less often, for example with ValidationSchedule(Every(epochs=5))."
+        )
+    loaders = {}
+    for name, data in plain_sets(named).items():
+        if not isinstance(name, str) or "/" in name:
+            raise ValueError(
+                f"The name of a {phase} set becomes part of metric names, so it is a string without '/'; got {name!r}."
+            )
+        loaders[name] = evaluation_loader(data, params, f"{phase} {name}".strip())
+    return loaders, limits_of(option, limit, loaders, f"{phase} set"), every
+
+
+def named_sets(sets: Any) -> dict[str, Any]:
+    return dict(sets) if isinstance(sets, Mapping) else {"": sets}
+
+
+def plain_sets(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: data.data if isinstance(data, Periodic) else data for name, data in named.items()}
+
+
+def limits_of(option: str, limit: Any, names: Mapping[str, Any], kind: str) -> dict[str, Limit]:
+    """Return the limit of each set or stream that has one.
+
+    Args:
+        option: the name of the argument, for errors.
+        limit: one for all, some by name, or None.
+        names: the sets or streams by name.
+        kind: the kind of the named objects, for errors.
+
+    Raises:
+        ValueError: a name is unknown, or a limit is neither a number of batches nor a fraction.
+    """
+    if limit is None:
+        return {}
+    if not isinstance(limit, Mapping):
+        return dict.fromkeys(names, check_limit(option, limit))
+    for name in limit.keys() - names.keys():
+        raise ValueError(f"{option} has no {kind} {name!r}.{known_names(str(name), filter(None, names))}")
+    return {name: check_limit(f"{option}[{name!r}]", value) for name, value in limit.items()}

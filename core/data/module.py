@@ -1,4 +1,4 @@
-"""`DataModule`, the base class of the user's: prepare, set up, give the data, tear down."""
+"""`DataModule`, the base class for data with a life cycle: prepare, set up, provide, tear down."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
 
 class DataModule:
-    """Base of data modules, for `fit`, `validate`, `test` and `predict`: write `train`, and what else there is.
+    """Base class of data modules for `fit`, `validate`, `test` and `predict`.
 
-    A run calls `prepare` (once per object, and on one process per machine, for which the others wait), then `set_up`,
-    then `train` and `validation`, or `test`, or `predict`; and, however it ends, `tear_down`.
+    A run calls `prepare` (once per object, on one process per machine, while the other processes wait), then `set_up`,
+    then `train` and `validation`, or `test`, or `predict`. At its end, also after a failure, it calls `tear_down`.
+    Define `train`, and the other methods that you need.
 
     Attributes:
-        loader_params: how to batch the datasets that the methods return; see `LoaderParams`. What `fit` is given wins.
+        loader_params: how to batch the datasets that the methods return; see `LoaderParams`. An argument of `fit` takes
+            precedence.
     """
 
     loader_params: LoaderParams | Mapping[str, Any] | None = None
@@ -29,26 +31,26 @@ class DataModule:
         return show_attributes(self)
 
     def prepare(self) -> None:
-        """Download, unpack, convert. Keep no state: other processes will not see it."""
+        """Download, unpack, convert. Keep no state, because other processes do not see it."""
 
     def set_up(self) -> None:
-        """Open files, split, tokenize: what this process needs."""
+        """Open files, split, tokenize: whatever this process needs."""
 
     def train(self) -> Any:
-        """Return the training data: a dataset, a loader, several of them by name, or `Phases(...)` of such."""
-        raise TypeError(f"{type(self).__name__} needs a method train() to be trained on.")
+        """Return the training data: a dataset or loader, several by name, or `Phases`."""
+        raise TypeError(f"{type(self).__name__} has no training data: define train().")
 
     def validation(self) -> Any:
-        """Return the validation data, one dataset or loader or several by name; None where there is none."""
+        """Return the validation data, one or several by name, or None."""
         return None
 
     def test(self) -> Any:
-        """Return the test data, one dataset or loader or several by name."""
-        raise TypeError(f"{type(self).__name__} needs a method test() to be tested on.")
+        """Return the test data: a dataset or loader, or several by name."""
+        raise TypeError(f"{type(self).__name__} has no test data: define test().")
 
     def predict(self) -> Any:
-        """Return the data to predict, one dataset or loader or several by name."""
-        raise TypeError(f"{type(self).__name__} needs a method predict() to be predicted on.")
+        """Return the data to predict: a dataset or loader, or several by name."""
+        raise TypeError(f"{type(self).__name__} has no data to predict: define predict().")
 
     def tear_down(self) -> None:
-        """Close what `set_up` opened; also called after a `set_up` that failed."""
+        """Close the resources of `set_up`; also called if `set_up` failed."""

@@ -1,4 +1,4 @@
-"""The training data of a run: its phases, its position, and what is known about a resume with it."""
+"""The training data of a run: phases, position, and the facts for a resume."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from ...events import Engine, Progress, TrainStart
 from ...events.bus import is_within
 from ...events.resume_facts import ResumeFacts
-from .order.shares import Share
+from .order.sizes import Share
 from .sources.choice import source_of
-from .sources.stateless import SEEKED, Reading
+from .sources.contract import SEEKED, Reading
 
 if TYPE_CHECKING:
     from .evaluation_data import EvaluationData
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from .sources.contract import Source
 
 logger = logging.getLogger("heliograph")
-OTHERS = "when the loader was read again, the last batch before the checkpoint was another one than it had been"
-LONG = 0.5  # seconds of a probe that are worth a note
+CHANGED_BATCH = "the last batch before the checkpoint differed when the loader was read again"
+LONG = 0.5  # seconds of a probe that the result notes
 GENERATORS = "random generators"
 UNCAPTURED = "no plugin saves their state: add RNGCapture()"
 LOADER = "train loader"
 
 
 class TrainingData:
-    """See `run.data`. The order of samples is a pure function of (seed, epoch), the draws of loading of the position.
+    """The implementation of `run.data`: sample order by (seed, epoch), random draws of loading by position.
 
-    With an engine that connects several ranks, each reads its share. Making it is a collective then.
+    With an engine of several ranks, each reads its share, and the constructor is a collective.
 
     Args:
         loaders: one for each phase.
-        engine: connects the ranks; None for a process of its own.
-        note: takes a line that the result shows.
+        engine: connects the ranks; None for a single process.
+        note: called with a line for the result.
         per_sample: whether draws are keyed by sample instead of by batch.
         run: the run that reads; None if nothing is read.
 
     Attributes:
         seed: of the order and of the draws; None until the first epoch begins.
-        phase: which of the loaders is read, from 0.
-        stream: the one of several streams that the current batch is of; None if it is of all, or there is one.
+        phase: the index of the current loader.
+        stream: the stream of the current batch; None if the batch has all streams, or there is one.
         evaluation_batches: batches of the running or last evaluation, of all its sets; None if unknown.
-        advances: whether the next epoch reads the next phase's loader.
-        together: samples of the batches that all ranks have in hand, where these may differ in size; else None.
+        advances: whether the next epoch reads the loader of the next phase.
+        together: total samples of the current batches of all ranks, if these may differ in size; else None.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TrainingData:
         rank, world_size = (0, 1) if self._engine is None else (self._engine.rank, self._engine.world_size)
         self._share = Share(rank, world_size)
         share, engine = self._share, self._engine
-        self._sources = [source_of(each, share, per_sample=per_sample, engine=engine) for each in loaders]
+        self._sources = [source_of(loader, share, per_sample=per_sample, engine=engine) for loader in loaders]
         if self._engine is not None and self._sources:
             from .position import agree
 
@@ -78,90 +78,76 @@ class TrainingData:
         self.together: int | None = None
         self._captured = self._probes = self._seed_is_agreed = False
         self._untracked: dict[str, str] = {}
-        self.hidden: list[str] = []  # what the loader does not repeat, in sentences
+        self.hidden: list[str] = []  # sentences about hidden state of the loader
         self.differences: list[str] = []
         self.expected: bytes | None = None  # the digest of the last batch before the snapshot
-        self.within = 0, 0, 0  # an epoch, a batch in it, and how many samples of that were consumed with other batches
+        self.within = 0, 0, 0  # epoch, batch, and its samples that were consumed in batches of another size
 
     @property
     def source(self) -> Source | None:
-        """What is read now; None where there is nothing to train on."""
         return self._sources[self.phase] if self._sources else None
 
     @property
     def train_loader(self) -> Any:
-        """The iterable of training batches that is read now, or None."""
         return None if self.source is None else self.source.loader
 
     @property
     def length(self) -> int | None:
-        """The batches of an epoch; None if they are unknown."""
         return None if self.source is None else self.source.length
 
     @property
     def validation_loaders(self) -> Mapping[str, Any]:
-        """The validation loaders, by the names of their sets."""
         return {} if self._reader is None else self._reader.settings.evaluations.get("validation", {})
 
     @property
     def validation_sets(self) -> tuple[str, ...]:
-        """The names of the validation sets."""
         return tuple(self.validation_loaders)
 
     @property
     def in_hand(self) -> bool:
-        """Whether a batch is being processed."""
         return self._reader is not None and bool(self._reader.work.in_hand)
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the current batch is the last of its epoch."""
         return self._reader is not None and bool(self._reader.is_last_batch())
 
     @property
     def batch_size(self) -> int | None:
-        """See `heliograph.events.run.RunData`."""
         return None if self.source is None else self.source.layout.batch_size
 
     @property
     def layouts(self) -> list[dict[str, Any]]:
-        """How the epochs of each phase lie in the batches of all processes, as plain types."""
-        return [each.layout.state_dict() for each in self._sources]
+        # Plain types.
+        return [source.layout.state_dict() for source in self._sources]
 
     @property
     def lengths(self) -> list[int | None]:
-        """The batches of an epoch of this process, for each phase; None where that is unknown."""
-        return [each.length for each in self._sources]
+        # Of this process; None if unknown.
+        return [source.length for source in self._sources]
 
     @property
     def is_last_phase(self) -> bool:
-        """Whether no phase follows."""
         return self.phase + 1 >= len(self._sources)
 
     def key_draws(self, seed: int, *, probe: bool = True) -> None:
-        """Draw by this seed, and keep everything that loading does apart from the training's random stream.
+        """Key all draws of loading by this seed, apart from the random stream of the training.
 
         Args:
             seed: of the order and of the draws.
-            probe: whether the first batch that is read of a loader is loaded twice and compared.
+            probe: whether the first batch of a loader is loaded twice and compared.
 
         Raises:
-            RuntimeError: no handler of `TrainStart` runs.
+            RuntimeError: no handler of `TrainStart` is running.
         """
         if not is_within(TrainStart.name):
-            raise RuntimeError("run.data.key_draws is for handlers of TrainStart: elsewhere it would have no effect.")
+            raise RuntimeError("run.data.key_draws has no effect here: call it in a handler of TrainStart.")
         self.key(seed, probe=probe)
 
     def key(self, seed: int, *, probe: bool = True) -> None:
-        """Do as `key_draws`, at any time."""
         self.seed, self._captured, self._probes = seed, True, probe
 
     def ask_to_advance(self, *, between_epochs: bool) -> bool:
-        """Read the next phase's loader from the next epoch on, if there is one; return whether this epoch is to end.
-
-        Args:
-            between_epochs: whether none has begun: then it is read at once.
-        """
+        # Returns whether the current epoch is to end. Between two epochs the next phase begins at once.
         if self.is_last_phase:
             return False
         self.advances = True
@@ -170,20 +156,19 @@ class TrainingData:
         return not between_epochs
 
     def advance(self) -> None:
-        """Continue with the next phase where that was asked for."""
         if self.advances:
             self.phase, self.advances = self.phase + 1, False
 
     def open(
         self, progress: Progress, report: Callable[[int, int], None], *, is_over: bool = False, ahead: bool = True
     ) -> Iterator[Any]:
-        """Return the batches of the epoch that are not consumed yet.
+        """Return the remaining batches of the epoch.
 
         Args:
-            progress: where the run is.
+            progress: the position of the run.
             report: called with (done, all) while batches are read again to reach the position.
             is_over: whether the ranks had ended the epoch there.
-            ahead: whether one item is read ahead where the length is unknown.
+            ahead: whether one item is read ahead if the length is unknown.
         """
         assert self.source is not None
         self.agree_on_seed()
@@ -198,42 +183,34 @@ class TrainingData:
         return self.last.follow(batches, progress, self.source) if self.is_replayed else batches
 
     def agree_on_seed(self) -> None:
-        """Choose a seed where none is given; on several ranks it is the main rank's, and this is a collective."""
+        # On several ranks the seed is that of the main rank, and this is a collective.
         if self.seed is None:
             self.seed = torch.initial_seed()
         if self._engine is not None and not self._seed_is_agreed:
             self.seed, self._seed_is_agreed = self._engine.broadcast(self.seed), True
 
     def evaluate(self, loader: Any, number: int, validations: int, limit: float | None = None) -> Iterator[Any]:
-        """Return the batches of a validation set; what a `DataLoader` draws is keyed as in the training.
+        """Return the batches of a validation set; draws of a `DataLoader` are keyed as in the training.
 
         Args:
             loader: as the user gave it.
-            number: of the set, among those of the validation.
-            validations: how many there were before.
-            limit: how many of its batches are read, or which fraction of them; None for all.
+            number: of the set within the validation.
+            validations: the number of earlier ones.
+            limit: the number or fraction of its batches to read; None for all.
         """
         seed = self.seed if self._captured or self._engine is not None else None
         return self._evaluations.open(loader, number, validations, seed, limit)
 
     def evaluation_length(self, loader: Any, limit: float | None = None) -> int | None:
-        """Return how many batches of a validation set this process reads, None where that is unknown."""
         return self._evaluations.length(loader, limit)
 
     def deals_out(self, loader: Any) -> bool:
-        """Return whether every batch of an evaluation's loader is read by one rank."""
         return self._engine is None or self._evaluations.deals_out(loader)
 
     def sum_of_all_ranks(self, size: int) -> int:
-        """Return the samples of the batches that all ranks have in hand.
-
-        Args:
-            size: of this rank's.
-        """
         return size * self._share.world_size if self.together is None else self.together
 
     def note_once(self, text: str) -> None:
-        """Note something once, in the log and in the result."""
         if text not in self._noted:
             self._noted.add(text)
             self._note(text)
@@ -241,7 +218,6 @@ class TrainingData:
                 logger.warning("%s", text)
 
     def report_untracked(self, path: str, kind: str) -> None:
-        """See `heliograph.events.run.RunData`."""
         if path == LOADER:  # of another rank
             for text in kind.split("; "):
                 self.report_hidden(text)
@@ -249,12 +225,10 @@ class TrainingData:
             self._untracked[path] = kind
 
     def report_difference(self, text: str) -> None:
-        """See `heliograph.events.run.RunData`."""
         if text not in self.differences:
             self.differences.append(text)
 
     def resume_facts(self) -> ResumeFacts:
-        """See `heliograph.events.run.RunData`."""
         self.collect()
         position, sentences = SEEKED if self.source is None else self.source.certainty()
         loader = "; ".join(dict.fromkeys((*sentences, *self.hidden)))
@@ -264,7 +238,6 @@ class TrainingData:
         return ResumeFacts(untracked, tuple(self.differences), position)
 
     def state_dict(self, progress: Progress) -> dict[str, Any]:
-        """Return the position, as plain types."""
         from .position import save
 
         return save(self, progress)
@@ -273,14 +246,14 @@ class TrainingData:
         """Continue from a saved position; return the saved progress in batches of this run.
 
         Raises:
-            ValueError: the phase does not exist, or the position is within an epoch of other data, or within a batch.
+            ValueError: the phase does not exist, or the position is within an epoch of different data, or within a
+                batch.
         """
         from .position import load
 
         return load(self, state, progress)
 
     def close(self) -> None:
-        """Let worker processes go."""
         for source in self._sources:
             source.close()
         if "_evaluations" in vars(self):
@@ -299,24 +272,24 @@ class TrainingData:
         return LastBatch()
 
     def consumed_of(self, progress: Progress) -> int:
-        """Return how many samples of the batch at the position are consumed."""
+        # The consumed samples of the batch at the position.
         *place, within = self.within
         return within if place == [progress.epoch, progress.batch] else 0
 
     @property
     def is_replayed(self) -> bool:
-        """Whether a position is reached by reading again."""
+        # Whether reaching a position needs a replay.
         return self.source is not None and self.source.certainty()[0] == "replayed"
 
     def _checker(self, progress: Progress) -> Callable[[Any], None]:
-        """Return what compares the last batch that is read again with the last one before the snapshot."""
+        # Compares the last batch of a replay with the last batch before the snapshot.
         expected, number = self.expected, progress.batch
         self.expected = None
 
         def check(batch: Any) -> None:
-            found = self.last.read_again(number, batch)
-            if expected is not None and found != expected:
-                self.report_difference(OTHERS)
+            actual = self.last.read_again(number, batch)
+            if expected is not None and actual != expected:
+                self.report_difference(CHANGED_BATCH)
 
         return check
 
@@ -325,13 +298,13 @@ class TrainingData:
             self.hidden.append(text)
 
     def collect(self) -> None:
-        """Take what was found when the first batches were loaded, perhaps by workers."""
+        # Worker processes may have found hidden state in the first batches.
         for source in self._sources:
             seconds, sentences = source.hidden()
             for text in sentences:
                 self.report_hidden(text)
             if seconds > LONG:
                 self.note_once(
-                    f"the first batch was loaded a second time and compared, to find hidden state: {seconds:.1f} s "
-                    f"more; RNGCapture(probe=False) leaves that out"
+                    f"the first batch was loaded a second time to find hidden state, which took {seconds:.1f} s; "
+                    f"RNGCapture(probe=False) skips that"
                 )

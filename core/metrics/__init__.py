@@ -1,1 +1,1 @@
-"""Numbers of a run: means, a metric that something watches, the losses of a window."""
+"""Metrics of a run: running means, monitored metrics, logged rows, payloads for trackers."""

@@ -1,14 +1,18 @@
-"""What a training has logged, as rows: bounded, and small in a checkpoint."""
+"""The rows of `result.log_history` (bounded, and small in a checkpoint), and their plot."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 
+from ...events.checks import check_path, known_names
+from ..system.extras import require
 from .means import added
 
 LONGEST = 10_000  # rows: a few MB in memory, and 9 bytes for each value in a checkpoint
@@ -16,12 +20,12 @@ Row = dict[str, float]
 
 
 def add_row(run: Any, metrics: Mapping[str, float], *, by_the_clock: bool = False) -> None:
-    """Add what was logged or measured now to the rows of a run's result.
+    """Add metrics to the rows of a run's result.
 
     Args:
         run: the run.
         metrics: by name.
-        by_the_clock: whether they are of this process, and not of the training: no checkpoint holds them.
+        by_the_clock: whether they are timings of this process, which no checkpoint holds.
     """
     outcome, progress, length = run.report, run.progress, run.data.length
     if outcome.rows is None:
@@ -33,14 +37,14 @@ def add_row(run: Any, metrics: Mapping[str, float], *, by_the_clock: bool = Fals
 
 
 class LogRows:
-    """A row for each optimizer step at which something was logged, validated or tested: `step`, `epoch`, the metrics.
+    """One row (`step`, `epoch` and metrics) for each optimizer step with logged or measured metrics.
 
-    The newest 10,000 are kept. A checkpoint holds them as two tensors.
+    The newest 10,000 rows are kept. A checkpoint holds them as two tensors.
 
     Attributes:
         rows: the oldest first.
-        dropped: how many older rows are no longer there.
-        paces: by step, what belongs to its row by the clock.
+        dropped: the number of dropped older rows.
+        paces: the timings of a row, by step.
     """
 
     def __init__(self) -> None:
@@ -49,13 +53,6 @@ class LogRows:
         self.paces: dict[int, Row] = {}
 
     def add(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
-        """Add metrics to the row of a step, a new one unless it is the last.
-
-        Args:
-            step: the optimizer steps done.
-            epoch: the epochs done, with the part of the one under way.
-            metrics: by name.
-        """
         if not self.rows or self.rows[-1]["step"] != step:
             self.rows.append({"step": step, "epoch": epoch})
         self.rows[-1].update(metrics)
@@ -64,23 +61,22 @@ class LogRows:
             self.dropped += 1
 
     def finish(self, run: Any) -> None:
-        """At the end of a training that did not fail: read what was not logged. On several ranks a collective."""
+        # At the end of a training that did not fail: reads what was not logged. A collective.
         run.means.totals = added(run.means.totals, run.means.sums())
         if self.dropped:
             run.note(
-                f"log_history holds the newest {LONGEST:,} rows, and {self.dropped:,} older ones are not in it: log "
-                f"less often, or keep all of them in a file, JsonlLog('log.jsonl')"
+                f"log_history has the newest {LONGEST:,} rows; {self.dropped:,} older rows were dropped. Log less "
+                f"often, or write all rows to a file with JsonlLog('log.jsonl')"
             )
 
     def as_results(self, run: Any) -> dict[str, Any]:
-        """Return the rows, and the mean of each training value over all that was read, as the result names them."""
         totals = run.means.totals if run.settings.train else {}
         means = {f"train/{name}": value / weight for name, (value, weight) in totals.items() if weight}
         rows = [{**row, **self.paces.get(int(row["step"]), {}), **row} for row in self.rows]
         return {"log_history": rows, "means": means}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows for a checkpoint, without what is by the clock: two runs that are the same save the same."""
+        # Without timings, so that two equal runs save equal states.
         names = list(dict.fromkeys(name for row in self.rows for name in row))
         return {
             "names": names,
@@ -90,13 +86,54 @@ class LogRows:
         }
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any], former: LogRows | None = None) -> Self:
-        """Return the rows of a checkpoint, with the paces that a run that goes back knows of them."""
+    def of_state(cls, state: Mapping[str, Any], previous: LogRows | None = None) -> Self:
         made = cls()
         made.dropped = state["dropped"]
-        for values, known in zip(state["values"].T.tolist(), state["known"].T.tolist(), strict=True):
-            row = {name: value for name, value, is_known in zip(state["names"], values, known, strict=True) if is_known}
+        for values, flags in zip(state["values"].T.tolist(), state["known"].T.tolist(), strict=True):
+            row = {name: value for name, value, is_known in zip(state["names"], values, flags, strict=True) if is_known}
             made.rows.append(row | {"step": int(row["step"])})
-        paces = {} if former is None else former.paces
+        paces = {} if previous is None else previous.paces
         made.paces = {step: paces[step] for step in (int(row["step"]) for row in made.rows) if step in paces}
         return made
+
+
+CLOCK_METRICS = ("seconds", "samples_per_second")
+WIDTH, HEIGHT = 7.0, 2.6  # inches of a panel
+
+
+def plot(rows: Sequence[Mapping[str, float]], path: str | Path | None, names: Sequence[str]) -> Any:
+    # See `RunResult.plot`.
+    if path is not None:
+        check_path("plot(path)", path)
+    require("matplotlib.figure", "result.plot", extra="plot")
+    from ..system.figure import NotebookFigure
+
+    families = _families(rows)
+    if not families:
+        raise ValueError(
+            "Nothing was logged or measured, so there is nothing to plot. Add LogSchedule(Every(steps=50))."
+        )
+    for name in (names := [names] if isinstance(names, str) else list(names)):
+        if name not in families:
+            raise ValueError(f"No metric {name!r} was logged.{known_names(name, families)}")
+    chosen = names or [name for name in families if name not in CLOCK_METRICS] or list(families)
+    figure = NotebookFigure(figsize=(WIDTH, HEIGHT * len(chosen)), layout="constrained")
+    for panel, name in zip(figure.subplots(len(chosen), squeeze=False)[:, 0], chosen, strict=True):
+        for metric in families[name]:
+            points = [(row["step"], row[metric]) for row in rows if metric in row and isfinite(row[metric])]
+            steps, values = zip(*points, strict=True) if points else ((), ())
+            panel.plot(steps, values, marker="." if len(points) < 50 else "", label=metric)
+        panel.set(title=name, xlabel="optimizer steps", ylabel=name)
+        panel.legend()
+    if path is not None:
+        figure.savefig(path)
+    return figure
+
+
+def _families(rows: Sequence[Mapping[str, float]]) -> dict[str, list[str]]:
+    # By the last part of the metric name; losses come first.
+    metrics = {name: None for row in rows for name in row if name not in ("step", "epoch")}
+    families: dict[str, list[str]] = {}
+    for metric in metrics:
+        families.setdefault(metric.rpartition("/")[2], []).append(metric)
+    return dict(sorted(families.items(), key=lambda family: not family[0].endswith("loss")))

@@ -1,4 +1,4 @@
-"""The losses of a window: on their way to the host while their backward passes run, judged before the step."""
+"""The losses of a window: copied to the host during the backward pass, checked before the step."""
 
 from __future__ import annotations
 
@@ -13,55 +13,54 @@ from ...events import Run
 
 
 class WindowLosses:
-    """Keeps the loss of each micro-batch of a window until the window is complete; by optimizer.
+    """The losses of the micro-batches of a window by optimizer, until the window is complete.
 
-    The copy of a loss begins before its backward pass, so reading it waits for the forward pass only. A loop that has
-    no `ForwardEnd` begins it later.
+    The copy of a loss begins before its backward pass, so reading it waits for the forward pass only. In a loop without
+    `ForwardEnd` it begins later.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[tuple[int, Fetched]]] = {}
-        self._begun: list[tuple[ReferenceType[Tensor], Fetched]] = []  # whose optimizers are not known yet
+        self._losses: dict[str, list[tuple[int, Fetched]]] = {}
+        self._begun: list[tuple[ReferenceType[Tensor], Fetched]] = []  # whose optimizers are unknown so far
         self._batch = 0
 
     def open_batch(self, run: Run) -> None:
-        """At `BatchStart`: keep the losses of the micro-batch before, unless that one was skipped."""
+        # At `BatchStart`: adds the losses of the previous micro-batch, unless it was skipped.
         if run.stepping.window:
             windows = run.stepping.windows
             for name, loss in run.stepping.losses.items():
-                self._keep(name, loss, windows[name])
+                self._add(name, loss, windows[name])
         self._begun.clear()
         self._batch = run.progress.batch
 
     def fetch(self, run: Run) -> None:
-        """At `ForwardEnd`: begin to copy the loss to the host."""
         self._begun.append((ref(run.loss), Fetched(run.loss)))
 
     def take_bad(self, run: Run) -> dict[int, float]:
-        """At `GradientsReady`: return the losses that are NaN or infinite by their batch's index, and start again.
+        """Return the NaN and infinite losses by batch index, and clear the window. Call it at `GradientsReady`.
 
         Raises:
-            RuntimeError: the loop was not given the loss.
+            RuntimeError: the loop did not get the loss.
         """
-        self._keep(run.stepping.optimizer_name, run.loss, run.stepping.window)
-        kept = self._kept.pop(run.stepping.optimizer_name)
-        if not kept:
+        self._add(run.stepping.optimizer_name, run.loss, run.stepping.window)
+        fetched = self._losses.pop(run.stepping.optimizer_name)
+        if not fetched:
             raise RuntimeError(
-                "A plugin judges this step by its loss, which the loop was not given: call run.step(loss) instead of "
+                "A plugin checks the loss of this step, but the loop did not get it: call run.step(loss) instead of "
                 "run.step_with_gradients; in a train_function, call iterator.step(loss)."
             )
-        losses = {batch: loss.read() for batch, loss in kept}
+        losses = {batch: loss.read() for batch, loss in fetched}
         return {batch: loss for batch, loss in losses.items() if not math.isfinite(loss)}
 
-    def _keep(self, name: str, loss: Tensor, window: int) -> None:
-        kept = self._kept.setdefault(name, [])
-        if window > len(kept):
+    def _add(self, name: str, loss: Tensor, window: int) -> None:
+        losses = self._losses.setdefault(name, [])
+        if window > len(losses):
             begun = next((fetched for original, fetched in self._begun if original() is loss), None)
-            kept.append((self._batch, begun or Fetched(loss)))
+            losses.append((self._batch, begun or Fetched(loss)))
 
 
 class Fetched:
-    """A tensor on its way to the host: from a GPU without a wait, from elsewhere when it is read."""
+    """A tensor on its way to the host: from a GPU without a wait, from other devices when it is read."""
 
     __slots__ = ("_arrival", "_copy")
 
@@ -74,15 +73,13 @@ class Fetched:
 
     @property
     def is_there(self) -> bool:
-        """Whether it can be read without a wait, as far as that is known."""
+        # As far as that is known.
         return self._arrival is None or self._arrival.query()
 
     def read(self) -> Any:
-        """Return its numbers, a single one or a list of them, and wait for it where it is not there yet."""
         return self.wait().tolist()
 
     def wait(self) -> Tensor:
-        """Return it as it arrived, and wait for it where it is not there yet."""
         if self._arrival is not None:
             self._arrival.synchronize()
         return self._copy

@@ -1,4 +1,4 @@
-"""Outputs in files, written and read: parts of so many batches, and an index when all of them are complete."""
+"""Prediction files: each holds the outputs of several batches; an index is written when all are complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..checkpoint.state.schema import check_plain
 from ..checkpoint.storage.archive import write_small, write_state
 from ..checkpoint.storage.files import SYSTEM, Files
 from ..checkpoint.storage.reader import read
-from .parts import Parts, Structure, agreed, interleaved, joined, kinds, put_together
+from .parts import OutputParts, Structure, agreed, interleaved, joined, kinds, put_together
 
 INDEX = "index.json"
 FORMAT = "heliograph predictions 1"
@@ -31,9 +31,9 @@ class PartFile:
 
     Attributes:
         name: within the folder.
-        dataset: the set, empty for a single one.
+        dataset: the set; empty for a single one.
         first: the number of its first batch, in the order of the data.
-        batches: how many there are; the next one has a number that is higher by the number of ranks.
+        batches: the number of its batches; consecutive ones differ by the number of ranks.
         size: in bytes.
         sha256: of the content.
     """
@@ -47,15 +47,14 @@ class PartFile:
 
 
 def check_free(folder: Path) -> None:
-    """Raise ValueError where a folder holds complete predictions."""
     if (folder / INDEX).exists():
         raise ValueError(
-            f"{folder} holds predictions: give PredictionWriter another folder, or overwrite=True, which removes them."
+            f"{folder} already has predictions: give PredictionWriter another folder, or overwrite=True to remove them."
         )
 
 
 def clear_folder(folder: Path, files: Files = SYSTEM) -> None:
-    """Make a folder where it is missing, and remove what a former prediction has left there, the index first."""
+    # Creates the folder. The index of previous predictions is removed first.
     folder.mkdir(parents=True, exist_ok=True)
     for name in sorted(path.name for path in folder.iterdir() if NAME.fullmatch(path.name)):
         files.unlink(folder / name)
@@ -63,27 +62,27 @@ def clear_folder(folder: Path, files: Files = SYSTEM) -> None:
 
 
 class PartWriter:
-    """Writes the outputs of one process, so many batches to a file.
+    """Writes the outputs of one process, several batches per file.
 
     Args:
-        folder: where to; it exists.
+        folder: an existing folder.
         token: a random name of the prediction.
-        rank: of this process, in the names of files.
-        batches: in a file.
+        rank: of this process, for file names.
+        batches: per file.
         files: the operations on files.
 
     Attributes:
-        written: the files.
+        written: the files so far.
     """
 
     def __init__(self, folder: Path, token: str, rank: int, batches: int, files: Files = SYSTEM) -> None:
         self.written: list[PartFile] = []
         self._folder, self._token, self._rank, self._batches, self._files = folder, token, rank, batches, files
         self._dataset = ""
-        self._parts: dict[str, Parts] = {}
+        self._parts: dict[str, OutputParts] = {}
 
     def add(self, dataset: str, number: int, outputs: Any) -> None:
-        """Take the outputs of a batch, and write those that are due.
+        """Add the outputs of a batch, and write a file if enough batches are buffered.
 
         Args:
             dataset: the set.
@@ -91,20 +90,19 @@ class PartWriter:
             outputs: what the step returned.
 
         Raises:
-            OSError: they cannot be written.
-            TypeError: they are of a type that cannot be joined, or not read safely.
-            ValueError: they are not like those of the batches before.
+            OSError: writing failed.
+            TypeError: outputs of this type cannot be joined, or not be read safely.
+            ValueError: the structure differs from earlier batches.
         """
         if dataset != self._dataset:
             self.flush()
         self._dataset = dataset
-        parts = self._parts.setdefault(dataset, Parts(_called(dataset)))
+        parts = self._parts.setdefault(dataset, OutputParts(_called(dataset)))
         parts.add(number, outputs)
         if len(parts.numbers) == self._batches:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is left; see `add` for what it raises."""
         parts = self._parts.get(self._dataset)
         if parts is None or not parts.numbers:
             return
@@ -121,15 +119,15 @@ class PartWriter:
         self.written.append(PartFile(name, self._dataset, numbers[0], len(numbers), size, sha256))
 
     def finish(self, engine: Engine) -> None:
-        """Write what is left, and the index, which makes the predictions complete. A collective.
+        """Write the buffered batches, then the index, which completes the predictions. A collective.
 
         Raises:
-            OSError: they cannot be written.
-            ValueError: ranks have outputs that are not alike.
+            OSError: writing failed.
+            ValueError: the ranks have outputs of different structure.
         """
         self.flush()
         of_ranks: list[tuple[list[PartFile], dict[str, Structure | None]]]
-        of_ranks = engine.gather_objects((self.written, {name: each.structure for name, each in self._parts.items()}))
+        of_ranks = engine.gather_objects((self.written, {name: parts.structure for name, parts in self._parts.items()}))
         datasets = list(dict.fromkeys(dataset for _, structures in of_ranks for dataset in structures))
         for dataset in datasets:
             agreed([structures.get(dataset) for _, structures in of_ranks], _called(dataset))
@@ -138,7 +136,7 @@ class PartWriter:
         engine.barrier()
 
     def _write_index(self, of_ranks: Sequence[Sequence[PartFile]], datasets: Sequence[str]) -> None:
-        entries = [asdict(each) for written in of_ranks for each in written]
+        entries = [asdict(file) for written in of_ranks for file in written]
         index = {"format": FORMAT, "token": self._token, "ranks": len(of_ranks), "sets": [*datasets], "files": entries}
         hidden = self._folder / f"{INDEX}.part"
         write_small(self._files, hidden, json.dumps(index, indent=1).encode())
@@ -146,7 +144,7 @@ class PartWriter:
         self._files.sync_folder(self._folder)
 
     def _write(self, name: str, content: dict[str, Any]) -> tuple[int, str]:
-        """Write a file under a hidden name, make it durable and rename it; return its size and digest."""
+        # Writes a temporary file, then renames it.
         files, hidden = self._files, self._folder / f"{name}.part"
         try:
             written = write_state(files, hidden, content)
@@ -163,39 +161,37 @@ def _called(dataset: str) -> str:
 
 
 def _plain(kind: Structure, leaf: Any) -> Any:
-    """Return a leaf as `torch.load(weights_only=True)` reads it.
-
-    Raises:
-        TypeError: it cannot be read so.
-    """
+    # The form that `torch.load(weights_only=True)` reads.
     if kind[0] == "array":
         try:
             return torch.from_numpy(leaf)
         except TypeError as error:
-            raise TypeError(f"PredictionWriter writes arrays of numbers, not of {leaf.dtype}: give a list.") from error
+            raise TypeError(
+                f"PredictionWriter cannot write arrays of {leaf.dtype}: return arrays of numbers, or a list."
+            ) from error
     if kind[0] == "list":
         try:
             check_plain(leaf, "the list")
         except TypeError as error:
             raise TypeError(
-                f"PredictionWriter writes lists of tensors, numbers, strings and dicts, lists or tuples of these, so "
-                f"that they are read safely: {error}"
+                f"PredictionWriter writes lists of tensors, numbers and strings, and dicts, lists or tuples of these, "
+                f"because other types cannot be read safely: {error}"
             ) from error
     return leaf
 
 
 class Index:
-    """What a folder of predictions holds; making one checks that all of it is there.
+    """The index of a folder of predictions; the constructor checks that all files exist.
 
     Args:
         folder: of `PredictionWriter`.
 
     Attributes:
-        datasets: the names of the sets, one empty name for a single set.
+        datasets: the names of the sets; one empty name for a single set.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: the predictions are not complete; says what is missing.
+        ValueError: the predictions are not complete; the message lists the missing files.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -205,22 +201,21 @@ class Index:
         index = self._load()
         self.datasets: list[str] = index["sets"]
         self._token, self._ranks = index["token"], index["ranks"]
-        self._files = [PartFile(**each) for each in index["files"]]
+        self._files = [PartFile(**entry) for entry in index["files"]]
         self._check_files()
 
     def read(self, dataset: str) -> Any:
-        """Return all outputs of a set, in the order of the data."""
         contents = [self._open(file) for file in self._of(dataset)]
         structure = contents[0]["structure"]
         leaves = []
         for index, kind in enumerate(kinds(structure)):
-            rows = [(each["numbers"], each["counts"][index]) for each in contents]
-            sources = [_restored(kind[0], each["leaves"][index]) for each in contents]
+            rows = [(content["numbers"], content["counts"][index]) for content in contents]
+            sources = [_restored(kind[0], content["leaves"][index]) for content in contents]
             leaves.append(interleaved(kind, sources, rows))
         return put_together(structure, leaves)
 
     def batches(self, dataset: str) -> Iterator[Any]:
-        """Yield the outputs of each batch of a set; of each rank, one file is open at a time."""
+        # One file per rank is open at a time.
         files = self._of(dataset)
         place = sorted(
             (file.first + position * self._ranks, index, position)
@@ -238,11 +233,11 @@ class Index:
     def _load(self) -> Any:
         path = self._folder / INDEX
         if not path.exists():
-            parts = sorted(each.name for each in self._folder.iterdir() if NAME.fullmatch(each.name))
-            found = f"there are {len(parts)} files of parts" if parts else "there are no files of PredictionWriter"
+            parts = sorted(file.name for file in self._folder.iterdir() if NAME.fullmatch(file.name))
+            content = f"{len(parts)} part files" if parts else "no files of PredictionWriter"
             raise ValueError(
-                f"The predictions in {self._folder} are not complete: {INDEX} is missing, which is written last, and "
-                f"{found}. The run was killed, failed, was cut short, or is still under way."
+                f"The predictions in {self._folder} are not complete: {INDEX}, which is written last, is missing; the "
+                f"folder has {content}. The run was killed, failed, was cut short, or is still running."
             )
         try:
             index = json.loads(SYSTEM.read(path, LARGEST))
@@ -259,7 +254,8 @@ class Index:
             batches = sum(file.batches for file in missing)
             raise ValueError(
                 f"The predictions in {self._folder} are not complete: {len(missing)} of {len(self._files)} files are "
-                f"missing, with {batches} batches: {names}. Of several machines, copy the files of all into one folder."
+                f"missing, with {batches} batches: {names}. If several machines wrote them, copy all files into one "
+                f"folder."
             )
 
     def _of(self, dataset: str) -> Sequence[PartFile]:
@@ -268,41 +264,44 @@ class Index:
     def _open(self, file: PartFile) -> Any:
         path = self._folder / file.name
         if SYSTEM.digest(path) != (file.size, file.sha256):
-            raise ValueError(f"{path} is not the file that was written: it was changed or damaged. Predict again.")
+            raise ValueError(f"{path} was changed or damaged after it was written. Predict again.")
         content = read(path, map_tensors=True)
         assert content["token"] == self._token
         return content
 
 
 def read_predictions(folder: str | Path) -> Any:
-    """Return what `PredictionWriter` has written, as `result.predictions` would be; named tuples are of a new class.
+    """Read the outputs that `PredictionWriter` wrote, in the order of the data.
+
+    The result equals `result.predictions`, except that named tuples are of a new class.
 
     Args:
-        folder: where they are.
+        folder: the folder of the predictions.
 
     Returns:
-        The outputs of all samples in the order of the data; of several sets, a dict by their names.
+        The outputs of all samples in the order of the data; for several sets, a dict by set name.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: they are not complete, or damaged; says what is missing.
+        ValueError: the predictions are incomplete or damaged; the message lists the missing files.
     """
     index = Index(folder)
-    whole = {dataset: index.read(dataset) for dataset in index.datasets}
-    return whole[""] if index.datasets == [""] else whole
+    outputs = {dataset: index.read(dataset) for dataset in index.datasets}
+    return outputs[""] if index.datasets == [""] else outputs
 
 
 def read_prediction_batches(folder: str | Path) -> Iterator[Any]:
-    """Yield what `PredictionWriter` has written, batch by batch in the order of the data.
+    """Read the outputs that `PredictionWriter` wrote, batch by batch.
 
-    Little of it is in memory at a time. Of several sets by name, `(name, outputs)` is yielded.
+    The batches are in the order of the data, and few are in memory at a time. For several named sets, it yields
+    `(name, outputs)`.
 
     Args:
-        folder: where they are.
+        folder: the folder of the predictions.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: they are not complete, or damaged; says what is missing.
+        ValueError: the predictions are incomplete or damaged; the message lists the missing files.
     """
     index = Index(folder)
     for dataset in index.datasets:
@@ -314,8 +313,8 @@ def _batch(content: Any, position: int) -> Any:
     leaves = []
     for kind, counts, leaf in zip(kinds(content["structure"]), content["counts"], content["leaves"], strict=True):
         start = sum(counts[:position])
-        whole = _restored(kind[0], leaf)
-        leaves.append(None if whole is None else whole[start : start + counts[position]])
+        rows = _restored(kind[0], leaf)
+        leaves.append(None if rows is None else rows[start : start + counts[position]])
     return put_together(content["structure"], leaves)
 
 

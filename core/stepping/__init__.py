@@ -1,1 +1,1 @@
-"""The optimizers of a run, and the windows of micro-batches that they step with."""
+"""Optimizers, schedulers and accumulation windows."""

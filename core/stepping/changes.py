@@ -1,4 +1,4 @@
-"""Changes of a run that were requested, such as of its learning rate: made at a boundary, on all ranks alike."""
+"""Changes requested during a run (learning rate, plugins), made at a step boundary on all ranks."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .optimizers import held_parameters
 
 
 def serve_change(run: Run, request: Request) -> tuple[str, bool]:
-    """Make a change; return why it cannot be made, which is a warning of the result, or nothing; and if it did any."""
+    # Returns why the change was refused, or an empty string, and whether anything changed.
     if refusal := refuse_change(run, request.verb, request.target, request.value):
-        run.warn(f"{request.by} requested {request.what} ({request.reason}), and it could not be done: {refusal}")
+        run.warn(f"{request.by} requested {request.what} ({request.reason}), but the change was refused: {refusal}")
         return refusal, False
     return "", (_set_learning_rate if request.verb == "set_learning_rate" else _switch)(run, request)
 
 
-def restore_switches(run: Run, former: Mapping[str, bool], *, goes_back: bool) -> None:
+def restore_switches(run: Run, previous: Mapping[str, bool], *, goes_back: bool) -> None:
     """Enable and disable plugins as in the loaded state.
 
     Args:
         run: the run.
-        former: the plugins that were switched before that.
-        goes_back: whether to switch those back that the state does not name, as in a roll-back. A resume keeps them:
-            the program switched them at its start.
+        previous: the plugins that were switched before the state was loaded.
+        goes_back: switch plugins back that the state does not name, as in a roll-back. A resume leaves them: the
+            program switched them at its start.
     """
-    wanted = {name: enabled != goes_back for name, enabled in former.items()} | run.control.switches
+    wanted = {name: enabled != goes_back for name, enabled in previous.items()} | run.control.switches
     run.control.switches = wanted
     for name, enabled in wanted.items():
         if name in run.plugins and run.plugins.is_enabled(name) != enabled:
@@ -43,7 +43,6 @@ def restore_switches(run: Run, former: Mapping[str, bool], *, goes_back: bool) -
 
 
 def refuse_change(run: Run, verb: str, target: str, value: float | None) -> str:
-    """Return why a change cannot be made now; empty if it can."""
     if verb == "set_learning_rate":
         assert value is not None  # its verb takes one
         return _refuse_rate(run, value, target)
@@ -61,8 +60,8 @@ def _refuse_switch(run: Run, name: str, *, enabled: bool) -> str:
     voted = {"skip_batch": control.votes_on_batches, "skip_step": control.votes_on_steps}
     for verb in [verb for verb, votes in voted.items() if control.is_shared and verb in asks and not votes]:
         return (
-            f"plugin {name!r} asks for {verb}, on which the ranks have to vote, and whether they do was decided when "
-            f"the run began: begin it with the plugin enabled."
+            f"plugin {name!r} requests {verb}, which needs a vote of the ranks, and votes are set up when a run "
+            f"starts. Start the run with the plugin enabled."
         )
     return ""
 
@@ -75,36 +74,36 @@ def _refuse_rate(run: Run, rate: float, optimizer: str) -> str:
     present = {name: _rate(optimizers[name]) for name in names}
     if len(set(present.values())) > 1:
         rates = ", ".join(f"{name} has {value:g}" for name, value in present.items())
-        return f"the optimizers have different rates ({rates}): name the one that is meant."
+        return f"the optimizers have different learning rates ({rates}). Give the name of one optimizer."
     for name in names:
         scheduler = run.schedulers.get(name)
         if scheduler is not None and not isinstance(scheduler, LRScheduler):
             return (
-                f"the scheduler {type(scheduler).__name__} is not one of torch, so what it computes rates from is not "
-                f"known, and it would undo the change at its next step."
+                f"the scheduler {type(scheduler).__name__} is not a torch LRScheduler, so it cannot be rescaled and "
+                f"would undo the change at its next step."
             )
         if refusal := _refuse_size(rate, optimizers[name]):
             return refusal
         if present[name] == 0.0:
             return (
-                "the learning rate is 0 now, so there is no factor by which its schedule could be scaled to "
-                f"{rate:g}: ask again when it is not."
+                f"the learning rate is 0 now, and no factor scales its schedule from 0 to {rate:g}. Repeat the request "
+                f"when the rate is above 0."
             )
     return ""
 
 
 def _refuse_size(rate: float, optimizer: Any) -> str:
-    """Return why a rate is so large that a step would fail, and so would each resumed run; empty if it is not.
-
-    The square root leaves room for what an optimizer multiplies it by.
-    """
+    # A larger rate makes this step fail, and every resumed run too. The square root leaves room for the factors of an
+    # optimizer.
     first = _rate(optimizer)
     for group in optimizer.param_groups:
-        own = rate * float(group["lr"]) / first if first else rate
-        for dtype in {each.dtype for each in group["params"] if each.is_floating_point() or each.is_complex()}:
-            if own > (largest := torch.finfo(dtype).max ** 0.5):
+        scaled = rate * float(group["lr"]) / first if first else rate
+        for dtype in {
+            parameter.dtype for parameter in group["params"] if parameter.is_floating_point() or parameter.is_complex()
+        }:
+            if scaled > (largest := torch.finfo(dtype).max ** 0.5):
                 allowed = f"the learning rate of {dtype} parameters is at most {largest:.2g}"
-                return f"{allowed}; with {rate:g} it would be {own:g}."
+                return f"{allowed}; with {rate:g} it would be {scaled:g}."
     return ""
 
 
@@ -135,41 +134,41 @@ def _rate(optimizer: Any) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-REMEDY = "Change the model before fit, which makes the optimizer of its parameters."
+REMEDY = "Change the model before you call fit, which creates the optimizer from its parameters."
 
 
-class GivenModules:
-    """The modules of a task before the handlers of `TrainStart`, which come after its optimizers are made.
-
-    Args:
-        task: the task.
-    """
+class InitialModules:
+    """The modules of a task before the handlers of `TrainStart` run; the optimizers are made before those."""
 
     def __init__(self, task: Any) -> None:
         self._task, self._modules = task, modules_of(task)
-        self._parameters = [each for module in self._modules.values() for each in module.parameters()]
+        self._parameters = [parameter for module in self._modules.values() for parameter in module.parameters()]
 
     def check(self, optimizers: Iterable[torch.optim.Optimizer], world_size: int) -> None:
-        """Raise ValueError where a handler has put modules into the task that would not be trained."""
         now = modules_of(self._task)
         for name in now.keys() | self._modules.keys():
             if now.get(name) is not self._modules.get(name):
                 raise ValueError(
-                    f"A handler of TrainStart replaced, added or removed the task's module {name!r}: the run trains, "
-                    f"moves and saves those that fit was given. {REMEDY}"
+                    f"A handler of TrainStart replaced, added or removed the task's module {name!r}. The run trains, "
+                    f"moves and saves the modules that the task had when fit was called. {REMEDY}"
                 )
-        before, held = {id(each) for each in self._parameters}, set().union(*map(held_parameters, optimizers))
+        before = {id(parameter) for parameter in self._parameters}
+        in_optimizers = set().union(*map(held_parameters, optimizers))
         added = {
-            f"{name}.{part}": each
+            f"{name}.{part}": parameter
             for name, module in now.items()
-            for part, each in module.named_parameters()
-            if id(each) not in before and each.requires_grad
+            for part, parameter in module.named_parameters()
+            if id(parameter) not in before and parameter.requires_grad
         }
-        names = [name for name, each in added.items() if world_size > 1 or id(each) not in held]
+        names = [name for name, parameter in added.items() if world_size > 1 or id(parameter) not in in_optimizers]
         if names:
-            what = "no optimizer holds" if world_size == 1 else "the ranks would not exchange gradients of"
+            problem = "are in no optimizer" if world_size == 1 else "have no gradient exchange between the ranks"
             raise ValueError(
-                f"A handler of TrainStart put parameters into the task that {what}: {', '.join(names[:5])}"
+                f"A handler of TrainStart added parameters to the task that {problem}: {', '.join(names[:5])}"
                 f"{', ...' if len(names) > 5 else ''}. They would not be trained. {REMEDY}"
-                + (" Or add them there: run.optimizer.add_param_group({'params': [...]})." if world_size == 1 else "")
+                + (
+                    " Or add them in the handler: run.optimizer.add_param_group({'params': [...]})."
+                    if world_size == 1
+                    else ""
+                )
             )

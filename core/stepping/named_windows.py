@@ -1,4 +1,4 @@
-"""Several optimizers, each with a name, a loss and a window of its own, as in adversarial training."""
+"""Several named optimizers, each with its own loss and window, as in adversarial training."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ END = object()
 
 
 class NamedWindows(Windows):
-    """The windows of several optimizers; the steps that end with the same batch, a round, count as one.
+    """The windows of several optimizers. All steps that end with the same batch form a round and count as one step.
 
     Attributes:
-        taken: the optimizers that the batch in hand had a loss for.
-        latest: the losses of the last batch that had some.
+        taken: the optimizers that have a loss in the current batch.
+        latest: the losses of the last batch that had any.
         has_closed: whether a window has ended in this round.
-        skipped_by_engine: whether the engine skipped the step of the last one.
+        skipped_by_engine: whether the engine skipped the step of the last window.
     """
 
     def __init__(self, optimizers: Mapping[str, Any], schedulers: Mapping[str, Any]) -> None:
@@ -38,13 +38,11 @@ class NamedWindows(Windows):
 
     @property
     def window(self) -> int:
-        """See the base class."""
         sizes = (window.size for window in self.by_name.values())
         return max(sizes) if self.in_hand is None else self.in_hand.size
 
     def for_each_loss(self, step: Callable[..., None]) -> Callable[[Any, Any], None]:
-        """Return what calls `step(run, loss, name)` with each loss that is yielded, computed after the step before."""
-
+        # The training step is a generator: each loss is computed after the step with the one before.
         def take_losses(run: Any, returned: Any) -> None:
             with closing(name_losses(returned, run.engine.autocast)) as losses:
                 for name, loss in losses:
@@ -53,11 +51,9 @@ class NamedWindows(Windows):
         return take_losses
 
     def label(self, name: str, optimizer: str | None = None) -> str:
-        """See the base class."""
         return f"{optimizer or self.optimizer_name}_{name}"
 
     def bind(self, engine: LoopEngine) -> None:
-        """Ask an engine how to step each optimizer, and how to leave gradients in its own parameters only."""
         for window in self.by_name.values():
             window.bind(engine)
             window.backward_scaled = partial(self._backward, engine, window)
@@ -65,20 +61,13 @@ class NamedWindows(Windows):
             window.exchange = partial(self._exchange, engine, window)
 
     def take(self, run: Any, name: str | None, loss: Any) -> tuple[OptimizerWindow, Tensor]:
-        """Return the window that a loss is for, and the loss; of a sum with its count, the mean.
-
-        Raises:
-            TypeError: the loss is not a tensor, nor a sum with its count.
-            ValueError: there is no such optimizer, or its step with a loss of this batch is held; the loss is not a
-                scalar.
-        """
         if (window := self.by_name.get(name or "")) is None:
-            given = "A loss has no name" if name is None else f"There is no optimizer {name!r} for a loss"
-            raise ValueError(f"{given}: fit was given optimizers by name.{known_names(name or '', self.by_name)}")
+            problem = "A loss has no name" if name is None else f"There is no optimizer {name!r} for a loss"
+            raise ValueError(f"{problem}: the optimizers of fit have names.{known_names(name or '', self.by_name)}")
         if name in self.taken and window.size:
             raise ValueError(
-                f"A second loss of this batch for the optimizer {name!r}, whose step with the first one is held: "
-                f"several steps per batch take no accumulation. Or add the two up: yield {name!r}, first + second."
+                f"The optimizer {name!r} got a second loss in this batch while its step is held: several steps per "
+                f"batch do not work with accumulation. Or add the losses: yield {name!r}, first + second."
             )
         checked = check_taken(run, window, loss)
         if not self.taken:
@@ -89,36 +78,32 @@ class NamedWindows(Windows):
         return window, checked
 
     def select(self, window: OptimizerWindow, control: Control) -> Tensor | None:
-        """See the base class."""
         self.in_hand, self.has_closed = window, True
         control.note_optimizer(window.name)
         window.exchange()
         return window.loss
 
     def deselect(self, control: Control, stepped: bool) -> None:
-        """See the base class; whether gradients are dropped is decided for each optimizer."""
+        # `drops_step` applies to one optimizer only.
         self.has_stepped |= stepped
         self.skipped_by_engine = not stepped and not control.drops_step
         self.in_hand, control.drops_step = None, False
 
     @property
     def batch_losses(self) -> tuple[Tensor, ...]:
-        """See the base class."""
         return tuple(self.latest)
 
     def end_batch(self) -> None:
-        """Let every optimizer have a loss again."""
         self.taken.clear()
 
     def end_round(self, control: Control) -> None:
-        """Begin another round; one that ended without a step, although there were gradients for one, was skipped."""
+        # A round that had gradients but no step was skipped.
         was_skipped = self.has_closed and not self.has_stepped
         self.has_closed = self.has_stepped = False
         if was_skipped:
             control.count_skip("skipped_steps", by_engine=self.skipped_by_engine)
 
     def clear(self) -> None:
-        """Drop the losses and windows."""
         super().clear()
         self.taken.clear()
         self.latest.clear()
@@ -136,19 +121,19 @@ class NamedWindows(Windows):
 def name_losses(
     losses: Any, autocast: Callable[[], AbstractContextManager[Any]]
 ) -> Generator[tuple[str, Tensor], None, None]:
-    """Yield (name of the optimizer, loss) as a training step does; each is computed when the one before was taken.
+    """Yield (optimizer name, loss) from a training step that is a generator.
 
     Args:
-        losses: what the training step returned.
-        autocast: makes the context that a loss is computed in; not entered around the backward passes between two.
+        losses: the generator that the training step returned.
+        autocast: makes the context in which a loss is computed; it is left between two losses, for the backward pass.
 
     Raises:
-        TypeError: it returned no generator, or yielded something else.
+        TypeError: `losses` is not a generator, or it yielded something other than a pair.
         ValueError: it yielded nothing for this batch.
     """
     if not isinstance(losses, Generator):
         raise TypeError(
-            f"fit was given optimizers by name, so training_step yields (name, loss) for each, as in "
+            f"The optimizers have names, so training_step must yield (name, loss) for each optimizer, as in "
             f'`yield "generator", loss`; it returned {type(losses).__name__}.'
         )
     has_yielded = False
@@ -156,7 +141,7 @@ def name_losses(
         while (pair := _next(losses, autocast())) is not END:
             if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
                 raise TypeError(
-                    f'training_step yields (name of the optimizer, loss), as in `yield "generator", loss`; got '
+                    f'training_step must yield (optimizer name, loss), as in `yield "generator", loss`; got '
                     f"{pair!r:.200}."
                 )
             has_yielded = True
@@ -171,47 +156,45 @@ def _next(losses: Generator[Any, None, None], context: AbstractContextManager[An
 
 
 def make_optimizers(optimizers: Mapping[Any, Optimizer], task: Any) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers by name, made from the parameters of the modules of those names where functions were given.
+    """Return the optimizers by name. A function makes an optimizer from the module of the same name.
 
     Raises:
-        TypeError: one is not an optimizer, or its name is not a string.
-        ValueError: there is none; one holds no parameter of the task, or one that another holds too; a name cannot be
-            used.
+        TypeError: a value is not an optimizer, or a name is not a string.
+        ValueError: there is no optimizer, an optimizer has no parameter of the task, two share a parameter, or a name
+            cannot be used.
     """
     if not optimizers:
-        raise ValueError('optimizer={} holds no optimizer: give one by name for each loss, {"generator": ...}.')
+        raise ValueError('optimizer={} is empty: give an optimizer for each loss, {"generator": ...}.')
     made = {}
-    for name, each in optimizers.items():
+    for name, optimizer in optimizers.items():
         if not isinstance(name, str):
             raise TypeError(f"The names in optimizer={{...}} are strings, got {name!r}.")
         if not name or "/" in name:
             raise ValueError(f"The name of an optimizer becomes part of metric names: no '/' in {name!r}.")
-        made[name] = check_optimizer(each, _own_parameters(name, each, task), task, f"optimizer {name!r}")
-    _check_apart(made)
+        made[name] = check_optimizer(optimizer, _module_parameters(name, optimizer, task), task, f"optimizer {name!r}")
+    _check_disjoint(made)
     return made
 
 
-def _own_parameters(name: str, optimizer: Any, task: Any) -> list[nn.Parameter]:
-    """Return the parameters that a function is to make the optimizer of a name from."""
+def _module_parameters(name: str, optimizer: Any, task: Any) -> list[nn.Parameter]:
     module = getattr(task, name, None)
     if isinstance(module, nn.Module):
         return list(module.parameters())
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
             f"optimizer={{{name!r}: ...}} is a function that makes an optimizer, and {type(task).__name__} has no "
-            f"module {name!r} to take the parameters from.{known_names(name, modules_of(task))} Or give an optimizer, "
-            f"made from the parameters that you choose."
+            f"module {name!r} with its parameters.{known_names(name, modules_of(task))} Or give an optimizer that you "
+            f"made from parameters of your choice."
         )
     return []
 
 
-def _check_apart(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-    """Raise ValueError where two optimizers hold the same parameter."""
+def _check_disjoint(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
     owners: dict[int, str] = {}
     for name, optimizer in optimizers.items():
         for key in held_parameters(optimizer):
-            if (other := owners.setdefault(key, name)) != name:
+            if (owner := owners.setdefault(key, name)) != name:
                 raise ValueError(
-                    f"The optimizers {other!r} and {name!r} hold the same parameter, in which the gradients of their "
-                    f"losses would mix: give it to one of them."
+                    f"The optimizers {owner!r} and {name!r} share a parameter, so the gradients of their losses would "
+                    f"mix: give it to one of them."
                 )

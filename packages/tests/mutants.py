@@ -132,7 +132,7 @@ FAULTS = (
     ),
     Fault(
         "data: batches of one rank are counted from one",
-        "position += len(each) if self.batched else 1",
+        "position += len(batch) if self.batched else 1",
         "position += 1",
     ),
     Fault("data: draws do not depend on the whole key", 'b"%d," * len(key) % key', 'b"%d," * len(key[:1]) % key[:1]'),

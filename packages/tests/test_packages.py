@@ -31,10 +31,11 @@ PRIVATE = """
     core.checkpoint.state.ranks.select_rank_part core.checkpoint.storage.files.prepare_folder
     core.checkpoint.storage.files.write_whole core.objects.program.plugin_options
     core.objects.values.show_both core.context.LineVerbs core.context.RunContext
-    core.data.draws.generators.isolated core.data.draws.keyed_generators.KeyedGenerators core.data.draws.memory.states
+    core.data.draws.generators.isolated core.data.draws.generators.states
+    core.data.draws.keyed_generators.KeyedGenerators
     core.data.loaders.evaluation_loader core.data.loaders.is_dataset core.data.loaders.make_loader
-    core.data.loaders.params_of_one_process core.data.order.shares.Share core.data.sources.contract.Known
-    core.data.sources.contract.Sourced core.data.sources.stateless.Reading core.data.sources.stateless.Stateless
+    core.data.loaders.params_of_one_process core.data.order.sizes.Share core.data.sources.contract.FactsDataset
+    core.data.sources.contract.Sourced core.data.sources.contract.Reading core.data.sources.contract.Stateless
     core.data.training_data.TrainingData core.distributed.launch.exceptions.Carried
     core.distributed.launch.exceptions.ProcessFailure core.distributed.launch.launcher.KeptRanks
     core.distributed.launch.launcher.environment core.distributed.launch.queue.child_queue

@@ -199,7 +199,7 @@ def test_a_train_metric_is_not_read_from_validations(fit: Fit) -> None:
         ({"patience": 0}, "patience must be a whole number, at least 1; got 0."),
         ({"patience": 1.5}, "patience must be a whole number"),
         ({"nan": "ignore"}, "nan is 'worse', 'stop' or 'raise'"),
-        ({"mode": "smallest"}, "mode is 'min'"),
+        ({"mode": "smallest"}, "mode='min'"),
         ({"min_delta": -0.1}, "min_delta must be a finite number, at least 0"),
         ({"min_delta": math.nan}, "min_delta must be a finite number, at least 0"),
         ({"monitor": "loss"}, "<split>/<name>"),

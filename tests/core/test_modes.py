@@ -219,7 +219,7 @@ def two_layers() -> Supervised:
 
 @pytest.mark.parametrize("train", WAYS)
 def test_a_module_that_is_put_in_at_the_start_and_that_no_optimizer_holds_is_an_error(train: WAY) -> None:
-    with pytest.raises(ValueError, match=r"no optimizer holds: model\.1\.weight, model\.1\.bias\. They would not be"):
+    with pytest.raises(ValueError, match=r"are in no optimizer: model\.1\.weight, model\.1\.bias\. They would not be"):
         train(two_layers(), Change(put))
 
 
@@ -250,7 +250,7 @@ def test_several_ranks_keep_modes_and_take_no_new_modules(ranks: Any) -> None:
     for warnings, modes, error in ranks(2).run(on_ranks):
         assert warnings == ()
         assert modes == ["teacher", "teacher.0", "teacher.1", "teacher.2"]
-        assert "the ranks would not exchange gradients of: model.1.weight, model.1.bias" in error
+        assert "have no gradient exchange between the ranks: model.1.weight, model.1.bias" in error
 
 
 def test_frozen_ones_may_be_put_in() -> None:

@@ -101,17 +101,17 @@ def refused(kind: str) -> list[str]:
             return iter([rows(3)])
         return DataLoader(dataset, 2, sampler=DistributedSampler(dataset, 2, int(os.environ["RANK"]), shuffle=False))
 
-    with pytest.raises(ValueError, match="is read by each of 2 ranks") as caught:
+    with pytest.raises(ValueError, match="All 2 ranks read the whole loader") as caught:
         trainer().predict(Rows(), loader())
     return [str(caught.value), str([batch["names"] for batch in trainer().predict_batches(Rows(), loader())])]
 
 
 def test_without_a_known_order_only_batches_are_yielded(ranks: Pool) -> None:
     for said, batches in ranks(2).run(refused, "iterable"):
-        assert "The loader is read by each of 2 ranks as it is, so what is predicted of it has no order" in said
+        assert "All 2 ranks read the whole loader, so the predicted values have no order" in said
         assert batches == "[['0', '1', '2']]"
     (said, one), (_, other) = ranks(2).run(refused, "sampler")
-    assert "a DataLoader of a map-style dataset without a sampler for ranks" in said
+    assert "a DataLoader of a map-style dataset without a distributed sampler" in said
     assert (one, other) == ("[['0', '2']]", "[['1', '3']]")
 
 

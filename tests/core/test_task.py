@@ -190,11 +190,11 @@ PAIRS = r"^Supervised takes batches of \(inputs, targets\), got "
             (torch.ones(2, 4), torch.ones(2), torch.ones(2, 3)),
             r"a tuple of 3: a tensor \[2, 4\], a tensor \[2\], a ten",
         ),
-        ([torch.ones(2, 4)], r"a list of 1: a tensor \[2, 4\]\. Give several inputs as one, as in \(\(ids, mask\), "),
+        ([torch.ones(2, 4)], r"a list of 1: a tensor \[2, 4\]\. Pass several inputs as one, as in \(\(ids, mask\), "),
         (  # whose two rows are no pair
             torch.ones(2, 4),
             r"a tensor \[2, 4\]\. TensorDataset\(inputs, targets\) with loader_params={'batch_size': 32} makes such "
-            r"pairs of two tensors\. Or subclass Task",
+            r"pairs\. Or subclass Task",
         ),
         (torch.ones(3, 4), r"a tensor \[3, 4\]\. "),
         (np.ones((2, 4)), r"an array \[2, 4\]\. "),

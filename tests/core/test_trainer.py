@@ -90,7 +90,7 @@ def test_a_scheduler_that_nobody_would_ever_step() -> None:
 
 
 def test_an_optimizer_of_another_model() -> None:
-    with pytest.raises(ValueError, match="The optimizer holds no parameter of the task"):
+    with pytest.raises(ValueError, match="The optimizer has no parameter of the task"):
         fit(optimizer=sgd()(nn.Linear(4, 2).parameters()))
 
 
@@ -101,12 +101,12 @@ def test_an_optimizer_that_needs_a_closure() -> None:
 
 def test_schedulers_that_do_not_fit() -> None:
     other = sgd()(nn.Linear(4, 2).parameters())
-    with pytest.raises(ValueError, match="belongs to another optimizer"):
+    with pytest.raises(ValueError, match="belongs to a different optimizer"):
         fit(scheduler=torch.optim.lr_scheduler.StepLR(other, 1))
     with pytest.raises(TypeError, match="scheduler= takes a scheduler, or a function"):
         fit(scheduler=torch.optim.lr_scheduler.StepLR)
     for makes, got in (
-        (lambda optimizer: None, r"None, which .*<lambda> returned"),
+        (lambda optimizer: None, r"None from .*<lambda>"),
         (lambda optimizer, steps, more: None, r".*<lambda>\(optimizer, steps, more\)"),
         (torch.optim.lr_scheduler.CosineAnnealingLR, "the class CosineAnnealingLR"),
     ):
@@ -125,7 +125,7 @@ def test_a_scheduler_whose_state_could_not_be_saved_is_refused_at_the_start() ->
         def state_dict(self) -> dict[str, Any]:
             return {}
 
-    message = r"The scheduler Halving has no load_state_dict, so no checkpoint could .* load_state_dict\(state\), which"
+    message = r"The scheduler Halving has no load_state_dict, so .* load_state_dict\(state\)"
     with pytest.raises(TypeError, match=message):
         fit(Trainer([LearningRate("step")], device="cpu"), scheduler=Halving())
     del Halving.state_dict
@@ -147,7 +147,7 @@ def test_parts_of_a_task_that_nobody_would_see() -> None:
 
 def test_a_dataset_is_no_loader() -> None:
     dataset = torch.utils.data.TensorDataset(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(TypeError, match=r"is a dataset of samples: say how to batch it, loader_params="):
+    with pytest.raises(TypeError, match=r"is a dataset of samples: add loader_params="):
         fit(train=dataset)
 
 
@@ -175,7 +175,7 @@ def test_numpy_numbers_become_pythons_own() -> None:
 
 
 def test_accuracy_is_for_classes() -> None:
-    with pytest.raises(ValueError, match=r"two classes or more, got \[5, 1\]"):
+    with pytest.raises(ValueError, match=r"at least 2 classes, got \[5, 1\]"):
         accuracy(torch.ones(5, 1), torch.ones(5))
 
 
@@ -414,7 +414,7 @@ def test_run_names_are_fit_for_files(name: Any) -> None:
 
 def test_an_empty_dict_of_sets_is_refused() -> None:
     task, trainer = linear_classifier(), Trainer([ValidationSchedule(epochs=1)], device="cpu")
-    empty = "There is no {} data: the dict of sets is empty, put one in it"
+    empty = "There is no {} data: the dict of sets is empty"
     with pytest.raises(ValueError, match=empty.format("validation")):
         trainer.fit(task, class_batches(1), validation={}, optimizer=sgd(), epochs=1)
     with pytest.raises(ValueError, match=empty.format("validation")):
@@ -724,7 +724,7 @@ def test_supervised_refuses_what_it_cannot_use() -> None:
     with pytest.raises(TypeError, match=r"takes an nn\.Module as its model, got str"):
         Supervised("model", nn.functional.cross_entropy)  # type: ignore[arg-type]
     with pytest.raises(
-        TypeError, match=r"metric 'accuracy' is a function of \(outputs, targets\), or an object with update\("
+        TypeError, match=r"metric 'accuracy' must be a function of \(outputs, targets\), or an object with update\("
     ):
         linear_classifier(metrics={"accuracy": "accuracy"})
     with pytest.raises(ValueError, match="cannot be called 'loss'"):

@@ -173,15 +173,15 @@ def test_of_a_critical_plugin_an_error_without_a_text_leaves_as_it_is() -> None:
 # What is given in a wrong type is refused where it is given.
 
 METRICS: list[tuple[Any, Any, str]] = [
-    ("x", "text", "The metric 'x' was given 'text': it takes a number, or a tensor of one element."),
-    ("x", "1.5", "The metric 'x' was given '1.5': it takes a number, or a tensor of one element."),
-    ("x", None, "The metric 'x' was given None: it takes a number, or a tensor of one element."),
+    ("x", "text", "The metric 'x' must be a number or a tensor of one element, got 'text'."),
+    ("x", "1.5", "The metric 'x' must be a number or a tensor of one element, got '1.5'."),
+    ("x", None, "The metric 'x' must be a number or a tensor of one element, got None."),
     (
         "x",
         torch.ones(2),
-        "The metric 'x' was given a value of type Tensor: it takes a number, or a tensor of one element.",
+        "The metric 'x' must be a number or a tensor of one element, got a value of type Tensor.",
     ),
-    (3, 1.0, "A metric goes by a name such as 'train/loss', got 3."),
+    (3, 1.0, "The name of a metric is a string such as 'train/loss', got 3."),
 ]
 
 

@@ -1,1 +1,1 @@
-"""Random draws of loading: keyed by position, kept apart from those of the training."""
+"""Random draws of loading: keyed by position, isolated from the training."""

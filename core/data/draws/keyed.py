@@ -1,8 +1,8 @@
-"""Datasets in loader workers or here: seeded for each batch by its position; the first batch is loaded twice.
+"""Datasets that seed all generators for each batch by its position, in any process.
 
-A batch sampler yields `KeyedBatch`es; the dataset seeds every generator by the batch's key and then loads it. The
-collate function follows in the same process and continues the same stream. So no worker holds state, and it does not
-matter which one loads a batch, how many there are, or how far ahead they read.
+A batch sampler yields `KeyedBatch`es. The dataset seeds every generator by the key of the batch and then loads it. The
+collate function follows in the same process and continues the same stream. So workers keep no state, and the result
+does not depend on which worker loads a batch, on their number, or on how far ahead they read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .keyed_generators import BEGIN, KeyedGenerators, TracedLoad
 from .object_parts import outline
 
 Key = tuple[int, ...]
-ENDED = "The dataset raised StopIteration, which would look like the end of the epoch: that is for iterators only."
+ENDED = "The dataset raised StopIteration, which would end the epoch silently: only iterators may raise it."
 
 
 class KeyedPosition(NamedTuple):
-    """Where a batch lies: the key of its draws, and the positions of its samples in the global order."""
+    """The key of the draws of a batch, and the positions of its samples in the global order."""
 
     key: Key
     first: int
@@ -42,32 +42,32 @@ class KeyedBatch(list[Any]):
     __slots__ = ("position",)
     position: KeyedPosition
 
-    def __reduce__(self) -> Any:  # as it goes to a worker for every batch: half of what pickle finds out by itself
+    def __reduce__(self) -> Any:  # pickled for every batch: half the size of the default
         return _rebuild_keyed_batch, (list(self), *self.position)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedIndex:
-    """The index of what a loader without automatic batching takes for a batch, with its position."""
+    """An index with its position, for a loader without automatic batching."""
 
     index: Any
     position: KeyedPosition
 
 
 class DatasetWrapper:
-    """Behaves as the object in it: code of the user's that runs in a worker sees and sets that one's attributes."""
+    """Forwards attributes to the wrapped object, so that user code in a worker can use and set them."""
 
-    OWN: ClassVar[str] = "keyed_"  # what its own attributes begin with
+    PREFIX: ClassVar[str] = "keyed_"  # of the attributes of the wrapper
 
     keyed_inner: Any
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith((self.OWN, "__")):  # asked for while a copy is being made
+        if name.startswith((self.PREFIX, "__")):  # a copy is being made
             raise AttributeError(name)
         return getattr(self.keyed_inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith(self.OWN):
+        if name.startswith(self.PREFIX):
             super().__setattr__(name, value)
         else:
             setattr(self.keyed_inner, name, value)
@@ -77,16 +77,16 @@ class DatasetWrapper:
 
 
 class KeyedDataset(DatasetWrapper, Dataset[Any]):
-    """A map-style dataset that is asked for `KeyedBatch`es or `KeyedIndex`es, and else behaves as the one in it.
+    """A map-style dataset that loads `KeyedBatch`es and `KeyedIndex`es; for other indices it equals the wrapped one.
 
     Args:
-        inner: the user's.
-        collate: what makes a batch of what is loaded, under the same key; None where that is done elsewhere.
-        per_sample: whether each sample is loaded under a key of its own.
-        has_epoch: whether `inner.set_epoch` is called with the epoch of what is loaded, in every process.
+        inner: the user's dataset.
+        collate: makes a batch under the same key; None if the loader does that.
+        per_sample: whether each sample has its own key.
+        has_epoch: whether `inner.set_epoch` is called with the epoch, in every process.
 
     Attributes:
-        keyed_probe: compares two loads of the first batch, where that is wanted.
+        keyed_probe: compares two loads of the first batch, if requested.
     """
 
     def __init__(self, inner: Any, collate: Any, *, per_sample: bool, has_epoch: bool = False) -> None:
@@ -96,10 +96,9 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         self.keyed_load = self._one_by_one if per_sample else self._at_once
         self.keyed_per_sample = per_sample
         self.keyed_has_begun = False
-        self.keyed_probe: Probe | None = None
+        self.keyed_probe: LoadProbe | None = None
 
     def __getitems__(self, batch: KeyedBatch) -> Any:
-        """Load a batch under its key, or each of its samples under one of its own."""
         try:
             return self.keyed_load(batch) if self.keyed_has_begun else self._first(self.keyed_load, batch)
         except StopIteration as error:
@@ -114,15 +113,14 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
             raise RuntimeError(ENDED) from error
 
     def _first(self, load: Callable[[Any], Any], chosen: Any) -> Any:
-        """Load what this process loads first, once more where that made a generator, and see whether it repeats."""
+        # Loads again if the first load made a generator, which had no key then.
         self.keyed_has_begun = True
         if self.keyed_probe is not None and self.keyed_probe.is_due():
             return self._load_and_probe(load, chosen, self.keyed_probe)
         loaded = load(chosen)
         return load(chosen) if self.keyed_generators.look() else loaded
 
-    def _load_and_probe(self, load: Callable[[Any], Any], chosen: Any, probe: Probe) -> Any:
-        """Load the same, and compare it with another load."""
+    def _load_and_probe(self, load: Callable[[Any], Any], chosen: Any, probe: LoadProbe) -> Any:
         generators, inner, again = self.keyed_generators, self.keyed_inner, partial(load, chosen)
         generators.arrive(*chosen.position.key[:2])
         before, began = outline(inner), perf_counter()
@@ -161,7 +159,7 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
 class KeyedIterable(DatasetWrapper, IterableDataset[Any]):
     """An iterable dataset that draws by (seed, epoch, worker, n-th batch).
 
-    Seed and epoch lie in shared memory: workers that outlive an epoch see no other change. They set their copies.
+    Seed and epoch are in shared memory, because persistent workers see no other change. Each worker seeds its copy.
     """
 
     def __init__(self, inner: Any, collate: Any, batch_size: int, rank: int) -> None:
@@ -172,7 +170,6 @@ class KeyedIterable(DatasetWrapper, IterableDataset[Any]):
         self.keyed_clock.share_memory_()  # type: ignore[no-untyped-call]  # torch has no annotation here
 
     def keyed_begin(self, seed: int, epoch: int) -> None:
-        """Set what the next pass draws by."""
         self.keyed_clock[0], self.keyed_clock[1] = seed, epoch
         with isolated():
             self.keyed_generators.begin(seed, epoch)
@@ -196,14 +193,14 @@ class KeyedIterable(DatasetWrapper, IterableDataset[Any]):
 
 
 def identity(loaded: Any) -> Any:
-    """Return what is a batch already."""
+    # For data that are batches already.
     return loaded
 
 
 def _under_another_key(chosen: KeyedBatch | KeyedIndex) -> KeyedBatch | KeyedIndex:
-    """Return the same indices under a key that no batch has."""
-    seed, *rest = chosen.position.key
-    position = chosen.position._replace(key=(~seed, *rest))
+    # No batch has this key.
+    seed, *position_key = chosen.position.key
+    position = chosen.position._replace(key=(~seed, *position_key))
     return KeyedIndex(chosen.index, position) if isinstance(chosen, KeyedIndex) else keyed_batch(chosen, position)
 
 
@@ -212,30 +209,29 @@ def _rebuild_keyed_batch(indices: list[Any], *position: Any) -> KeyedBatch:
 
 
 def keyed_batch(indices: Sequence[Any], position: KeyedPosition) -> KeyedBatch:
-    """Return indices with their position."""
     batch = KeyedBatch(indices)
     batch.position = position
     return batch
 
 
-_ROOM = 4096  # bytes for what was found, which a worker process writes into shared memory
+_ROOM = 4096  # bytes of shared memory for the findings of a worker process
 LEFT_OUT = "RNGCapture(probe=False)"
-NOT_COMPARED = "was not loaded twice and compared, so hidden state in it was not found"
+NOT_COMPARED = "was not checked for hidden state"
 HIDDEN = (
-    "{} loads the same batch differently each time: it holds state that no key reaches (a counter, a cache of what was "
-    "drawn, a hidden generator, the clock, os.urandom)"
+    "{} loads the same batch differently each time: it has state that cannot be seeded (a counter, a cache of drawn "
+    "values, a hidden generator, the clock, os.urandom)"
 )
 
 
-class Probe:
-    """Compares two loads of one batch under one key, in the process that loads it; of several workers, the first.
+class LoadProbe:
+    """Compares two loads of one batch under one key, in the process that loads it; with several workers, in the first.
 
-    Compared are the batches, and the states of the generators afterwards: a number out of a cache is not drawn.
+    It compares the batches, and the states of the generators after them, because a number from a cache is not drawn.
 
     Args:
         name: of the dataset.
-        shared: whether another process is to compare.
-        limit: seconds that a worker may take for a batch, 0 for any.
+        shared: whether another process compares.
+        limit: seconds that a worker may take for a batch, 0 for no limit.
     """
 
     def __init__(self, name: str, *, shared: bool, limit: float = 0) -> None:
@@ -251,56 +247,54 @@ class Probe:
         elsewhere: Callable[[], Any] | None,
         generators: KeyedGenerators,
     ) -> None:
-        """Load a batch again.
+        """Load a batch again and compare it.
 
         Args:
-            first: what came the first time.
-            load: loads it again under the same key.
-            elsewhere: loads it under another key, where the dataset was changed by the first load.
-            generators: those of the dataset.
+            first: the first load.
+            load: loads the batch again under the same key.
+            elsewhere: loads it under another key, if the first load changed the dataset.
+            generators: of the dataset.
         """
         began = perf_counter()
         sentences = generators.unkeyed(self._name)
         try:
             is_pure = _is_pure(first, load, elsewhere, generators)
-        except Exception as error:  # noqa: BLE001  # the run has its batch; what is not known is said
+        except Exception as error:  # noqa: BLE001  # the run has its batch; the failure is reported
             sentences.append(f"{self._name} {NOT_COMPARED}: {describe_error(error)}")
         else:
             sentences += [] if is_pure else [HIDDEN.format(self._name)]
         self._write(perf_counter() - began, sentences)
 
     def is_due(self) -> bool:
-        """Return whether it is this process that compares."""
+        # True in the process that compares.
         worker = get_worker_info()
         return worker is None or worker.id == 0
 
     def leave_out(self, reason: str, generators: KeyedGenerators | None = None) -> None:
-        """Say why nothing is loaded twice."""
-        known = [] if generators is None else generators.unkeyed(self._name)
-        self._write(0.0, [*known, f"{self._name} {NOT_COMPARED}: {reason}"])
+        findings = [] if generators is None else generators.unkeyed(self._name)
+        self._write(0.0, [*findings, f"{self._name} {NOT_COMPARED}: {reason}"])
 
     def read(self) -> tuple[float, list[str]]:
-        """Return the seconds that it took, and a sentence for each thing that was found."""
+        # The seconds that it took, and a sentence for each finding.
         words = bytes(self._words.numpy()).rstrip(b"\0")
         seconds, *sentences = json.loads(words if words.startswith(b"[") else b"[0.0]")
         return seconds, sentences
 
     def _write(self, seconds: float, sentences: list[str]) -> None:
-        text = [each[:500] for each in sentences]
+        text = [sentence[:500] for sentence in sentences]
         while len(words := json.dumps([seconds, *text]).encode()) > _ROOM:
             text.pop(0)
         written = torch.frombuffer(bytearray(words.ljust(_ROOM, b"\0")), dtype=torch.uint8)
         self._words[1:] = written[1:]
-        self._words[0] = written[0]  # last: until then there is nothing for another process to read
+        self._words[0] = written[0]  # last: it makes the content readable for other processes
 
 
 def _is_pure(
     first: TracedLoad, load: Callable[[], Any], elsewhere: Callable[[], Any] | None, generators: KeyedGenerators
 ) -> bool:
-    """Return whether nothing of the first load shows in a later one."""
     again = generators.traced(load)
     if not same(first.loaded, again.loaded) or not same(first.states, again.states):
         return False
     if elsewhere is None or not generators.has_drawn(first):
         return True
-    return not same(first.loaded, elsewhere())  # what is drawn each time may still have been kept from the first
+    return not same(first.loaded, elsewhere())  # a cache of the first load would yield the same again

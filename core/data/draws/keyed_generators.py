@@ -1,22 +1,168 @@
-"""The random generators of data objects: seeded with the global ones, by the position of what is loaded."""
+"""The random generators of data objects: found by a search, and seeded by position with the global ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import logging
+import random
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import islice
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, NamedTuple
 
-from ...objects.equality import same
+import numpy as np
+from torch import Tensor
+
+from ...objects.equality import SCALARS, same
 from ...system.extras import with_article
-from .generator_search import search
-from .generators import generator_states, key_generators, seed_all
+from .generators import KINDS, Generator, generator_states, is_global, key_generators, seed_all
+from .object_parts import attributes, class_parts, function_parts
 from .rng import generator_state
+from .users_code import is_ours, is_users, module_of
 
-BEGIN = -1  # in place of a position: what is drawn before the first batch
+LONG: Final = 10_000  # items; a longer container is sampled first
+SAMPLE: Final = 100
+LEAVES: Final = (*SCALARS, Tensor, np.generic, ModuleType, logging.Logger, logging.Handler, threading.Thread)
+# These wrap the user's objects.
+DATASETS: Final = ("heliograph.core.data.", "heliograph_recorder.demo.", "heliograph_testing.")
+CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset)
+CODE: Final = (
+    *(MethodType, BuiltinMethodType, property, staticmethod, classmethod),
+    *(functools.partial, functools.cached_property, functools._lru_cache_wrapper),
+)
+CODE_PARTS: Final = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
+
+
+class SearchFindings(NamedTuple):
+    """The result of a search.
+
+    Attributes:
+        generators: each once, without the global ones, in an order that pickling does not change.
+        unseedable: objects that draw or count but cannot be seeded: `random.SystemRandom`, iterators.
+        in_sets: the size of each set with several generators: its order differs between processes.
+    """
+
+    generators: list[Generator]
+    unseedable: list[object]
+    in_sets: list[int]
+
+
+def search(*roots: object) -> SearchFindings:
+    """Search objects for random generators at any depth, level by level, in the order of attributes and items.
+
+    The search covers attributes, slots, containers, object arrays, closures, defaults, partials and bound methods; for
+    the user's code, also class attributes and the globals that functions name. Sets come last. For a container of more
+    than 10,000 items, the first 100 and one of each type are searched, and the rest only if these have a generator.
+    Modules, tensors, loggers and threads are skipped, and so is state that a library has only in C.
+    """
+    walk = _Walk({})
+    walk.through(roots)
+    return walk.findings
+
+
+class _Walk:
+    def __init__(self, seen: dict[int, object]) -> None:
+        self.findings = SearchFindings([], [], [])
+        self.seen = seen  # by id; the references keep ids from being reused
+
+    def through(self, parts: Iterable[object]) -> None:
+        sets: list[Any] = []
+        level = self.admit(parts, sets)
+        while level:
+            level = [part for holder in level for part in self.admit(self.parts(holder), sets)]
+        for holder in sets:
+            count = len(self.findings.generators)
+            self.through(self.contents(holder, set if isinstance(holder, set) else frozenset))
+            if (size := len(self.findings.generators) - count) > 1:
+                self.findings.in_sets.append(size)
+
+    def admit(self, parts: Iterable[Any], sets: list[Any]) -> list[Any]:
+        admitted: list[Any] = []
+        for part in parts:
+            kind: type = type(part)
+            family = _family(kind)
+            if family == "leaf" or id(part) in self.seen:
+                continue
+            self.seen[id(part)] = part
+            if family == "generator":
+                self.findings.generators.extend([] if is_global(part) else [part])
+            elif family in ("unseedable", "iterator"):
+                self.findings.unseedable.append(part)
+            else:
+                (sets if family == "set" else admitted).append(part)
+        return admitted
+
+    def parts(self, holder: Any) -> Iterable[Any]:
+        kind = type(holder)
+        if kind in CONTAINERS:
+            return self.contents(holder, kind)
+        if isinstance(holder, FunctionType):
+            return function_parts(holder)
+        if isinstance(holder, type):
+            return class_parts(holder)
+        if isinstance(holder, CODE):
+            return [getattr(holder, name, None) for name in CODE_PARTS]
+        if isinstance(holder, np.ndarray):
+            return self.searched(holder.ravel().tolist()) if holder.dtype.hasobject else ()
+        try:
+            parts: list[Any] = [value for _, value in attributes(holder)]
+        except Exception:  # noqa: BLE001  # a proxy may raise anything
+            return ()
+        base = next((base for base in CONTAINERS if isinstance(holder, base)), None)
+        parts += [] if base is None else self.contents(holder, base)
+        parts += [holder.default_factory] if isinstance(holder, defaultdict) else []
+        if id(kind) not in self.seen:
+            self.seen[id(kind)] = kind
+            parts += class_parts(kind)
+        if is_users(module_of(kind)):
+            return parts
+        kinds = map(type, parts)  # a library counts with iterators
+        return [part for part, part_kind in zip(parts, kinds, strict=True) if _family(part_kind) != "iterator"]
+
+    def contents(self, holder: Any, base: Any) -> list[Any]:
+        # Runs no code of the class.
+        if base is dict:
+            return [*self.searched(dict.keys(holder)), *self.searched(dict.values(holder))]
+        return self.searched(holder if type(holder) is base else list(base.__iter__(holder)))
+
+    def searched(self, items: Collection[Any]) -> list[Any]:
+        kinds = set(map(type, items))
+        if kinds <= SCALARS or all(_family(kind) == "leaf" for kind in kinds):
+            return []
+        if len(items) <= LONG:
+            return [*items]
+        sample, count = _Walk(self.seen), len(self.seen)
+        of_kinds = dict(zip(map(type, items), items, strict=True)) if len(kinds) > 1 else {}
+        sample.through([*islice(items, SAMPLE), *of_kinds.values()])
+        if not any(sample.findings):
+            return []
+        while len(self.seen) > count:  # the full search visits them in order
+            self.seen.popitem()
+        return [*items]
+
+
+@functools.cache
+def _family(kind: type) -> str:
+    module = module_of(kind)
+    if issubclass(kind, random.SystemRandom):
+        return "unseedable"
+    if issubclass(kind, KINDS):
+        return "generator"
+    if module in ("builtins", "itertools") and hasattr(kind, "__next__"):
+        return "iterator"
+    if issubclass(kind, LEAVES) or (is_ours(module) and not module.startswith(DATASETS)):
+        return "leaf"
+    return "set" if issubclass(kind, set | frozenset) else "holder"
+
+
+BEGIN = -1  # in place of a position: for draws before the first batch
 
 
 class TracedLoad(NamedTuple):
-    """What was loaded, the keys of the seedings on the way, and the states of all generators when each was done."""
+    """A load: the result, the keys of its seedings, and the states of all generators at the end of each."""
 
     loaded: Any
     keys: list[tuple[int, ...]]
@@ -24,13 +170,13 @@ class TracedLoad(NamedTuple):
 
 
 class KeyedGenerators:
-    """The random generators of objects: searched in the process that uses them, again in every epoch.
+    """The random generators of objects: searched in the process that uses them, in every epoch.
 
-    Forked worker processes inherit what was found; those that outlive an epoch search again.
+    Forked worker processes inherit the findings; persistent workers search again.
 
     Args:
-        holders: objects that may hold generators.
-        follower: gets the epoch by its `set_epoch` when the epoch changes, in whichever process it is.
+        holders: objects that may contain generators.
+        follower: gets the epoch through its `set_epoch` when the epoch changes, in every process.
     """
 
     def __init__(self, *holders: Any, follower: Any = None) -> None:
@@ -38,10 +184,9 @@ class KeyedGenerators:
         self._findings = search()
         self._epoch: int | None = None
         self._keys: list[tuple[int, ...]] | None = None  # of the seedings since a trace began
-        self._states_before: list[Any] = []  # each of these seedings
+        self._states_before: list[Any] = []  # before each of these seedings
 
     def seed(self, seed: int, epoch: int, *position: int) -> None:
-        """Seed the global generators and those of the objects."""
         if epoch != self._epoch:
             if self._keys is None:
                 self.begin(seed, epoch)
@@ -53,7 +198,7 @@ class KeyedGenerators:
             key_generators(self._findings.generators, seed, epoch, *position)
 
     def begin(self, seed: int, epoch: int) -> None:
-        """Search for generators, and set the epoch: what is drawn then is the same in every process."""
+        # Draws of `set_epoch` are keyed, so they are the same in every process.
         self._epoch = epoch
         self.look()
         if hasattr(self._follower, "set_epoch"):
@@ -62,13 +207,12 @@ class KeyedGenerators:
             self.look()
 
     def arrive(self, seed: int, epoch: int) -> None:
-        """Begin an epoch, unless it has begun here."""
         if epoch != self._epoch:
             self.begin(seed, epoch)
 
     def traced(self, load: Callable[[], Any]) -> TracedLoad:
-        """Load something that belongs to the epoch, and note what was drawn under which keys."""
-        epoch, self._epoch = self._epoch, None  # so that each seeding is noticed
+        # Loads data of the epoch, and notes every seeding on the way.
+        epoch, self._epoch = self._epoch, None  # so that each seeding is traced
         self._keys, self._states_before = [], []
         try:
             loaded = load()
@@ -77,7 +221,6 @@ class KeyedGenerators:
             self._epoch, self._keys = epoch, None
 
     def has_drawn(self, traced: TracedLoad) -> bool:
-        """True if anything was drawn in a load."""
         for key, states in zip(traced.keys, traced.states, strict=True):
             self.seed(*key)
             if not same(self._states(), states):
@@ -85,8 +228,8 @@ class KeyedGenerators:
         return False
 
     def look(self) -> bool:
-        """Search again; return whether a generator has been made since."""
-        before = self._findings  # alive until the ids are compared
+        # Searches again; returns whether a new generator was found.
+        before = self._findings  # the objects stay alive until the ids are compared
         self._findings = search(*self._holders)
         return not set(map(id, self._findings.generators)) <= set(map(id, before.generators))
 
@@ -94,30 +237,30 @@ class KeyedGenerators:
         """Return a sentence for each kind of object that cannot be seeded.
 
         Args:
-            name: of what holds it.
+            name: of the object that contains it.
         """
         kinds = dict.fromkeys(type(value).__qualname__ for value in self._findings.unseedable)
         sentences = [
-            f"{name} holds {with_article(kind)}, which no key reaches, so a resumed run continues with another "
-            f"state of it: {'use random.Random(seed)' if kind == 'SystemRandom' else 'go by the index of the sample'}"
+            f"{name} uses {with_article(kind)}, which cannot be seeded, so a resumed run continues with a different "
+            f"state: {'use random.Random(seed)' if kind == 'SystemRandom' else 'use the index of the sample'}"
             for kind in kinds
         ]
         if self._findings.in_sets:
             sentences.append(
-                f"{name} holds {max(self._findings.in_sets)} generators in a set, whose order is another one in every "
-                f"process: hold them in a list"
+                f"{name} has {max(self._findings.in_sets)} generators in a set, whose order differs between processes: "
+                f"use a list"
             )
         return sentences
 
     def _states(self) -> list[Any]:
         return [generator_states(), *map(generator_state, self._findings.generators)]
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a copy holds other generators
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy has other generators
         return partial(KeyedGenerators, follower=self._follower), self._holders
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Pass the epoch to a loader or sampler that shuffles by it."""
+    # For loaders and samplers that shuffle by the epoch.
     for part in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
         if callable(setter := getattr(part, "set_epoch", None)):
             setter(epoch)

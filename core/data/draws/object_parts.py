@@ -1,4 +1,4 @@
-"""The parts of an object: its attributes and slots, and what the user's classes and functions refer to."""
+"""The parts of an object: attributes, slots, and references of the user's classes and functions."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from ...objects.equality import SCALARS
 from .generators import KINDS
 from .users_code import is_users, module_of
 
-MAKING: Final = ("__init__", "__new__", "__post_init__", "__setstate__", "__del__")  # do not run while data are loaded
+MAKING: Final = ("__init__", "__new__", "__post_init__", "__setstate__", "__del__")  # these do not run during loading
 VALUES: Final = tuple(SCALARS)
-MOST_ITEMS: Final = 1000  # of a longer container only the length is outlined
-MOST_PARTS: Final = 20_000  # that are outlined, the outermost first: some tens of milliseconds
+MOST_ITEMS: Final = 1000  # of a longer container only the length enters the digest
+MOST_PARTS: Final = 20_000  # in the digest, the outermost first: some tens of milliseconds
 
 
 def slot_names(kind: type) -> Iterator[str]:
-    """Yield the names of the slots of a class and its bases."""
     for base in kind.__mro__:
         names = vars(base).get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else sorted(names):  # a set has another order in each process
+        for name in (
+            (names,) if isinstance(names, str) else sorted(names)
+        ):  # the order of a set differs between processes
             if name not in ("__dict__", "__weakref__"):
                 is_private = name[:2] == "__" and name[-2:] != "__"
                 yield f"_{base.__name__.lstrip('_')}{name}" if is_private else name
 
 
 def attributes(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the attributes of an object: those of its `__dict__`, and its slots; no code of its class runs."""
+    # From `__dict__` and slots; no code of the class runs.
     kind = type(value)
-    own = value.__dict__ if kind.__dictoffset__ else {}
-    for name, item in list(own.items()):
+    instance_dict = value.__dict__ if kind.__dictoffset__ else {}
+    for name, item in list(instance_dict.items()):
         if not (name[:2] == "__" and name[-2:] == "__"):
             yield name, item
     for name in slot_names(kind):
@@ -45,7 +46,6 @@ def attributes(value: object) -> Iterator[tuple[str, object]]:
 
 
 def cell_content(cell: CellType) -> object:
-    """Return what a closure's cell holds; None if it is not filled yet."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -53,7 +53,7 @@ def cell_content(cell: CellType) -> object:
 
 
 def class_parts(kind: type) -> Iterator[object]:
-    """Yield what is on a class: the generators, and of the user's classes the code and the variables."""
+    # The generators of any class; for the user's classes, also functions and variables.
     for base in kind.__mro__:
         is_own = is_users(module_of(base))
         for name, value in list(vars(base).items()):
@@ -63,20 +63,20 @@ def class_parts(kind: type) -> Iterator[object]:
 
 
 def function_parts(function: FunctionType) -> Iterator[object]:
-    """Yield what a function closes over, its defaults and attributes, and the globals that the user's own names.
+    """Yield closure cells, defaults and attributes of a function; for user code, also the globals that it names.
 
-    Names of attributes are among them: a global of the same name is a part too.
+    Names of attributes count too: a global of the same name is a part.
     """
     yield from map(cell_content, function.__closure__ or ())
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *function.__dict__.values())
     if is_users(str(function.__globals__.get("__name__"))):
         names, spaces = _names(function.__code__), [function.__globals__]
-        for space in spaces:  # and those of the user's modules that it names or imports
+        for space in spaces:  # including the user's modules that it names or imports
             for name in names:
                 value = space.get(name, sys.modules.get(name))
                 if not isinstance(value, ModuleType):
                     yield value
-                elif is_users(value.__name__) and not any(vars(value) is known for known in spaces):
+                elif is_users(value.__name__) and not any(vars(value) is seen for seen in spaces):
                     spaces.append(vars(value))
 
 
@@ -89,16 +89,15 @@ def _names(code: CodeType) -> dict[str, None]:
 
 
 def set_by_epoch(kind: type) -> frozenset[str]:
-    """Return the names of the attributes that the `set_epoch` of a class sets."""
     code = getattr(getattr(kind, "set_epoch", None), "__code__", None)
     steps = () if code is None else dis.get_instructions(code)
     return frozenset(step.argval for step in steps if step.opname == "STORE_ATTR")
 
 
 def outline(dataset: object) -> bytes:
-    """Return a digest of the plain values in a dataset's attributes, and in those of what it consists of.
+    """Return a digest of the plain values in a dataset's attributes and parts.
 
-    What `set_epoch` sets does not count: the copies get the epoch, too. Nor does what lies deep among much data.
+    Values that `set_epoch` sets are ignored, because every copy gets the epoch; so are values deep in large data.
     """
     content, seen, level = blake2b(digest_size=16), set[int](), [dataset]
     while level and len(seen) < MOST_PARTS:

@@ -1,4 +1,4 @@
-"""Random generators: seed, capture and restore them all, as plain types and tensors; thousands of words as bytes."""
+"""Seed, save and restore random generators; states are plain types, tensors and bytes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from .generators import Generator
 
 
 def seed_all(seed: int) -> None:
-    """Seed python, NumPy's legacy generator, torch on the CPU and on every CUDA device."""
+    """Seed Python, NumPy's legacy generator, and torch on all devices."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # third-party code draws from it
+    np.random.seed(seed % 2**32)  # third-party code uses it
     torch.manual_seed(seed)
 
 
 def name_seed(seed: int) -> None:
-    """Let `torch.initial_seed()` return this, and leave the stream of random numbers as it is."""
+    # Sets `torch.initial_seed()` without changing the stream of random numbers.
     state = torch.get_rng_state()
-    first = state[:8].view(torch.uint64)  # in torch's format the initial seed
+    first = state[:8].view(torch.uint64)  # torch's format starts with the initial seed
     if first.item() == torch.initial_seed():
         first.fill_(seed)
         torch.set_rng_state(state)
 
 
 def capture() -> dict[str, Any]:
-    """Return the state of every global generator."""
+    """Return the states of all global generators."""
     return {
         "python": pack_python(random.getstate()),
         "numpy": pack_numpy(np.random.get_state(legacy=False)),
@@ -42,7 +42,10 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Set every global generator; CUDA states are for the devices that there are."""
+    """Restore the states of all global generators.
+
+    CUDA states are restored for the devices that exist.
+    """
     random.setstate(_unpacked(state["python"]))
     np.random.set_state(_from_plain(state["numpy"]))
     torch.set_rng_state(_tensor(state["torch"]))
@@ -52,7 +55,7 @@ def restore(state: Mapping[str, Any]) -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Leave every global generator as it was, whatever is drawn within."""
+    # Restores every global generator on exit.
     state = capture()
     try:
         yield
@@ -61,7 +64,6 @@ def kept() -> Iterator[None]:
 
 
 def generator_state(generator: Generator) -> Any:
-    """Return the state of one generator, of any kind, as plain types and tensors."""
     if isinstance(generator, np.random.Generator):
         return pack_numpy(generator.bit_generator.state)
     if isinstance(generator, np.random.BitGenerator):
@@ -77,7 +79,6 @@ def generator_state(generator: Generator) -> Any:
 
 
 def set_generator_state(generator: Generator, state: Any) -> None:
-    """Set a generator to a captured state of one of its kind."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = _from_plain(state)
     elif isinstance(generator, np.random.BitGenerator):
@@ -96,7 +97,7 @@ def set_generator_state(generator: Generator, state: Any) -> None:
 
 
 def pack_python(state: tuple[int, Any, float | None]) -> list[Any]:
-    """Return a state of python's as plain types: its words as bytes, of which nothing must look at each."""
+    # As bytes, because a list of words makes each of them an object.
     version, words, gauss = state
     return [version, struct.pack(f"<{len(words)}I", *words), gauss]
 
@@ -107,7 +108,6 @@ def _unpacked(state: Any) -> tuple[int, Any, float | None]:
 
 
 def pack_torch(state: Tensor) -> bytes:
-    """Return a state of torch's as bytes."""
     return state.numpy().tobytes()
 
 
@@ -116,7 +116,6 @@ def _tensor(state: bytes) -> Tensor:
 
 
 def pack_numpy(value: Any) -> Any:
-    """Return nested NumPy states as dicts, numbers and bytes."""
     if isinstance(value, Mapping):
         return {key: pack_numpy(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):

@@ -1,7 +1,7 @@
-"""Orders dealt out to ranks: each reads its part of the one that all have in common.
+"""Orders that are divided among the ranks: each rank reads its part of a common order.
 
-In a training every rank has equally many batches: the last round is filled up from the beginning of the order, or left
-out where the loader drops its last batch.
+In a training every rank has the same number of batches: the last round is filled up from the start of the order, or
+dropped if the loader drops its last batch.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, cycle, islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import RandomSampler as TorchRandomSampler
+from torch.utils.data import SequentialSampler as TorchSequentialSampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
+from ...objects.equality import same
 from ..draws.keyed import KeyedBatch, KeyedIndex, KeyedPosition, keyed_batch
 from ..draws.keyed_generators import BEGIN, KeyedGenerators
 from ..draws.users_code import is_users, module_of
@@ -25,25 +28,24 @@ from .samplers import (
     is_seekable,
     seed_of,
 )
-from .shares import Share
-from .sizes import length_of
+from .sizes import ALONE, Share, length_of
 
 Indices = TypeVar("Indices", bound=list[Any])
 
 
 @runtime_checkable
 class Order(Protocol):
-    """What replaces the batch sampler of a loader.
+    """Replaces the batch sampler of a loader.
 
     Attributes:
-        draws: whether its iteration runs code that may draw random numbers.
-        is_own: whether it runs no code but this package's.
-        unknown: the sampler of which nobody knows whether it repeats itself, None where that is known.
-        kind: plain facts that a checkpoint keeps: with others, a position within an epoch would mean other samples.
-        batch_size: how many indices of the sampler a batch takes; 1 where it yields whole batches.
-        length: how many batches an epoch has here, None where that is unknown.
-        even: whether the batches of all ranks are as large as this one's.
-        common: whether what ranks read are parts of one order, each of them every so many of its samples.
+        draws: whether iterating runs code that may draw random numbers.
+        is_own: whether it runs only code of this package.
+        unknown: a sampler with unknown determinism, or None.
+        kind: plain facts for the checkpoint: if they differ, a position within an epoch means other samples.
+        batch_size: sampler indices per batch; 1 if the sampler yields complete batches.
+        length: batches of an epoch on this rank, None if unknown.
+        even: whether the batches of all ranks have the same sizes.
+        common: whether the ranks read parts of one order, each every n-th sample.
     """
 
     draws: bool
@@ -56,17 +58,17 @@ class Order(Protocol):
     common: bool
 
     def begin(self, seed: int, epoch: int, batch: int) -> None:
-        """Set what the next iteration yields."""
+        """Set the start of the next iteration."""
 
     def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
-        """Yield the batches from there on."""
+        """Yield the remaining batches of the epoch."""
 
 
 class RankOrder:
-    """Where the next iteration begins, on one rank of several.
+    """The start of the next iteration, on one rank of several.
 
     Attributes:
-        within: how many samples of the first batch are left out; of one process only.
+        within: the number of skipped samples of the first batch; for a single process only.
     """
 
     is_own = False
@@ -76,21 +78,19 @@ class RankOrder:
         self.seed = self.epoch = self.batch = self.within = 0
 
     def begin(self, seed: int, epoch: int, batch: int) -> None:
-        """Set seed, epoch and the first batch."""
         self.seed, self.epoch, self.batch, self.within = seed, epoch, batch, 0
 
     def position(self, batch: int, batch_size: int) -> KeyedPosition:
-        """Return the position of a batch on this rank."""
         first = batch * batch_size * self.world_size + self.rank + self.left_out(batch)
         return KeyedPosition((self.seed, self.epoch, batch, self.rank), first, self.world_size)
 
     def left_out(self, batch: int) -> int:
-        """Return how many samples of a batch are left out."""
+        # The number of skipped samples of a batch.
         return self.within if batch == self.batch else 0
 
 
 class SeekableOrder(RankOrder):
-    """Batches of a seekable sampler: going to any position costs the same."""
+    """Batches of a seekable sampler: seeking has a constant cost."""
 
     draws, unknown, even, common = False, None, True, True
 
@@ -109,7 +109,6 @@ class SeekableOrder(RankOrder):
             yield chosen
 
     def unkeyed(self) -> Iterator[list[int]]:
-        """Return the indices of the same batches, without their positions."""
         return self._chosen(list)
 
     def _chosen(self, kind: Callable[[Iterable[int]], Indices]) -> Iterator[Indices]:
@@ -139,7 +138,7 @@ class SingleOrder(RankOrder):
 
 
 class Unkeyed:
-    """The indices of an order alone, for data that cannot draw.
+    """The indices of an order without keys, for data that cannot draw.
 
     Args:
         order: of seekable samplers.
@@ -151,7 +150,7 @@ class Unkeyed:
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self._order, SeekableOrder):
             return self._order.unkeyed()
-        return (each if isinstance(each, list) else each.index for each in self._order)
+        return (item if isinstance(item, list) else item.index for item in self._order)
 
 
 def _is_own(sampler: SeekableSampler) -> bool:
@@ -161,29 +160,26 @@ def _is_own(sampler: SeekableSampler) -> bool:
 
 
 def full_batches(samples: int, batch_size: int, *, drop_last: bool) -> int:
-    """Return how many batches there are of so many samples."""
     return samples // batch_size if drop_last else -(-samples // batch_size)
 
 
 def _order_facts(sampler: SeekableSampler) -> dict[str, Any]:
-    """Return what is known of a seekable sampler, without the part of a rank in it."""
-    whole = sampler
-    while isinstance(whole, DistributedSampler):
-        whole = whole.sampler
-    return {"order": algorithm_of(sampler), "seed": seed_of(sampler), "samples": len(whole)}
+    # Without the part of a rank.
+    inner = sampler
+    while isinstance(inner, DistributedSampler):
+        inner = inner.sampler
+    return {"order": algorithm_of(sampler), "seed": seed_of(sampler), "samples": len(inner)}
 
 
-BLOCK = 256  # indices that a sampler is asked for under one key: more cost less, but are known longer ahead
-Part = tuple[Any, int, int]  # what a rank takes of a round, the position of its first sample, and the stride
-
-
-AHEAD = -2  # a sampler that draws does so under keys of its own, below those of the batches
+BLOCK = 256  # indices under one key: larger blocks cost less, but read further ahead
+Part = tuple[Any, int, int]  # the indices of a rank in a round, the position of the first sample, and the stride
+AHEAD = -2  # a sampler draws under its own keys, below the keys of the batches
 
 
 class OpaqueSampler(RankOrder):
-    """What runs any other sampler or batch sampler, under keys of its own.
+    """Runs any other sampler or batch sampler, under its own keys.
 
-    To reach a position its indices are skipped, no data is loaded.
+    To reach a position, indices are skipped; no data is loaded.
     """
 
     draws = True
@@ -197,19 +193,19 @@ class OpaqueSampler(RankOrder):
         self.kind = _facts(inner)
 
     def iterate_keyed(self, inner: Iterable[Any], block: int = 1) -> Iterator[Any]:
-        """Yield what it yields in the epoch, asked for so many at a time, each time under a key."""
+        # Requests `block` indices at a time, each block under its own key.
         self.generators.seed(self.seed, self.epoch, BEGIN)
         chosen = iter(inner)
         for number in count():
             self.generators.seed(self.seed, self.epoch, AHEAD - number)
-            asked = list(islice(chosen, block))
-            yield from asked
-            if len(asked) < block:
+            indices = list(islice(chosen, block))
+            yield from indices
+            if len(indices) < block:
                 return
 
 
 class OpaqueOrder(OpaqueSampler):
-    """The order of a sampler or batch sampler that knows its rank."""
+    """The order of a distributed sampler or batch sampler."""
 
     def __init__(self, inner: Any, share: Share, *, batched: bool) -> None:
         super().__init__(inner, share)
@@ -222,16 +218,16 @@ class OpaqueOrder(OpaqueSampler):
     def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
         samples = 0
         for batch, indices in enumerate(self.iterate_keyed(self.inner)):
-            before, samples = samples, samples + (len(indices) if self.batched else 1)  # batches may be of any sizes
+            before, samples = samples, samples + (len(indices) if self.batched else 1)  # batches may have any size
             if batch < self.batch:
                 continue
-            key, gone = (self.seed, self.epoch, batch, self.rank), self.left_out(batch)
-            position = KeyedPosition(key, before * self.world_size + self.rank + gone, self.world_size)
-            yield keyed_batch(indices[gone:], position) if self.batched else KeyedIndex(indices, position)
+            key, skipped = (self.seed, self.epoch, batch, self.rank), self.left_out(batch)
+            position = KeyedPosition(key, before * self.world_size + self.rank + skipped, self.world_size)
+            yield keyed_batch(indices[skipped:], position) if self.batched else KeyedIndex(indices, position)
 
 
 def knows_ranks(sampler: Any) -> bool:
-    """Return whether a sampler, or the one that it goes by, deals out to ranks by itself."""
+    # True if the sampler, or a sampler that it wraps, divides its indices among the ranks.
     while sampler is not None:
         if hasattr(sampler, "num_replicas") or (hasattr(sampler, "rank") and hasattr(sampler, "world_size")):
             return True
@@ -240,7 +236,7 @@ def knows_ranks(sampler: Any) -> bool:
 
 
 def _facts(sampler: Any) -> dict[str, Any]:
-    """Return what is known of a user's sampler or batch sampler, without the part of a rank in it."""
+    # Without the part of a rank.
     if type(sampler) is BatchSampler:
         return {**_facts(sampler.sampler), "drop_last": sampler.drop_last}
     facts: dict[str, Any] = {"order": type(sampler).__name__, "seed": seed_of(sampler)}
@@ -250,9 +246,9 @@ def _facts(sampler: Any) -> dict[str, Any]:
 
 
 def _unknown(sampler: Any) -> Any:
-    """Return a sampler, or the one in it, whose state nobody compares: one of a library.
+    """Return the sampler if it is of a library: its state is not verified.
 
-    A resume compares the attributes of the user's, and torch's have none but generators, which are keyed.
+    A resume compares the attributes of a user's sampler; torch's samplers have only generators, which are keyed.
     """
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     module = module_of(type(inner))
@@ -271,23 +267,23 @@ class DealtOrder(OpaqueSampler):
     even: bool
 
     def rounds(self) -> Iterator[Part]:
-        """Yield the part of this rank, round by round."""
+        """Yield the part of this rank for each round."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
         for number, (indices, first, stride) in enumerate(self.rounds()):
             if number < self.batch:
                 continue
-            gone = self.left_out(number)
-            position = KeyedPosition((self.seed, self.epoch, number, self.rank), first + gone, stride)
-            yield keyed_batch(indices[gone:], position) if self.batched else KeyedIndex(indices, position)
+            skipped = self.left_out(number)
+            position = KeyedPosition((self.seed, self.epoch, number, self.rank), first + skipped, stride)
+            yield keyed_batch(indices[skipped:], position) if self.batched else KeyedIndex(indices, position)
 
 
 class DealtSamples(DealtOrder):
-    """The samples of a user's sampler, in turn to the ranks, and batched there.
+    """The samples of a user's sampler: dealt to the ranks in turn, then batched.
 
     Args:
-        batches: how a rank batches, and the sampler.
+        batches: the batch size and the sampler.
         share: the part of this process.
     """
 
@@ -297,11 +293,10 @@ class DealtSamples(DealtOrder):
         super().__init__(batches, share)
         self.batch_size, self._drop_last = batches.batch_size, batches.drop_last
         samples, drop_last = length_of(batches.sampler), batches.drop_last
-        of_each = None if samples is None else full_batches(samples, share.world_size, drop_last=drop_last)
-        self.length = None if of_each is None else full_batches(of_each, self.batch_size, drop_last=drop_last)
+        rank_samples = None if samples is None else full_batches(samples, share.world_size, drop_last=drop_last)
+        self.length = None if rank_samples is None else full_batches(rank_samples, self.batch_size, drop_last=drop_last)
 
     def rounds(self) -> Iterator[Part]:
-        """Yield the samples of each round, a rank's every so many of them."""
         ranks, position = self.world_size, 0
         indices, size = self.iterate_keyed(self.inner.sampler, BLOCK), self.batch_size * ranks
         beginning = chosen = list(islice(indices, size))
@@ -313,12 +308,12 @@ class DealtSamples(DealtOrder):
 
 
 class DealtBatches(DealtOrder):
-    """The batches of a user's batch sampler, or of a sampler whose indices are batches, in turn to the ranks.
+    """The batches of a user's batch sampler, or of a sampler whose indices are batches, dealt to the ranks in turn.
 
     Args:
-        inner: yields batches of indices, or single ones.
+        inner: yields batches of indices, or single indices.
         share: the part of this process.
-        batched: which of both.
+        batched: whether it yields batches.
     """
 
     even = False
@@ -334,31 +329,30 @@ class DealtBatches(DealtOrder):
         self.length = None if batches is None else full_batches(batches, share.world_size, drop_last=self._drop_last)
 
     def rounds(self) -> Iterator[Part]:
-        """Yield one of as many batches as there are ranks."""
         indices, ranks, position = self._indices(), self.world_size, 0
         beginning = chosen = list(islice(indices, ranks))
         while len(chosen) == ranks or (chosen and not self._drop_last):
             parts: list[Part] = []
-            for each in islice(chain(chosen, cycle(beginning)), ranks):
-                parts.append((each, position, 1))
-                position += len(each) if self.batched else 1
+            for batch in islice(chain(chosen, cycle(beginning)), ranks):
+                parts.append((batch, position, 1))
+                position += len(batch) if self.batched else 1
             yield parts[self.rank]
             chosen = list(islice(indices, ranks))
 
     def _indices(self) -> Iterator[Any]:
-        """Return all of an epoch; positions are those of samples, so the batches before one are counted, not read."""
+        # All of an epoch: positions count samples, so the batches before a position are counted, not loaded.
         if is_seekable(self.inner):
             return iter(self.inner.indices(self.seed, self.epoch, 0))
         return self.iterate_keyed(self.inner)
 
 
 class EveryNth:
-    """Every batch of so many, as one process would read all of them: nothing is filled up and nothing left out.
+    """Every n-th batch of the order of one process: nothing is filled up and nothing dropped.
 
     Args:
         order: of one process.
         rank: the first batch.
-        world_size: how many batches on the next one is.
+        world_size: the distance to the next batch.
     """
 
     def __init__(self, order: Order, rank: int, world_size: int) -> None:
@@ -370,9 +364,80 @@ class EveryNth:
         self._first = rank
 
     def begin(self, seed: int, epoch: int, batch: int) -> None:
-        """Set seed, epoch and the first batch."""
         self._order.begin(seed, epoch, 0)
         self._first = batch * self._world_size + self._rank
 
     def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
         return islice(iter(self._order), self._first, None, self._world_size)
+
+
+def order_of(loader: DataLoader[Any], share: Share = ALONE) -> Order:
+    # The part of one process. A distributed sampler is not divided again.
+    batch_sampler: Any = loader.batch_sampler
+    plain = type(batch_sampler) is BatchSampler
+    indices = loader.sampler if batch_sampler is None else batch_sampler.sampler if plain else None
+    sampler = None if indices is None else seekable(indices)
+    if sampler is not None:
+        size, drop_last = (batch_sampler.batch_size, batch_sampler.drop_last) if plain else (None, False)
+        return _seekable_order(sampler, size, drop_last=drop_last, share=share)
+    inner = loader.sampler if batch_sampler is None else batch_sampler
+    if knows_ranks(inner):
+        return OpaqueOrder(inner, share, batched=batch_sampler is not None)
+    if plain:
+        return DealtSamples(batch_sampler, share)
+    return DealtBatches(inner, share, batched=batch_sampler is not None)
+
+
+def _seekable_order(sampler: SeekableSampler, size: int | None, *, drop_last: bool, share: Share) -> Order:
+    rank, world_size = share.rank, share.world_size
+    if world_size > 1 and not knows_ranks(sampler):
+        sampler = DistributedSampler(sampler, rank, world_size, drop_last=drop_last)
+    order: Order
+    if size is None:
+        order = SingleOrder(sampler, rank, world_size)
+    else:
+        order = SeekableOrder(sampler, size, drop_last=drop_last, rank=rank, world_size=world_size)
+    if not isinstance(sampler, DistributedSampler) and world_size > 1:  # its division is unknown
+        order.even = order.common = False
+    return order
+
+
+def seekable(sampler: Sampler[Any] | Iterable[Any]) -> SeekableSampler | None:
+    """Return the seekable equivalent of a sampler, None if there is none.
+
+    torch's shuffle without replacement becomes ours, with another permutation; the seed of its generator is used.
+    """
+    if is_seekable(sampler):
+        return sampler
+    if type(sampler) is TorchSequentialSampler:
+        return SequentialSampler(len(sampler))
+    if type(sampler) is TorchRandomSampler and not sampler.replacement and sampler._num_samples is None:
+        generator = sampler.generator
+        return RandomSampler(len(sampler), seed=None if generator is None else generator.initial_seed())
+    return None
+
+
+_BATCHES = 100  # compared batches of an order, which may be infinite
+
+
+def order_differs(order: Order, loader: DataLoader[Any], seed: int, epoch: int, batch: int) -> list[str]:
+    # A sentence if a user's sampler claims to be a function of (seed, epoch) but repeats differently.
+    batches = loader.batch_sampler
+    sampler = loader.sampler if type(batches) in (BatchSampler, type(None)) else batches
+    if order.draws or not is_users(module_of(type(sampler))):
+        return []
+    drawn = []
+    for _ in range(2):
+        order.begin(seed, epoch, batch)
+        drawn.append([_indices(chosen) for chosen in islice(order, _BATCHES)])
+    if same(*drawn):
+        return []
+    return [
+        f"{type(sampler).__name__} gives a different order each time: it has state that cannot be seeded (a counter, a "
+        f"hidden generator), so a resumed run reads other samples: make indices(seed, epoch, start) a function of its "
+        f"arguments"
+    ]
+
+
+def _indices(chosen: Any) -> Any:
+    return list(chosen) if isinstance(chosen, list) else chosen.index

@@ -1,4 +1,4 @@
-"""Samples of unequal length, such as texts: batches of similar lengths, and batches of a number of tokens."""
+"""Samples of unequal length, such as texts: batches of similar lengths, and batches with a token budget."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Lengths = npt.NDArray[np.int64]
 
 
 class LengthGroupedSampler(_Seekable):
-    """Samples in a random order in which those of similar length meet in a batch, so that little is padded.
+    """A random order with samples of similar length in a batch, to reduce padding.
 
     The order of each epoch is cut into groups of `batches` times `batch_size` samples, and each group is sorted, the
-    longest first, as `group_by_length` of the HF Trainer does. It is a pure function of seed and epoch; to begin
-    anywhere in it, one group is sorted. Give it as `loader_params={"batch_size": ..., "sampler": ...}`.
+    longest first, like `group_by_length` of the HF Trainer. It is a pure function of seed and epoch; starting at any
+    position sorts one group. Use it as `loader_params={"batch_size": ..., "sampler": ...}`.
 
     Args:
-        lengths: the length of each sample: whole numbers, [samples].
-        batch_size: samples in a batch; of several ranks, in the batches of all together.
-        batches: in a group.
+        lengths: the length of each sample: integers, [samples].
+        batch_size: samples per batch; with several ranks, of the batches of all ranks together.
+        batches: per group.
         seed: instead of the run's seed.
 
     Raises:
-        TypeError: a length is not a whole number.
+        TypeError: a length is not an integer.
         ValueError: there are no samples, a length is negative, or a number is not positive.
     """
 
@@ -49,8 +49,7 @@ class LengthGroupedSampler(_Seekable):
     def indices(self, seed: int, epoch: int, start: int) -> Iterator[int]:
         """Return the indices of an epoch from a position on."""
         group, within = divmod(_check_start(start, self), self._group)
-        own = seed if self.seed is None else self.seed
-        order = Permutation(len(self), own, epoch).iter_from(group * self._group)
+        order = Permutation(len(self), seed if self.seed is None else self.seed, epoch).iter_from(group * self._group)
         return islice(chain.from_iterable(self._groups(order)), within, None)
 
     def _groups(self, order: Iterator[int]) -> Iterator[list[int]]:
@@ -60,24 +59,24 @@ class LengthGroupedSampler(_Seekable):
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
-    """Batches of as many samples as fit into a number of tokens, padding included; the shorter, the more.
+    """Batches of as many samples as fit into a number of tokens, padding included.
 
-    Samples of one padded length meet in another way in every epoch, and the batches come in another order; their number
-    is always the same. Both are pure functions of seed and epoch: no data are read to begin anywhere. On several ranks
-    whole batches are dealt out. Give it as `loader_params={"batch_sampler": ...}`.
+    In every epoch, samples of one padded length are batched in another combination, and the batches have another order;
+    their number is constant. Both are pure functions of seed and epoch, so starting at any position reads no data.
+    Several ranks get complete batches in turn. Use it as `loader_params={"batch_sampler": ...}`.
 
     Args:
-        lengths: the length of each sample in tokens: whole numbers, at least 1, [samples].
-        tokens: in a batch at most: its samples times the padded length of its longest.
-        multiple_of: what lengths are padded to a multiple of. The larger, the more samples count as equally long.
-        max_samples: in a batch at most; None for any number.
-        shuffle: whether batches come in another order in every epoch; else the shortest samples come first.
-        drop_last: on several ranks, whether the last round is left out where it is not full.
+        lengths: the length of each sample in tokens: integers, at least 1, [samples].
+        tokens: maximum of a batch: its samples times its largest padded length.
+        multiple_of: lengths are padded to a multiple of this. A larger value makes more samples equally long.
+        max_samples: maximum of a batch; None for no maximum.
+        shuffle: a new order of the batches in every epoch; otherwise the shortest samples come first.
+        drop_last: with several ranks, whether an incomplete last round is dropped.
         seed: instead of the run's seed.
 
     Raises:
-        TypeError: a length is not a whole number.
-        ValueError: there are no samples, a sample is longer than a batch may be, or a number is not positive.
+        TypeError: a length is not an integer.
+        ValueError: there are no samples, a sample exceeds the budget, or a number is not positive.
     """
 
     __repr__ = show_attributes
@@ -102,8 +101,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         if padded.max() > budget:
             index = int(padded.argmax())
             raise ValueError(
-                f"Sample {index} has {padded[index]} tokens, padded to a multiple of {multiple}: more than the "
-                f"{budget} of a batch. Allow more tokens, or cut or leave out such samples."
+                f"Sample {index} has {padded[index]} tokens (padded to a multiple of {multiple}), but a batch has at "
+                f"most {budget}. Allow more tokens, or truncate or remove such samples."
             )
         self._padded, self._ends = padded, _ends(np.sort(padded), budget, most)
         self.shuffle, self.drop_last, self.seed, self.epoch = shuffle, drop_last, seed, 0
@@ -116,15 +115,15 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return self.indices(self.seed or 0, self.epoch, 0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order a plain DataLoader reads next."""
+        """Set the epoch for a plain DataLoader."""
         self.epoch = epoch
 
     def indices(self, seed: int, epoch: int, start: int) -> Iterator[list[int]]:
         """Return the batches of an epoch from a position on."""
-        own = seed if self.seed is None else self.seed
+        seed = seed if self.seed is None else self.seed
         first = _check_start(start, self)
-        numbers = Permutation(len(self), own, epoch).iter_from(first) if self.shuffle else range(first, len(self))
-        ties = np.fromiter(Permutation(len(self._padded), own, epoch, 1).iter_from(0), np.int64, len(self._padded))
+        numbers = Permutation(len(self), seed, epoch).iter_from(first) if self.shuffle else range(first, len(self))
+        ties = np.fromiter(Permutation(len(self._padded), seed, epoch, 1).iter_from(0), np.int64, len(self._padded))
         # Sort by padded length; equal lengths are in a random order of this epoch.
         order = ties[np.argsort(self._padded[ties], kind="stable")]
         for number in numbers:
@@ -132,11 +131,11 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
 
 def _ends(ascending: Lengths, tokens: int, most: int | None) -> list[int]:
-    """Return where each batch of ascending lengths ends: as late as its longest sample times its samples fit."""
+    # The end of each batch of ascending lengths.
     ends, start = list[int](), 0
     while start < len(ascending):
         low, high = start + 1, min(len(ascending), start + min(most or tokens, tokens // int(ascending[start])))
-        while low < high:  # the cost rises with the end, so the last that fits is found by halving
+        while low < high:  # bisection: the cost rises with the end
             middle = (low + high + 1) // 2
             if int(ascending[middle - 1]) * (middle - start) <= tokens:
                 low = middle
@@ -151,16 +150,14 @@ def _checked(lengths: Any, *, at_least: int) -> Lengths:
     array = np.asarray(lengths)
     if array.ndim != 1 or not array.size:
         raise ValueError(
-            f"lengths takes one length for each sample, [samples], and there is none in an array of shape "
-            f"{list(array.shape)}: [len(each) for each in dataset], say."
+            f"lengths must be a one-dimensional array with a length for each sample, got the shape "
+            f"{list(array.shape)}: use, for example, [len(sample) for sample in dataset]."
         )
     if not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"lengths takes whole numbers, got {array.dtype}.")
+        raise TypeError(f"lengths must be integers, got {array.dtype}.")
     if array.min() < at_least:
         index = int(array.argmin())
-        raise ValueError(
-            f"The length of a sample is at least {at_least}, but that of sample {index} is {array[index]}."
-        )
+        raise ValueError(f"A length must be at least {at_least}; sample {index} has the length {array[index]}.")
     return array.astype(np.int64)
 
 

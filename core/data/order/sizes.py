@@ -1,42 +1,87 @@
-"""Batches and loaders of any kind: how many samples, how many batches."""
+"""Sizes: the samples of a batch, the batches of a loader, and the share of each process in an epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any
 
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of one process in a common order.
+
+    Attributes:
+        rank: of this process, from 0.
+        world_size: the number of processes that read.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+
+ALONE = Share()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How several processes batch an epoch.
+
+    Attributes:
+        world_size: the number of processes that read.
+        batch_size: the indices of the order per batch: its samples, or 1 if complete batches are dealt; None if
+            unknown.
+        batches: of an epoch, per process; None if unknown.
+        common: whether all ranks share one order; otherwise each reads its own, unknown to the others.
+    """
+
+    world_size: int
+    batch_size: int | None
+    batches: int | None
+    common: bool
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def shares_order(self, other: Layout) -> bool:
+        # Whether a position in one layout is known to the sample in the other.
+        return self.common and other.common and None not in (self.batch_size, other.batch_size)
+
+    def deals_alike(self, other: Layout) -> bool:
+        # Whether batches have the same samples and keys.
+        return (self.world_size, self.batch_size) == (other.world_size, other.batch_size)
+
+
 class SampleCounter:
-    """Count the samples of a batch: the first dimension that its tensors have in common.
+    """Count the samples of a batch: the common first dimension of its tensors.
 
     Args:
-        warn: called once, with a sentence, if the tensors disagree or there are none.
-        streams: the names of the streams, for each phase that has some; their samples are added up.
+        warn: called once with a sentence, if the tensors disagree or there are none.
+        streams: the names of the streams for each phase with streams; their samples are added up.
     """
 
     def __init__(self, warn: Callable[[str], None] | None = None, streams: Sequence[Collection[str]] = ()) -> None:
         self._warn, self._streams = warn, tuple(map(set, streams))
-        self._tensors: dict[type, list[Callable[[Any], Any]]] = {}  # where they were in the last batch of a type
+        self._tensors: dict[type, list[Callable[[Any], Any]]] = {}  # getters, from the last batch of a type
 
     def __call__(self, batch: Any) -> int:
-        """Return the number of samples; a stream that is over has none."""
         kind = batch.__class__
         if self._streams and isinstance(batch, Mapping) and batch.keys() in self._streams:
             return sum(self(part) for part in batch.values() if part is not None)
         try:
             if (kind is tuple or kind is list) and len(batch) == 2:
-                first, second = batch  # tensors, nearly always
+                first, second = batch  # nearly always tensors
                 if first.__class__ is second.__class__ is Tensor and (size := first.shape[0]) == second.shape[0]:
                     return size
             sizes: set[int] = {get(batch).shape[0] for get in self._tensors.get(kind, ())}
             if len(sizes) == 1:
                 return sizes.pop()
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError):  # it is another kind of batch
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError):  # the batch has another structure
             pass
-        from .first_dimensions import find_samples  # loaded for batches of another form
+        from .first_dimensions import find_samples  # loaded for batches of another structure
 
         size, self._tensors[kind], doubt = find_samples(batch)
         if doubt and self._warn is not None:
@@ -49,13 +94,13 @@ count_samples = SampleCounter()
 
 
 def size_counter(task: Any, counter: SampleCounter) -> Callable[[Any], int]:
-    """Return what counts the samples of a batch: `task.batch_size(batch)` if the task has it, else `counter`."""
-    own = getattr(task, "batch_size", None)
-    if not callable(own):
+    # `task.batch_size(batch)` takes precedence.
+    batch_size = getattr(task, "batch_size", None)
+    if not callable(batch_size):
         return counter
 
     def checked(batch: Any) -> int:
-        if not isinstance(size := own(batch), Integral) or size < 0:
+        if not isinstance(size := batch_size(batch), Integral) or size < 0:
             raise TypeError(
                 f"{type(task).__name__}.batch_size(batch) returned {size!r:.100}: return an int, at least 0."
             )
@@ -65,8 +110,7 @@ def size_counter(task: Any, counter: SampleCounter) -> Callable[[Any], int]:
 
 
 def length_of(loader: Iterable[Any] | None) -> int | None:
-    """Return the number of batches of a loader, None where it does not say."""
     try:
-        return len(loader)  # type: ignore[arg-type]  # asked, not assumed
+        return len(loader)  # type: ignore[arg-type]  # it may have no length
     except TypeError:
         return None

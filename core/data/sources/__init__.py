@@ -1,1 +1,1 @@
-"""Where batches come from: how each kind of loader is read from a position on."""
+"""Sources of batches: how each kind of loader is read from a position on."""

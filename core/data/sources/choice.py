@@ -1,4 +1,4 @@
-"""Which source reads a loader."""
+"""The choice of the source for a loader."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..order.shares import ALONE, Share
-from .stateless import SequenceSource
+from ..order.sizes import ALONE, Share
+from .contract import SequenceSource
 
 if TYPE_CHECKING:
     from ....events import Engine
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False, engine: Engine | None = None) -> Source:
-    """Return the source that reads a process's share of a loader, or all of it where nobody can deal it out.
+    """Return the source that reads a process's share of a loader, or all of it if it cannot be divided.
 
     Raises:
-        ValueError: nothing is left for a rank.
+        ValueError: a rank has no batch.
     """
     source: Source
     if type(loader) in (list, tuple):
@@ -27,14 +27,14 @@ def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False, en
         source = _choose_source(loader, share, engine, per_sample=per_sample)
     if source.length == 0 and share.world_size > 1:
         raise ValueError(
-            f"The train loader has no batch for each of {share.world_size} ranks: give more samples, a smaller "
+            f"The train loader has too few batches for {share.world_size} ranks: use more samples, a smaller "
             f"batch_size or drop_last=False."
         )
     return source
 
 
 def _choose_source(loader: Any, share: Share, engine: Engine | None, *, per_sample: bool) -> Source:
-    from ..order.choice import order_of
+    from ..order.dealt import order_of
     from .contract import Sourced
     from .dataloader import IterableSource, MapSource, OpaqueSource
     from .stateful import StatefulSource, is_stateful
@@ -43,6 +43,6 @@ def _choose_source(loader: Any, share: Share, engine: Engine | None, *, per_samp
         return MapSource(loader, order_of(loader, share), share, per_sample=per_sample, trains=True)
     if isinstance(loader, Sourced):
         return loader.source(share, engine, fills_up=True)
-    if is_stateful(loader):  # which keeps a position of its own
+    if is_stateful(loader):  # it keeps its own position
         return StatefulSource(loader, share)
     return IterableSource(loader, share) if isinstance(loader, DataLoader) else OpaqueSource(loader, share)

@@ -1,30 +1,132 @@
-"""What the loop asks of a loader, whatever its kind."""
+"""The interface of sources, which read a loader for the loop, and the base class of most of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import Dataset
 
 from ....events import Engine
-from ..order.shares import Layout, Share
-from .stateless import Certainty, Reading
+from ..order.sizes import ALONE, Layout, Share, count_samples, length_of
+
+if TYPE_CHECKING:
+    from ....events import Position
+
+
+Certainty = tuple["Position", tuple[str, ...]]
+SEEKED: Certainty = ("seeked", ())
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One reading of an epoch.
+
+    Attributes:
+        seed: of the order and of the draws.
+        epoch: counted from 0.
+        batch: the start position, in consumed batches.
+        isolated: whether all code of the loader is isolated from the training's random stream.
+        report: called with (done, all) while batches are read again to reach the position.
+        is_over: whether another rank had no more batches there, so that the rest is not read.
+        check: called with the last of the batches that are read again.
+        probes: whether the first batch of a loader is loaded twice and compared.
+        ahead: whether one item is read ahead.
+        within: consumed samples of the batch at the position; 0 unless the source `cuts_batches`.
+    """
+
+    seed: int
+    epoch: int
+    batch: int
+    isolated: bool
+    report: Callable[[int, int], None]
+    is_over: bool = False
+    check: Callable[[Any], None] | None = None
+    probes: bool = False
+    ahead: bool = False
+    within: int = 0
+
+
+class Stateless:
+    """The base of most sources: their position is the number of batches, and nothing needs closing."""
+
+    even = False
+    as_it_is = True
+    common = False
+    cuts_batches = False
+    batch_size: int | None = None
+    parts: Sequence[Any] = ()
+
+    def __init__(self, loader: Any, kind: dict[str, Any], share: Share = ALONE) -> None:
+        self.loader, self.kind, self.share = loader, kind, share
+        self.length = length_of(loader)
+
+    @property
+    def layout(self) -> Layout:
+        share = self.share
+        return Layout(share.world_size, self.batch_size, self.length, self.common)
+
+    def certainty(self) -> Certainty:
+        return SEEKED
+
+    def hidden(self) -> tuple[float, list[str]]:
+        return 0.0, []
+
+    def state_dict(self, batch: int) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class SequenceSource(Stateless):
+    """A list or tuple of batches, dealt to the ranks in turn.
+
+    Args:
+        loader: the batches.
+        share: the part of this process.
+        fills_up: whether all ranks read the same number, some of the first ones again; otherwise each batch once.
+    """
+
+    as_it_is, common = False, True
+    batch_size: int | None = 1
+
+    def __init__(self, loader: Sequence[Any], share: Share = ALONE, *, fills_up: bool = True) -> None:
+        super().__init__(loader, {"source": "sequence", "batches": len(loader)}, share)
+        if share.world_size > 1:
+            from ..order.dealt import full_batches
+
+            rounds = full_batches(len(loader), share.world_size, drop_last=False)
+            self._end = rounds * share.world_size if fills_up else len(loader)
+            self.length = len(range(share.rank, self._end, share.world_size))
+            self.even = self._end == len(loader) and len(set(map(count_samples, loader))) == 1
+
+    def open(self, reading: Reading) -> Iterator[Any]:
+        if self.share.world_size == 1:
+            return islice(self.loader, reading.batch, None) if reading.batch else iter(self.loader)
+        ranks = self.share.world_size
+        first = reading.batch * ranks + self.share.rank
+        return (self.loader[number % len(self.loader)] for number in range(first, self._end, ranks))
 
 
 class Source(Protocol):
-    """A loader, as the loop reads it.
+    """A loader as the loop reads it.
 
     Attributes:
-        loader: what the user gave.
-        length: its batches, None where that is unknown. On several ranks the smallest, once they have agreed.
-        kind: plain facts that must be the same for a position within an epoch to mean the same, on every rank.
-        even: whether the batches of all ranks are as large as this one's.
-        as_it_is: whether every rank reads all of it, whatever the others read.
-        batch_size: what a batch takes of the order; see `Layout`. None: unknown, or not the same on all ranks.
-        cuts_batches: whether it can begin within a batch, where it reads for one rank.
-        parts: the sources that it reads, where it is made of others.
+        loader: the user's loader.
+        length: its batches, None if unknown. With several ranks, the smallest, after they have agreed.
+        kind: plain facts that must be equal on all ranks and at a resume for a position to mean the same.
+        even: whether the batches of all ranks have the same sizes.
+        as_it_is: whether every rank reads all of it.
+        batch_size: the indices of the order per batch; see `Layout`. None if unknown or different between ranks.
+        cuts_batches: whether reading can start within a batch, for one rank.
+        parts: the sources that a compound source reads.
     """
 
     loader: Any
@@ -38,76 +140,76 @@ class Source(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """How its epochs lie in the batches of all processes."""
+        """How all processes batch its epochs."""
 
     def open(self, reading: Reading) -> Iterator[Any]:
         """Return the batches from a position on."""
 
     def certainty(self) -> Certainty:
-        """Return how a position is reached, and in sentences what no checkpoint holds of the order and the draws."""
+        """Return how a position is reached, and sentences about untracked state of order and draws."""
 
     def hidden(self) -> tuple[float, list[str]]:
-        """Return the seconds that the first batch took to be compared, and a sentence for each hidden state so far."""
+        """Return the seconds of the comparison of the first batch, and a sentence for each hidden state so far."""
 
     def state_dict(self, batch: int) -> dict[str, Any]:
-        """Return what the position needs besides the number of consumed batches of the epoch, which is given."""
+        """Return the state beyond the number of consumed batches, which is given."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state; the next `open` continues from it."""
 
     def close(self) -> None:
-        """Let worker processes go."""
+        """Stop worker processes."""
 
 
 class Compound(ABC):
     """A source that is made of others.
 
     Attributes:
-        own: what of `kind` is not that of its parts.
+        facts: the part of `kind` that its parts do not have.
     """
 
-    own: dict[str, Any]
+    facts: dict[str, Any]
 
     @abstractmethod
     def combine(self) -> None:
-        """Take over what the ranks have agreed on for its parts."""
+        """Update from the parts, after the ranks have agreed on those."""
 
     @abstractmethod
     def compared(self, batch: Any, number: int) -> Any:
-        """Return what of a batch is read again where a run resumes after it.
+        """Return the part of a batch that is compared at a resume.
 
         Args:
             batch: as it was read.
-            number: which of the epoch, from 1.
+            number: within the epoch, from 1.
         """
 
 
 def nested(source: Source) -> Iterator[Source]:
-    """Yield a source, then those that it is made of."""
+    # The source itself, then all its parts.
     yield source
     for part in source.parts:
         yield from nested(part)
 
 
 class Sourced(ABC):
-    """A loader of ours that knows what reads it."""
+    """A loader of this package that makes its own source."""
 
     @abstractmethod
     def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> Source:
-        """Return what reads the share of a process.
+        """Return the source that reads the share of a process.
 
         Args:
             share: the part of this process.
             engine: connects several processes.
-            fills_up: whether all ranks read equally much, as in a training; else each sample is read once.
+            fills_up: whether all ranks read the same number of batches, as in a training; otherwise each sample once.
         """
 
 
-class Known(Dataset[Any]):
-    """A map-style dataset of which more is known than its length.
+class FactsDataset(Dataset[Any]):
+    """A map-style dataset with facts for the checkpoint.
 
     Attributes:
-        facts: with others, its samples are others: a checkpoint keeps them, and ranks compare them.
+        facts: identify its samples: a checkpoint saves them, and ranks compare them.
     """
 
     facts: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Reading a `DataLoader`, of map-style or iterable datasets, and any other iterable, from a position on."""
+"""Sources for a `DataLoader` and for any other iterable."""
 
 from __future__ import annotations
 
@@ -18,48 +18,45 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 
 from ...system.extras import kind_of
 from ..draws.generators import isolated
-from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, Probe, identity
+from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, LoadProbe, identity
 from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
 from ..draws.object_parts import outline
 from ..draws.users_code import Plainness
-from ..order.choice import order_differs
-from ..order.dealt import Order, RankOrder, Unkeyed
-from ..order.shares import ALONE, Share
-from .contract import Known
-from .stateless import SEEKED, Certainty, Reading, Stateless
+from ..order.dealt import Order, RankOrder, Unkeyed, order_differs
+from ..order.sizes import ALONE, Share
+from .contract import SEEKED, Certainty, FactsDataset, Reading, Stateless
 
 
 class Rewired(Stateless):
-    """What is read through a copy of a `DataLoader`."""
+    """A source that reads through a copy of a `DataLoader`."""
 
-    _own: DataLoader[Any]
-    _known: bytes = b""  # what the persistent workers took with them
+    _copy: DataLoader[Any]
+    _outline: bytes = b""  # of the dataset in the persistent workers
 
     def _begun(self, reading: Reading, dataset: DatasetWrapper) -> Iterator[Any]:
-        """Return an iterator; persistent workers, which hold copies, start again where the dataset was changed."""
-        if self._own.persistent_workers:
+        # Persistent workers have copies of the dataset, so they restart if it has changed.
+        if self._copy.persistent_workers:
             now = outline(dataset.keyed_inner)
-            if now != self._known:
+            if now != self._outline:
                 self.close()
-            self._known = now
-        return start_iterator(self._own, reading)
+            self._outline = now
+        return start_iterator(self._copy, reading)
 
     def close(self) -> None:
-        """Let persistent workers go."""
-        self._own._iterator = None  # the loader's own way to end them is to forget it
+        self._copy._iterator = None  # this is how a loader ends them
 
 
 class MapSource(Rewired):
-    """A `DataLoader` of a map-style dataset: order and draws are keyed, and no data is loaded to reach a position.
+    """A `DataLoader` of a map-style dataset: order and draws are keyed, and seeking loads no data.
 
-    Unless a subclass iterates in a way of its own, which may leave batches out: then it is read again.
+    A subclass with its own `__iter__` may skip batches, so it is read again instead.
 
     Args:
         loader: the user's.
-        order: its part of it.
+        order: the part of this process.
         share: the part of this process.
         per_sample: whether draws are keyed by sample.
-        trains: whether it is read epoch by epoch, as the dataset's `set_epoch` takes it.
+        trains: whether it is read epoch by epoch, and the dataset gets `set_epoch`.
     """
 
     as_it_is = False
@@ -68,48 +65,46 @@ class MapSource(Rewired):
     def __init__(
         self, loader: DataLoader[Any], order: Order, share: Share, *, per_sample: bool = False, trains: bool = False
     ) -> None:
-        known = loader.dataset.facts if isinstance(loader.dataset, Known) else {}
-        kind = {"source": "map", "draws_per": "sample" if per_sample else "batch", **order.kind, **known}
+        facts = loader.dataset.facts if isinstance(loader.dataset, FactsDataset) else {}
+        kind = {"source": "map", "draws_per": "sample" if per_sample else "batch", **order.kind, **facts}
         super().__init__(loader, kind, share)
-        self._its_own_way = type(loader).__iter__ is not DataLoader.__iter__
+        self._has_own_iter = type(loader).__iter__ is not DataLoader.__iter__
         self.order, self.even, self.batch_size = order, order.even, order.batch_size
-        self.common = order.common and not self._its_own_way
-        collate = None if self._its_own_way else loader.collate_fn
+        self.common = order.common and not self._has_own_iter
+        collate = None if self._has_own_iter else loader.collate_fn
         self.dataset = KeyedDataset(loader.dataset, collate, per_sample=per_sample, has_epoch=trains)
         self._sampler = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        collated = {} if self._its_own_way else {"collate_fn": identity}
-        self._own = copy_loader(loader, dataset=self.dataset, **{self._sampler: self.order}, **collated)
+        collated = {} if self._has_own_iter else {"collate_fn": identity}
+        self._copy = copy_loader(loader, dataset=self.dataset, **{self._sampler: self.order}, **collated)
         self._here = not loader.num_workers or not order.is_own
         self._may_be_plain = type(loader) is DataLoader and not loader.num_workers and order.is_own
         self._plainness = Plainness()
-        self._probe: Probe | None = None
+        self._probe: LoadProbe | None = None
         self._of_order: list[str] = []
         self._is_armed, self._trains = False, trains
         if share.world_size > 1:
-            self.length = None if self._its_own_way else order.length
-            plain = loader.collate_fn in (default_collate, default_convert)  # another may leave samples out
-            self.even = order.even and plain and not self._its_own_way
+            self.length = None if self._has_own_iter else order.length
+            plain = loader.collate_fn in (default_collate, default_convert)  # another function may drop samples
+            self.even = order.even and plain and not self._has_own_iter
 
     def open(self, reading: Reading) -> Iterator[Any]:
-        """Go to the position and read."""
         set_epoch(self.loader, reading.epoch)
         is_keyed = not (self._may_be_plain and self._is_plain())
         if is_keyed:
             with isolated():
-                self.dataset.keyed_generators.begin(reading.seed, reading.epoch)  # for the workers, too
+                self.dataset.keyed_generators.begin(reading.seed, reading.epoch)  # for the workers too
             self._arm(reading)
-        self.order.begin(reading.seed, reading.epoch, 0 if self._its_own_way else reading.batch)
+        self.order.begin(reading.seed, reading.epoch, 0 if self._has_own_iter else reading.batch)
         if isinstance(self.order, RankOrder):
             self.order.within = reading.within
-        if not is_keyed:  # nothing can draw
+        if not is_keyed:  # no code can draw
             return start_iterator(copy_loader(self.loader, **{self._sampler: Unkeyed(self.order)}), reading)
         batches = self._begun(reading, self.dataset)
-        if self._its_own_way:
-            return read_again(apart(batches, reading, KeyedGenerators(), self.share.rank), reading)
-        return apart(batches) if self._here else batches
+        if self._has_own_iter:
+            return read_again(isolated_batches(batches, reading, KeyedGenerators(), self.share.rank), reading)
+        return isolated_batches(batches) if self._here else batches
 
     def hidden(self) -> tuple[float, list[str]]:
-        """Return what was found when the first batch was loaded."""
         seconds, sentences = (0.0, []) if self._probe is None else self._probe.read()
         return seconds, [*self._of_order, *sentences]
 
@@ -117,14 +112,13 @@ class MapSource(Rewired):
         return self._plainness.of(self.loader.dataset, self.loader.collate_fn)
 
     def _arm(self, reading: Reading) -> None:
-        """Compare the first batch that is read, where that can show anything."""
         self.dataset.keyed_probe = None
-        if self._is_armed or not reading.apart or not self._trains or self.certainty() != SEEKED:
+        if self._is_armed or not reading.isolated or not self._trains or self.certainty() != SEEKED:
             return
         self._is_armed = True
         if not self._is_plain():
             name, workers = type(self.loader.dataset).__name__, bool(self.loader.num_workers)
-            self._probe = Probe(name, shared=workers, limit=self.loader.timeout)
+            self._probe = LoadProbe(name, shared=workers, limit=self.loader.timeout)
         if reading.probes:
             self.dataset.keyed_probe = self._probe
             with isolated():
@@ -133,12 +127,11 @@ class MapSource(Rewired):
             self._probe.leave_out(LEFT_OUT, self.dataset.keyed_generators)
 
     def certainty(self) -> Certainty:
-        """Return that it is seeked, unless it has its own iteration or sampler, or workers deliver in any order."""
-        if self._its_own_way:
+        if self._has_own_iter:
             return "replayed", ()
         if self.order.unknown is not None:
             sampler = kind_of(self.order.unknown)
-            return "seeked", (f"{sampler} may keep state that is not visible: give it indices(seed, epoch, start)",)
+            return "seeked", (f"{sampler} may have hidden state: define its indices(seed, epoch, start)",)
         if self.loader.num_workers and not getattr(self.loader, "in_order", True):
             return "unknown", ("in_order=False lets workers deliver batches in any order",)
         return SEEKED
@@ -151,35 +144,32 @@ class IterableSource(Rewired):
         super().__init__(loader, {"source": "iterable"}, share)
         self.batch_size = loader.batch_size
         self.dataset = KeyedIterable(loader.dataset, loader.collate_fn, loader.batch_size or 1, share.rank)
-        self._own = copy_loader(loader, dataset=self.dataset)
+        self._copy = copy_loader(loader, dataset=self.dataset)
         self._changed_workers: str | None = None
 
     def open(self, reading: Reading) -> Iterator[Any]:
-        """Read from the epoch's start, and drop what was consumed."""
         set_epoch(self.loader, reading.epoch)
         self.dataset.keyed_begin(reading.seed, reading.epoch)
         batches = self._begun(reading, self.dataset)
-        return read_again(batches if self._own.num_workers else apart(batches), reading)
+        return read_again(batches if self._copy.num_workers else isolated_batches(batches), reading)
 
     def certainty(self) -> Certainty:
-        """Return that it is read again, and with how many workers."""
         return "replayed", ((self._changed_workers,) if self._changed_workers else ())
 
     def state_dict(self, batch: int) -> dict[str, Any]:
-        """Return the number of workers, which the order of an iterable dataset depends on."""
-        return {"workers": self._own.num_workers}
+        # The order of an iterable dataset depends on the number of workers.
+        return {"workers": self._copy.num_workers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Read with as many workers as the run that is resumed did."""
         before, now = state["workers"], self.loader.num_workers
         if before != now:
             self._changed_workers = (
-                f"{before} workers read, as when the run began, not {now}: the order depends on their number"
+                f"{before} workers are used, as at the start of the run, not {now}: the order depends on their number"
             )
             ahead = (self.loader.prefetch_factor or 2) if before else None
             keep = self.loader.persistent_workers and before > 0
             workers = {"num_workers": before, "prefetch_factor": ahead, "persistent_workers": keep}
-            self._own = copy_loader(self._own, **workers, timeout=self.loader.timeout if before else 0)
+            self._copy = copy_loader(self._copy, **workers, timeout=self.loader.timeout if before else 0)
 
 
 class OpaqueSource(Stateless):
@@ -189,17 +179,15 @@ class OpaqueSource(Stateless):
         super().__init__(loader, {"source": "iterator", "loader": type(loader).__name__}, share)
 
     def open(self, reading: Reading) -> Iterator[Any]:
-        """Read from the epoch's start, and drop what was consumed."""
         set_epoch(self.loader, reading.epoch)
-        if not reading.apart:
+        if not reading.isolated:
             return read_again(iter(self.loader), reading)
         generators, rank = KeyedGenerators(self.loader), self.share.rank
         return read_again(
-            apart(start_iterator(self.loader, reading, generators, rank), reading, generators, rank), reading
+            isolated_batches(start_iterator(self.loader, reading, generators, rank), reading, generators, rank), reading
         )
 
     def certainty(self) -> Certainty:
-        """Return that it is read again."""
         return "replayed", ()
 
 
@@ -207,17 +195,17 @@ MASK = 2**63 - 1
 
 
 def copy_loader(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """Return a copy of a loader with other parts; the user's own stays as it is."""
-    own = shield_workers(loader)
-    own.__dict__.update(changes)  # a loader refuses to have its parts set
-    own.generator = torch.Generator()  # what a worker is first seeded by is drawn from it
-    return own
+    # The user's loader is not changed.
+    changed = shield_workers(loader)
+    changed.__dict__.update(changes)  # a loader does not allow setting its attributes
+    changed.generator = torch.Generator()  # the initial seed of a worker is drawn from it
+    return changed
 
 
 def start_iterator(
     loader: Iterable[Any], reading: Reading, generators: KeyedGenerators | None = None, rank: int = 0
 ) -> Iterator[Any]:
-    """Return an iterator; making it draws nothing from the training's random stream."""
+    # Making an iterator may draw.
     with isolated():
         if generators is not None:
             generators.seed(reading.seed, reading.epoch, rank, BEGIN)
@@ -226,17 +214,13 @@ def start_iterator(
         return iter(loader)
 
 
-def apart(
+def isolated_batches(
     batches: Iterator[Any],
     reading: Reading | None = None,
     generators: KeyedGenerators | None = None,
     rank: int = 0,
     first: int = 0,
 ) -> Iterator[Any]:
-    """Read batches in this process without touching the training's random stream.
-
-    Given a reading, each is read under its key; otherwise the dataset sees to that.
-    """
     isolation = isolated()
     for batch in count(first):
         with isolation:
@@ -250,7 +234,7 @@ def apart(
 
 
 def read_again(batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
-    """Return batches from the position on, after reading those before it once more."""
+    # Replays the batches before the position.
     batch = None
     for done in range(reading.batch):
         reading.report(done, reading.batch)
@@ -258,8 +242,8 @@ def read_again(batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
             batch = next(batches)
         except StopIteration:
             raise ValueError(
-                f"The train loader ended after {done} batches of epoch {reading.epoch}, of which {reading.batch} had "
-                f"been consumed when the checkpoint was written: resume with the data that it was written with."
+                f"The train loader ended after {done} batches of epoch {reading.epoch}, but the checkpoint was written "
+                f"after {reading.batch} batches. Resume with the same data."
             ) from None
     if reading.batch:
         reading.report(reading.batch, reading.batch)
@@ -268,18 +252,19 @@ def read_again(batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
     return batches
 
 
-LOOK = 1.0  # seconds between two looks at the main process, where the system reports nothing
+LOOK = 1.0  # seconds between two checks of the main process, if the system does not report its end
 
 
 def prepare_worker(worker_id: int, then: Callable[[int], None] | None = None) -> None:
-    """In a worker process of a loader: end when the main process has ended, and leave signals to that one.
+    """Initialize a worker process: exit with the main process, and leave signals to it. A `worker_init_fn`.
 
-    A `worker_init_fn`. Torch's own watchdog looks for the main process only after it, and takes whatever process is
-    the parent then for the main one: for ever, where the main process was killed before.
+    Torch's own watchdog starts only after it, and takes the parent of that moment for the main process: if the main
+    process was killed before, the worker never exits.
 
-    Without it, workers would die of the SIGTERM that a cluster sends to the whole process group, and the main process
-    of their death, before it has saved. A SIGTERM from the main process itself is obeyed, as that is how it gets rid of
-    its workers. Where the system does not say who sent a signal (macOS, Windows), workers obey every SIGTERM.
+    A cluster sends SIGTERM to the whole process group. Without this function the workers would die of it, and then the
+    main process because of them, before it has saved. A SIGTERM from the main process itself ends the worker, because
+    that is how it stops its workers. If the system does not report the sender of a signal (macOS, Windows), every
+    SIGTERM does.
 
     Args:
         worker_id: the worker's number, from 0.
@@ -298,10 +283,10 @@ def prepare_worker(worker_id: int, then: Callable[[int], None] | None = None) ->
 
 
 def _follow(main: Any) -> None:
-    """Wait until the main process has ended, then leave.
+    """Wait until the main process has ended, then exit.
 
-    Its sentinel says so, however early that was; but not while another process lives that the main one forked later,
-    which holds the other end, too. Nor does the parent change in a worker that a fork server has started.
+    Its sentinel reports that at any time, unless another process lives that the main process forked later: it has the
+    other end of the pipe too. The parent process does not change for a worker of a fork server.
     """
     is_child = os.getppid() == main.pid
     while not wait([main.sentinel], LOOK):
@@ -311,29 +296,29 @@ def _follow(main: Any) -> None:
 
 
 def _exists(pid: int) -> bool:
-    if os.name != "posix":  # there the sentinel is the process, and signal 0 is Ctrl-C
+    if os.name != "posix":  # the sentinel is the process, and signal 0 is Ctrl-C
         return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it has another user now
+    except PermissionError:  # of another user
         return True
     return True
 
 
 def _obey(main: int | None) -> None:
-    """Take every SIGTERM that comes; leave upon one of the main process."""
+    # Exits on a SIGTERM of the main process; ignores all others.
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
         pass
     os._exit(0)
 
 
 def shield_workers(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a copy of a loader whose workers end with this process, and leave it to act upon signals to all."""
-    own = copy(loader)
-    own.__dict__["_iterator"] = None  # persistent workers are not shared
+    # A copy, whose workers end with this process and leave signals to it.
+    shielded = copy(loader)
+    shielded.__dict__["_iterator"] = None  # persistent workers are not shared
     init = loader.worker_init_fn
     if not isinstance(init, partial) or init.func is not prepare_worker:
-        own.worker_init_fn = partial(prepare_worker, then=init)
-    return own
+        shielded.worker_init_fn = partial(prepare_worker, then=init)
+    return shielded

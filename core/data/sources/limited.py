@@ -1,4 +1,4 @@
-"""The first batches of an epoch: what `limit_train` and the limits of validation sets leave of a loader."""
+"""Limits: the first batches of an epoch, for `limit_train` and the limits of evaluation sets."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 from ....events import Engine
 from ....events.checks import is_whole_number
 from ...system.extras import kind_of
-from ..order.shares import Layout, Share
+from ..order.sizes import Layout, Share
 from .choice import source_of
-from .contract import Compound, Source, Sourced, nested
-from .stateless import SEEKED, Certainty, Reading
+from .contract import SEEKED, Certainty, Compound, Reading, Source, Sourced, nested
 
 Limit = int | float
 
 
 def check_limit(name: str, limit: Any) -> Limit:
-    """Return a limit: a whole number of batches, or a fraction of them; ValueError where it is neither."""
     if (is_whole_number(limit) and limit >= 1) or (isinstance(limit, float) and 0 < limit <= 1):
         return limit if isinstance(limit, float) else int(limit)
     raise ValueError(
@@ -27,10 +25,10 @@ def check_limit(name: str, limit: Any) -> Limit:
     )
 
 
-def limited_length(limit: Limit, length: int | None, what: str) -> int:
-    """Return how many batches a limit leaves at most.
+def limited_length(limit: Limit, length: int | None, role: str) -> int:
+    """Return the maximal number of batches within a limit.
 
-    A fraction is rounded down, but leaves at least one batch.
+    A fraction is rounded down to at least one batch.
 
     Raises:
         ValueError: it is a fraction of an unknown length.
@@ -39,99 +37,91 @@ def limited_length(limit: Limit, length: int | None, what: str) -> int:
         return limit
     if length is None:
         raise ValueError(
-            f"{limit} of the {what} is asked for, and it has no length: give the limit as a number of batches."
+            f"The limit {limit} is a fraction of the {role}, which has no length: give a number of batches."
         )
     return max(1, int(round(length * limit, 6)))
 
 
 class Limited(Sourced):
-    """A loader of which an epoch reads the first batches only.
+    """A loader with a limit on the batches of an epoch.
 
     Args:
         loader: the user's.
-        limit: how many batches, or which fraction of them, each process reads.
-        what: it is, for errors.
+        limit: the number or fraction of its batches that each process reads.
+        role: of the loader, for errors.
         per_sample: whether draws are keyed by sample.
     """
 
-    def __init__(self, loader: Any, limit: Limit, what: str, *, per_sample: bool = False) -> None:
-        self.loader, self.limit, self.what, self.per_sample = loader, limit, what, per_sample
+    def __init__(self, loader: Any, limit: Limit, role: str, *, per_sample: bool = False) -> None:
+        self.loader, self.limit, self.role, self.per_sample = loader, limit, role, per_sample
 
     def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> Source:
-        """Return what reads the share of a process."""
         inner = source_of(self.loader, share, per_sample=self.per_sample, engine=engine)
         return LimitedSource(inner, self)
 
 
 class LimitedSource(Compound):
-    """Reads another source up to a limit; the order of the next epoch is what it would be without.
+    """Reads another source up to a limit, without an effect on the order of the next epoch.
 
     Args:
         inner: the other source.
-        limited: how much of it is read.
+        limited: the loader with the limit.
     """
 
     def __init__(self, inner: Source, limited: Limited) -> None:
         self._inner, self._limited = inner, limited
         self.loader = inner.loader
         self.parts: Sequence[Source] = (inner,)
-        self.own = {"limit": limited.limit}
+        self.facts = {"limit": limited.limit}
         self.combine()
 
     def combine(self) -> None:
-        """Take over what the ranks have agreed on."""
         inner = self._inner
         self.even, self.as_it_is = inner.even, inner.as_it_is
         self.batch_size, self.cuts_batches = inner.batch_size, inner.cuts_batches
-        self.kind = {**inner.kind, **self.own}
-        self._most = limited_length(self._limited.limit, inner.length, self._limited.what)
+        self.kind = {**inner.kind, **self.facts}
+        self._most = limited_length(self._limited.limit, inner.length, self._limited.role)
         self.length = None if inner.length is None else min(inner.length, self._most)
 
     @property
     def layout(self) -> Layout:
-        """How its epochs lie in the batches of all processes."""
-        whole = self._inner.layout
-        return Layout(whole.world_size, whole.batch_size, self.length, whole.common)
+        inner = self._inner.layout
+        return Layout(inner.world_size, inner.batch_size, self.length, inner.common)
 
     def open(self, reading: Reading) -> Iterator[Any]:
-        """Read from a position on, as far as the limit."""
         if reading.batch >= self._most and not reading.is_over:
             return iter(())
         return islice(self._inner.open(reading), self._most - reading.batch)
 
     def compared(self, batch: Any, number: int) -> Any:
-        """Return what of a batch is read again where a run resumes after it."""
         return self._inner.compared(batch, number) if isinstance(self._inner, Compound) else batch
 
     def certainty(self) -> Certainty:
-        """Return how a position is reached, and what is untracked."""
         return self._inner.certainty() if self.length == self._inner.length is not None else left_early(self._inner)
 
     def hidden(self) -> tuple[float, list[str]]:
-        """Return what was found when the first batch was loaded."""
         return self._inner.hidden()
 
     def state_dict(self, batch: int) -> dict[str, Any]:
-        """Return the state of what is read."""
         return self._inner.state_dict(batch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of what is read."""
         self._inner.load_state_dict(state)
 
     def close(self) -> None:
-        """Let worker processes go."""
         self._inner.close()
 
 
 def left_early(source: Source) -> Certainty:
-    """Return the certainty of a source of which epochs end before it does.
+    """Return the certainty of a source whose epochs end early.
 
-    A loader that keeps its own position may continue there in the next epoch; which of the two it does, nobody knows.
+    A loader with its own position may continue there in the next epoch, or start over: this is unknown.
     """
     position, untracked = source.certainty()
     for part in nested(source):
         if not part.parts and part.kind["source"] == "stateful" and part.certainty() != SEEKED:
-            text = f"an epoch ends before {kind_of(part.loader)} does, and may not begin again there"
+            text = (
+                f"an epoch ends before {kind_of(part.loader)} does, and the next epoch may continue at another position"
+            )
             position, untracked = "unknown", (*untracked, text)
     return position, untracked

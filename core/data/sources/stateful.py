@@ -1,4 +1,4 @@
-"""Loaders that keep their own position."""
+"""The source for loaders that keep their own position."""
 
 from __future__ import annotations
 
@@ -12,119 +12,123 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSam
 from ...objects.equality import same
 from ...system.extras import kind_of
 from ..draws.generators import isolated
-from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, Probe, keyed_batch
+from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, LoadProbe, keyed_batch
 from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
 from ..draws.users_code import Plainness
-from ..order.shares import ALONE, Share
-from .dataloader import apart, start_iterator
-from .stateless import SEEKED, Certainty, Reading, Stateless
+from ..order.sizes import ALONE, Share
+from .contract import SEEKED, Certainty, Reading, Stateless
+from .dataloader import isolated_batches, start_iterator
 
-YIELDED = "_num_yielded"  # by which the state of a `StatefulDataLoader` says its position
+YIELDED = "_num_yielded"  # the position in the state of a `StatefulDataLoader`
 
 
 class StatefulSource(Stateless):
-    """A loader that keeps its own position, through `state_dict` and `load_state_dict`."""
+    """A loader that keeps its own position, with `state_dict` and `load_state_dict`."""
 
     def __init__(self, loader: Any, share: Share = ALONE) -> None:
         super().__init__(loader, {"source": "stateful", "loader": type(loader).__name__}, share)
-        # Generators that a loader saves the state of must not get new keys within an epoch, or its state is wrong.
-        known = isinstance(loader, DataLoader)
-        self._at_begin = KeyedGenerators(loader) if known else KeyedGenerators()
-        self._at_batch = KeyedGenerators(loader.dataset, loader.collate_fn) if known else KeyedGenerators()
-        self._probe: Probe | None = None
+        # New keys within an epoch would invalidate the saved state of the loader's generators.
+        is_dataloader = isinstance(loader, DataLoader)
+        self._at_begin = KeyedGenerators(loader) if is_dataloader else KeyedGenerators()
+        self._at_batch = KeyedGenerators(loader.dataset, loader.collate_fn) if is_dataloader else KeyedGenerators()
+        self._probe: LoadProbe | None = None
         self._exhausted = False
-        self._given: Mapping[str, Any] | None = None
+        self._loaded: Mapping[str, Any] | None = None
         self._before: Mapping[str, Any] | None = None
         self._doubts: tuple[str, ...] = ()
 
     def open(self, reading: Reading) -> Iterator[Any]:
-        """Continue at the position of the loader."""
-        given, self._given = self._find_given(between_epochs=not reading.batch), None
-        assert given is not None or not reading.batch, "a position within an epoch came without the loader's state"
-        if given is not None and (given["ended"] or reading.is_over):  # it is before the next epoch
-            self._given = {**given, "ended": False, "amid": False} if given["ended"] else None
+        state, self._loaded = self._usable_state(between_epochs=not reading.batch), None
+        assert state is not None or not reading.batch, "a position within an epoch needs the loader's state"
+        if state is not None and (state["ended"] or reading.is_over):  # the loader is at the next epoch
+            self._loaded = {**state, "ended": False, "amid": False} if state["ended"] else None
             return iter(())
-        if reading.apart and self._probe is None and self.certainty() == SEEKED and isinstance(self.loader, DataLoader):
+        if (
+            reading.isolated
+            and self._probe is None
+            and self.certainty() == SEEKED
+            and isinstance(self.loader, DataLoader)
+        ):
             self._probe = _probe_dataset(self.loader, reading)
-        if given is not None:
-            self.loader.load_state_dict(deepcopy(given["loader"]))
+        if state is not None:
+            self.loader.load_state_dict(deepcopy(state["loader"]))
             if not reading.batch and hasattr(self.loader, "restart_on_stop_iteration"):
-                # Read to the end of a pass of `torchdata.nodes` that had ended, as the run that is resumed did. The
-                # loader does so on its own, but its state would stay at the end during the next pass.
+                # Finish a completed pass of `torchdata.nodes`, as the original run did. The loader would do that
+                # itself, but its state would stay at the end during the next pass.
                 restarts, self.loader.restart_on_stop_iteration = self.loader.restart_on_stop_iteration, False
                 with isolated():
                     next(iter(self.loader), None)
                 self.loader.restart_on_stop_iteration = restarts
         set_epoch(self.loader, reading.epoch)
-        if isinstance(self.loader, DataLoader):  # one of `datasets` would begin each epoch where it was resumed
+        if isinstance(
+            self.loader, DataLoader
+        ):  # a dataset of `datasets` would start each epoch at the resumed position
             set_epoch(self.loader.dataset, reading.epoch)
-        loaded = given["loader"] if given is not None and reading.batch else None
-        if not reading.apart:
+        loaded = state["loader"] if state is not None and reading.batch else None
+        if not reading.isolated:
             return self._follow(iter(self.loader), reading, loaded)
-        if given is not None and not reading.batch:
+        if state is not None and not reading.batch:
             with isolated():
-                self.loader.state_dict()  # torchdata's puts a loaded state in place only now, over the keys
+                self.loader.state_dict()  # torchdata applies a loaded state only now, and would overwrite the keys
         generators = KeyedGenerators() if reading.batch else self._at_begin
         batches = start_iterator(self.loader, reading, generators, self.share.rank)
-        batches = apart(batches, reading, self._at_batch, self.share.rank, first=reading.batch)
+        batches = isolated_batches(batches, reading, self._at_batch, self.share.rank, first=reading.batch)
         return self._follow(batches, reading, loaded)
 
     def certainty(self) -> Certainty:
-        """Return what is known of its position and draws."""
         if self._doubts:
             return "unknown", self._doubts
         if (sampler := _forgetful(self.loader)) is not None:
             where = kind_of(self.loader)
-            return "unknown", (f"{kind_of(sampler)} in {where} saves no state: its order may be another",)
+            return "unknown", (f"{kind_of(sampler)} in {where} saves no state: its order may differ",)
         if _loses_buffer(getattr(self.loader, "dataset", self.loader)):
             return "unknown", (
-                "the state of an IterableDataset of `datasets` has no samples of its shuffle buffer, which is filled "
-                "with others: give it in a torch DataLoader, which is read again up to the position",
+                "the state of an IterableDataset of `datasets` lacks the samples in its shuffle buffer: use a torch "
+                "DataLoader, which is read again up to the position",
             )
         if isinstance(self.loader, DataLoader) and not self.loader.num_workers:
             return SEEKED
         return "seeked", (f"{kind_of(self.loader)} keeps its own position; its random draws are unknown",)
 
     def hidden(self) -> tuple[float, list[str]]:
-        """Return what was found in its dataset."""
         return (0.0, []) if self._probe is None else self._probe.read()
 
     def state_dict(self, batch: int) -> dict[str, Any]:
-        """Return the loader's state, as it was when the batch in hand had just been read."""
+        # As it was right after the current batch was read.
         between_epochs = not batch
-        if (given := self._find_given(between_epochs=between_epochs)) is not None:  # not read yet
-            return dict(given)
-        if between_epochs and not self._exhausted:  # an epoch that was left early begins again, as in the loop
+        if (state := self._usable_state(between_epochs=between_epochs)) is not None:  # not read so far
+            return dict(state)
+        if between_epochs and not self._exhausted:  # an epoch that ended early starts over, as in the loop
             return {"loader": None, "ended": False, "amid": False}
-        own = self.loader.state_dict() if self._exhausted or self._before is None else self._before
-        return {"loader": own, "ended": self._exhausted and not between_epochs, "amid": not between_epochs}
+        state = self.loader.state_dict() if self._exhausted or self._before is None else self._before
+        return {"loader": state, "ended": self._exhausted and not between_epochs, "amid": not between_epochs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the state until the loader is read."""
-        self._given = None if state["loader"] is None else dict(state)
+        # Loaded when the loader is read.
+        self._loaded = None if state["loader"] is None else dict(state)
 
-    def _find_given(self, *, between_epochs: bool) -> Mapping[str, Any] | None:
-        """Return the loaded state; of an epoch that was ended before it was read on, only if the loader had ended."""
-        given = self._given
-        if given is None or not (given["amid"] and between_epochs):
-            return given
-        return {**given, "ended": False, "amid": False} if given["ended"] else None
+    def _usable_state(self, *, between_epochs: bool) -> Mapping[str, Any] | None:
+        # For an epoch that ended before its next batch was read, only if the loader had ended.
+        state = self._loaded
+        if state is None or not (state["amid"] and between_epochs):
+            return state
+        return {**state, "ended": False, "amid": False} if state["ended"] else None
 
     def _compare(self, loaded: Any, number: int) -> None:
-        """Doubt a state that was loaded within an epoch, if the loader is elsewhere after the next batch."""
+        # A loader that reports another position after the next batch did not load its state correctly.
         now, name = self.loader.state_dict(), type(self.loader).__name__
         yielded = now.get(YIELDED, number) if isinstance(now, Mapping) else number
         if same(now, loaded):
-            self._doubts = (f"the state of a {name} did not change with a batch, so its position may be another",)
+            self._doubts = (f"the state of a {name} did not change with a batch, so its position may differ",)
         elif yielded != number:
             self._doubts = (
                 f"a {name} is at batch {yielded}, but {number} were read in this epoch: batches may repeat",
             )
 
     def _follow(self, batches: Iterator[Any], reading: Reading, loaded: Any) -> Iterator[Any]:
-        """Note when the loader ends, before its last batch is out: that is part of the state that a save there keeps.
+        """Note the end of the loader before its last batch is yielded, because the state of a save there includes it.
 
-        Where the loop reads ahead, the state from before that is kept, and the end is what comes after the last batch.
+        If the loop reads ahead, the state before that is saved, and the end follows the last batch.
         """
         self._exhausted, self._before = False, None
         for number in count(reading.batch + 1):
@@ -148,14 +152,13 @@ class StatefulSource(Stateless):
 
 
 def is_stateful(loader: Any) -> bool:
-    """Return whether a loader keeps its own position."""
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
-def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> Probe:
-    """Compare two loads of the dataset's first samples: what the loader reads first, nobody knows before it does."""
+def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> LoadProbe:
+    # The dataset's first samples: which ones the loader reads first is unknown before it does.
     dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False)
-    probe = Probe(type(loader.dataset).__name__, shared=False)
+    probe = LoadProbe(type(loader.dataset).__name__, shared=False)
     if Plainness().of(loader.dataset, loader.collate_fn):
         return probe
     if not reading.probes:
@@ -168,27 +171,27 @@ def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> Probe:
                 dataset[KeyedIndex(0, position)]
             else:
                 dataset.__getitems__(keyed_batch(range(min(loader.batch_size, len(dataset))), position))
-    except Exception as error:  # noqa: BLE001  # it may take no numbers; the run reads it in the loader's own way
+    except Exception as error:  # noqa: BLE001  # it may not accept integers; the run reads it through the loader
         probe.leave_out(f"{type(error).__name__}: {error}")
     return probe
 
 
 def _loses_buffer(dataset: Any) -> bool:
-    """Return whether a dataset is an iterable one of `datasets` with a shuffle buffer, which no state of it holds."""
+    # True for an iterable dataset of `datasets` with a shuffle buffer, which its state lacks.
     level = [getattr(dataset, "_ex_iterable", None)]
     while level:
-        if any(type(each).__name__.startswith("BufferShuffled") for each in level):
+        if any(type(node).__name__.startswith("BufferShuffled") for node in level):
             return True
-        inner = [getattr(each, "ex_iterable", None) for each in level if each is not None]
-        several = [part for each in level for part in getattr(each, "ex_iterables", ())]
-        level = [each for each in (*inner, *several) if each is not None]
+        inner = [getattr(node, "ex_iterable", None) for node in level if node is not None]
+        several = [part for node in level for part in getattr(node, "ex_iterables", ())]
+        level = [node for node in (*inner, *several) if node is not None]
     return False
 
 
 def _forgetful(loader: Any) -> Any:
-    """Return the sampler of a stateful loader of which its state holds nothing but how often it was asked."""
+    # The sampler of a stateful loader, if the state has nothing of it but the number of requests.
     nodes = [loader] if hasattr(loader, "restart_on_stop_iteration") else []
-    for node in nodes:  # of `torchdata.nodes`, which sets the epoch of a sampler
+    for node in nodes:  # of `torchdata.nodes`, which calls set_epoch of a sampler
         for part in vars(node).values():
             if type(part).__module__.startswith("torchdata.nodes") and not any(part is node for node in nodes):
                 nodes.append(part)
@@ -196,8 +199,8 @@ def _forgetful(loader: Any) -> Any:
                 return part
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
-    own = loader.batch_size is None and loader.batch_sampler is not None
-    sampler: Any = loader.batch_sampler if own else loader.sampler
+    has_batch_sampler = loader.batch_size is None and loader.batch_sampler is not None
+    sampler: Any = loader.batch_sampler if has_batch_sampler else loader.sampler
     return None if _repeats(sampler) else sampler
 
 

@@ -1,41 +1,44 @@
-"""Several streams as one: the choice of the stream of each batch, and the position in each stream."""
+"""`Streams`: several named training loaders as one source."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from math import ceil, gcd
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from ....events import Progress
+from ....events import Engine, Progress
+from ....events.checks import check_number, check_whole_number, known_names
 from ....events.resume_facts import worst
+from ....events.signatures import show_attributes
 from ..draws.generators import digest
-from ..order.shares import Layout, Share
-from .contract import Compound, Source, nested
-from .limited import left_early
-from .stateless import SEEKED, Certainty, Reading
+from ..order.sizes import Layout, Share, length_of
+from .choice import source_of
+from .contract import SEEKED, Certainty, Compound, Reading, Source, Sourced, nested
+from .limited import Limit, Limited, left_early
 
 Mode = Literal["cycle", "min", "max", "weighted"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 Lengths = Mapping[str, int | None]
 OVER: Any = object()
-Position = tuple[int, int, bool]  # the passes of the epoch that are done, the batches of the next, whether none follows
+Position = tuple[int, int, bool]  # completed passes of the epoch, batches of the current pass, whether it is the end
 BEGIN: Position = (0, 0, False)
 
 
 class Mixture:
-    """Which streams the batches of an epoch are of; the base: one batch of each in every batch, as `min` and `max`.
+    """The streams of each batch of an epoch. This base class takes a batch of every stream.
 
     Args:
         mode: its name.
-        batches: of an epoch, where they are given.
+        batches: of an epoch, if given.
 
     Attributes:
-        wraps: whether a stream that has ended begins again.
+        wraps: whether an exhausted stream starts over.
     """
 
     def __init__(self, mode: Mode, batches: int | None = None) -> None:
@@ -43,50 +46,49 @@ class Mixture:
         self.wraps = mode in ("cycle", "weighted")
 
     def length(self, lengths: Lengths) -> int | None:
-        """Return the batches of an epoch, given those of each stream; None where that is unknown.
+        """Return the batches of an epoch for the given lengths of the streams; None if unknown.
 
         Raises:
-            ValueError: it has to be known.
+            ValueError: it is unknown, but the mode needs it.
         """
         if self._batches is not None:
             return self._batches
         unknown = [name for name, length in lengths.items() if length is None]
         if unknown and self.wraps:
             raise ValueError(
-                f"mode={self.mode!r} needs the length of an epoch, and the stream {unknown[0]!r} has none: say how "
-                f"many batches an epoch has, Streams(..., length=1000), or give mode='min' or 'max'."
+                f"mode={self.mode!r} needs the length of an epoch, but the stream {unknown[0]!r} has no length: give "
+                f"the batches of an epoch, Streams(..., length=1000), or use mode='min' or 'max'."
             )
-        known = [length or 0 for length in lengths.values()]
-        return None if unknown else self._of_all(known)
+        return None if unknown else self._total([length or 0 for length in lengths.values()])
 
     def passes(self, length: int | None, of_stream: int | None) -> int:
-        """Return how many passes over a stream an epoch has at most: as many of its own epochs it takes up."""
+        # The maximal number of passes over a stream in an epoch. Each pass is an epoch of the stream.
         return 1 if not self.wraps or length is None else ceil(length / (of_stream or 1))
 
     def begin(self, seed: int, epoch: int, length: int | None) -> None:
-        """Decide what the batches of an epoch are of."""
+        """Draw the streams of the batches of an epoch, if necessary."""
 
     def chosen(self, batch: int) -> str | None:
-        """Return the one stream that a batch is of; None where it is of all of them."""
+        # None if a batch has all streams.
         return None
 
     def taken(self, stream: str, batch: int) -> int:
-        """Return how many batches of a stream are in the first so many ones of the epoch."""
+        # The batches of a stream in the first `batch` batches of the epoch.
         return batch
 
-    def _of_all(self, lengths: Sequence[int]) -> int:
+    def _total(self, lengths: Sequence[int]) -> int:
         return min(lengths) if self.mode == "min" else max(lengths)
 
 
 class Weighted(Mixture):
-    """Each batch is of one stream, drawn independently of the others.
+    """Each batch is of one stream, drawn independently.
 
-    The draws are a function of seed, epoch and position, all of an epoch at once: to find how far each stream has been
-    read takes no data, and about 0.1 s for a million batches.
+    The draws of an epoch are a function of seed, epoch and position, all computed at once: the positions of the streams
+    need no data, and about 0.1 s for a million batches.
 
     Args:
-        weights: of each stream; in proportion to the batches of each where there are none.
-        batches: of an epoch; those of all streams together where that is None.
+        weights: of each stream; None for its number of batches.
+        batches: of an epoch; None for the sum over the streams.
     """
 
     def __init__(self, weights: Mapping[str, float] | None, batches: int | None) -> None:
@@ -97,43 +99,39 @@ class Weighted(Mixture):
         self._chosen: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
     def length(self, lengths: Lengths) -> int | None:
-        """Return the given number of batches, or the sum."""
         length = super().length(lengths)
-        self._names = sorted(lengths)  # so that the draws do not depend on the order in which they are given
+        self._names = sorted(lengths)  # the draws must not depend on the order of the arguments
         shares: Lengths | Mapping[str, float] = lengths if self._weights is None else self._weights
         self._ends = np.cumsum([float(shares[name] or 0) for name in self._names])
         return length
 
     def begin(self, seed: int, epoch: int, length: int | None) -> None:
-        """Draw the stream of each batch."""
         key = int.from_bytes(digest(seed, epoch, size=16, purpose=b"choice"), "little")
         drawn = np.random.Generator(np.random.PCG64(key)).random(length or 0)
         chosen = np.searchsorted(self._ends[:-1], drawn * self._ends[-1], side="right")
         self._chosen = chosen.astype(np.int32)
 
     def chosen(self, batch: int) -> str | None:
-        """Return what was drawn."""
         return self._names[int(self._chosen[batch])]
 
     def taken(self, stream: str, batch: int) -> int:
-        """Count what was drawn."""
         return int(np.count_nonzero(self._chosen[:batch] == self._names.index(stream)))
 
-    def _of_all(self, lengths: Sequence[int]) -> int:
+    def _total(self, lengths: Sequence[int]) -> int:
         return sum(lengths)
 
 
 class Stream:
-    """One of several streams, and where it is.
+    """A stream and its position.
 
     Args:
         name: of the stream.
-        source: what reads it.
-        mode: how the streams are mixed.
-        wraps: whether it begins again in the same epoch.
+        source: reads the stream.
+        mode: of the mixture.
+        wraps: whether it starts over within an epoch.
 
     Attributes:
-        position: where it is.
+        position: the current one.
     """
 
     def __init__(self, name: str, source: Source, mode: str, *, wraps: bool) -> None:
@@ -146,27 +144,27 @@ class Stream:
 
     @property
     def is_replayed(self) -> bool:
-        """Whether it is read again up to its position, and has one."""
+        # Whether reaching its position needs a replay.
         return self.is_within and self.source.certainty()[0] == "replayed"
 
     @property
     def is_within(self) -> bool:
-        """Whether it is within a pass."""
+        # Whether it is within a pass.
         (_, batch, is_over), length = self.position, self.source.length
         return batch > 0 and not is_over and (length is None or batch < length)
 
     def place(self, reading: Reading, passes: int, position: Position) -> None:
-        """Go to a position in an epoch, of so many passes at most; nothing is read."""
+        # Sets the position within an epoch of at most `passes` passes; reads nothing.
         seed = int.from_bytes(digest(reading.seed, self._key, size=7, purpose=b"stream"), "little")
         self._reading, self._first = replace(reading, seed=seed, within=0), reading.epoch * passes
         self.position, self._batches = position, None
 
     def release(self) -> None:
-        """Let the workers of the pass go, which would else wait for more until somebody collects garbage."""
+        # Otherwise the workers of the pass wait until garbage collection.
         self._batches = None
 
     def open(self, **changes: Any) -> Iterator[Any]:
-        """Return the rest of the pass, whose number is the stream's own epoch."""
+        # The rest of the pass, whose number is the stream's own epoch.
         assert self._reading is not None
         self.release()
         turn, batch, _ = self.position
@@ -181,13 +179,13 @@ class Stream:
         """
         while not self.position[2]:
             (turn, batch, _), length = self.position, self.source.length
-            is_whole = length is not None and batch >= length
-            if not is_whole or (self._reading is not None and self._reading.ahead):  # which shows its end to the source
-                found = next(self._batches if self._batches is not None else self.open(), OVER)
-                if found is not OVER and not is_whole:
+            is_complete = length is not None and batch >= length
+            if not is_complete or (self._reading is not None and self._reading.ahead):  # the source must see its end
+                loaded = next(self._batches if self._batches is not None else self.open(), OVER)
+                if loaded is not OVER and not is_complete:
                     self.position = turn, batch + 1, False
-                    return found
-                if not is_whole:
+                    return loaded
+                if not is_complete:
                     self._check_end(batch, length)
             self.position = (turn + 1, 0, False) if self._wraps else (turn, batch, True)
             self._batches = None
@@ -196,106 +194,101 @@ class Stream:
     def _check_end(self, batch: int, length: int | None) -> None:
         if length is not None:
             raise ValueError(
-                f"The train stream {self.name!r} ended after {batch} batches, but its length says {length}: the "
-                f"position of each of several streams goes by its length."
+                f"The train stream {self.name!r} ended after {batch} batches, but its length is {length}: the "
+                f"positions of several streams are computed from their lengths."
             )
-        if batch == 0 and (self._mode != "min" or not self._first):  # else the run ends, as with a single loader
+        if batch == 0 and (self._mode != "min" or not self._first):  # otherwise the run ends, as with a single loader
             raise ValueError(
-                f"The train stream {self.name!r} yielded no batch. A generator can be read only once: give a list, a "
-                f"DataLoader, or an object whose __iter__ starts again."
+                f"The train stream {self.name!r} yielded no batch. A generator can be read only once: use a list, a "
+                f"DataLoader, or an object whose __iter__ starts over."
             )
 
 
 class StreamsSource(Compound):
-    """Reads several streams; where each is follows from the position in the epoch, or is kept, without a length.
+    """Reads several streams.
+
+    Their positions follow from the position in the epoch, or are saved if a length is unknown.
 
     Args:
-        loader: what the user gave.
+        loader: the user's.
         sources: of the streams, by name.
-        mixture: which streams a batch is of.
-        own: plain facts of the mixture.
+        mixture: chooses the streams of a batch.
+        facts: of the mixture, plain values.
         share: the part of this process.
     """
 
     cuts_batches = False
 
     def __init__(
-        self, loader: Any, sources: Mapping[str, Source], mixture: Mixture, own: dict[str, Any], share: Share
+        self, loader: Any, sources: Mapping[str, Source], mixture: Mixture, facts: dict[str, Any], share: Share
     ) -> None:
-        self.loader, self.own = loader, {"source": "streams", **own}
+        self.loader, self.facts = loader, {"source": "streams", **facts}
         self.parts: Sequence[Source] = tuple(sources.values())
         self._mixture, self._share = mixture, share
-        self._streams = {name: Stream(name, each, mixture.mode, wraps=mixture.wraps) for name, each in sources.items()}
-        self._given: dict[str, Position] = {}
-        self._is_drawn = self._is_open = False  # whether `_mixture` knows the epoch; whether the streams do
+        self._streams = {
+            name: Stream(name, source, mixture.mode, wraps=mixture.wraps) for name, source in sources.items()
+        }
+        self._loaded: dict[str, Position] = {}
+        self._is_drawn = self._is_open = False  # whether the mixture, and whether the streams, have begun the epoch
         self.combine()
 
     def combine(self) -> None:
-        """Take over what the ranks have agreed on."""
         parts, is_weighted = self.parts, self._mixture.mode == "weighted"
-        self.length = self._mixture.length({name: each.source.length for name, each in self._streams.items()})
-        self.even, self.as_it_is = all(each.even for each in parts), all(each.as_it_is for each in parts)
-        self._common = all(each.layout.common for each in parts)
-        sizes = [each.batch_size for each in parts]
-        known = [size for size in sizes if size is not None]
-        is_known = len(known) == len(sizes) and (not is_weighted or len(set(known)) == 1)
-        self.batch_size = None if not is_known else known[0] if is_weighted else sum(known)
-        self.kind = self._kind(gcd(*known) or 1)
+        self.length = self._mixture.length({name: stream.source.length for name, stream in self._streams.items()})
+        self.even, self.as_it_is = all(part.even for part in parts), all(part.as_it_is for part in parts)
+        self._common = all(part.layout.common for part in parts)
+        sizes = [part.batch_size for part in parts if part.batch_size is not None]
+        is_known = len(sizes) == len(parts) and (not is_weighted or len(set(sizes)) == 1)
+        self.batch_size = None if not is_known else sizes[0] if is_weighted else sum(sizes)
+        self.kind = self._kind(gcd(*sizes) or 1)
 
     @property
     def layout(self) -> Layout:
-        """How its epochs lie in the batches of all processes."""
         share = self._share
         return Layout(share.world_size, self.batch_size, self.length, self._common)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the streams."""
         return tuple(self._streams)
 
     def chosen(self, batch: int) -> str | None:
-        """Return the one stream that a batch of the open epoch is of; None where it is of all."""
+        # Of the open epoch.
         return self._mixture.chosen(batch)
 
     def open(self, reading: Reading) -> Iterator[Any]:
-        """Go to the position of each stream and read."""
         self._mixture.begin(reading.seed, reading.epoch, self.length)
         self._is_drawn = True
         for name, stream in self._streams.items():
             passes = self._mixture.passes(self.length, stream.source.length)
             stream.place(reading, passes, self._position(name, reading.batch))
         self._is_open = True
-        within = [each for each in self._streams.values() if each.is_within]
+        within = [stream for stream in self._streams.values() if stream.is_within]
         if reading.is_over or (self.length is not None and reading.batch >= self.length):
             for stream in within:
-                if reading.is_over and stream.source.kind["source"] == "stateful":  # which has a state to keep
+                if reading.is_over and stream.source.kind["source"] == "stateful":  # it has a state to save
                     stream.open()
             return iter(())
         self._replay(within, reading)
         return self._read_on(reading.batch)
 
     def compared(self, batch: Any, number: int) -> Any:
-        """Return the parts of a batch that are read again where a run resumes after it."""
         chosen = self._mixture.chosen(number - 1)
         parts = batch if chosen is None else {chosen: batch}
         return {name: parts[name] for name in self._compared_streams(chosen)}
 
     def certainty(self) -> Certainty:
-        """Return the least certain position of the streams, and what is untracked of all."""
         position, untracked = SEEKED
         for name, stream in self._streams.items():
             source = stream.source
-            own, sentences = source.certainty() if self._is_whole(source.length) else left_early(source)
-            position, untracked = worst(position, own), (*untracked, *(f"{name}: {text}" for text in sentences))
+            of_stream, sentences = source.certainty() if self._ends_with(source.length) else left_early(source)
+            position, untracked = worst(position, of_stream), (*untracked, *(f"{name}: {text}" for text in sentences))
         return position, untracked
 
     def hidden(self) -> tuple[float, list[str]]:
-        """Return what was found when the first batch of each was loaded."""
-        found = [each.hidden() for each in self.parts]
-        return sum(seconds for seconds, _ in found), [sentence for _, sentences in found for sentence in sentences]
+        findings = [part.hidden() for part in self.parts]
+        return sum(seconds for seconds, _ in findings), [text for _, sentences in findings for text in sentences]
 
     def state_dict(self, batch: int) -> dict[str, Any]:
-        """Return the state and the position of each stream."""
         states, places = {}, {}
         for name, stream in self._streams.items():
             place = self._position(name, batch)
@@ -304,8 +297,7 @@ class StreamsSource(Compound):
         return {"streams": states, "places": places}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        self._given, self._is_open = {name: tuple(each) for name, each in state["places"].items()}, False
+        self._loaded, self._is_open = {name: tuple(place) for name, place in state["places"].items()}, False
         self._is_drawn = self._mixture.mode != "weighted"
         for name, stream in self._streams.items():
             saved = state["streams"].get(name)
@@ -313,13 +305,12 @@ class StreamsSource(Compound):
                 stream.source.load_state_dict(saved["state"])
 
     def close(self) -> None:
-        """Let worker processes go."""
         for stream in self._streams.values():
             stream.release()
             stream.source.close()
 
     def _position(self, name: str, batch: int) -> Position:
-        """Return where a stream is when so many batches of the epoch are consumed."""
+        # After `batch` consumed batches of the epoch.
         stream, wraps = self._streams[name], self._mixture.wraps
         length = stream.source.length
         if not batch:
@@ -327,66 +318,66 @@ class StreamsSource(Compound):
         if length is not None and self._is_drawn:
             taken = self._mixture.taken(name, batch)
             return (*divmod(taken, length), False) if wraps else (0, min(taken, length), taken >= length)
-        known = stream.position if self._is_open else self._given.get(name, BEGIN)
+        position = stream.position if self._is_open else self._loaded.get(name, BEGIN)
         if wraps:
-            return known
-        _, read, is_over = known
-        is_over = is_over and read < batch  # at its end it is read again, to be compared; one item may be read ahead
+            return position
+        _, read, is_over = position
+        is_over = is_over and read < batch  # at its end it is read again for a comparison; one item may be read ahead
         return 0, read if is_over else batch, is_over
 
     def _compared_streams(self, chosen: str | None) -> list[str]:
-        """Return which of the streams of the batch before the position are read again up to there."""
-        return [name for name, each in self._streams.items() if chosen in (None, name) and each.is_replayed]
+        # The streams of the last batch before the position that are read again.
+        return [name for name, stream in self._streams.items() if chosen in (None, name) and stream.is_replayed]
 
     def _replay(self, within: list[Stream], reading: Reading) -> None:
-        """Begin within the passes of streams, and compare what is read again there."""
-        whole = sum(each.position[1] for each in within if each.is_replayed)
-        found: dict[str, Any] = {}
+        # Starts within the passes of streams, and compares the batches that are read again.
+        total = sum(stream.position[1] for stream in within if stream.is_replayed)
+        last: dict[str, Any] = {}
         done = 0
         for stream in within:
-            stream.open(report=_reporter(reading.report, done, whole), check=partial(found.__setitem__, stream.name))
+            stream.open(report=_reporter(reading.report, done, total), check=partial(last.__setitem__, stream.name))
             done += stream.position[1] if stream.is_replayed else 0
         expected = self._compared_streams(self._mixture.chosen(reading.batch - 1)) if within else []
-        if expected and found.keys() >= set(expected) and reading.check is not None:
-            reading.check({name: found[name] for name in expected})
+        if expected and last.keys() >= set(expected) and reading.check is not None:
+            reading.check({name: last[name] for name in expected})
 
     def _read_on(self, batch: int) -> Iterator[Any]:
         try:
             while self.length is None or batch < self.length:
                 chosen = self._mixture.chosen(batch)
-                found = self._read_all() if chosen is None else self._streams[chosen].read()
-                if found is OVER:
+                loaded = self._read_all() if chosen is None else self._streams[chosen].read()
+                if loaded is OVER:
                     return
                 batch += 1
-                yield found
-                del found
+                yield loaded
+                del loaded
         finally:
             for stream in self._streams.values():
                 stream.release()
 
     def _read_all(self) -> Any:
-        """Return a batch of each stream, None of one that is over; OVER at the end of the epoch."""
-        found = {}
+        # None for an exhausted stream; OVER at the end of the epoch.
+        parts = {}
         for name, stream in self._streams.items():
             part = stream.read()
             if part is OVER and self._mixture.mode == "min":
                 return OVER
-            found[name] = None if part is OVER else part
-        return OVER if all(stream.position[2] for stream in self._streams.values()) else found
+            parts[name] = None if part is OVER else part
+        return OVER if all(stream.position[2] for stream in self._streams.values()) else parts
 
-    def _is_whole(self, length: int | None) -> bool:
-        """Return whether each epoch ends where a stream does."""
+    def _ends_with(self, length: int | None) -> bool:
+        # Whether each epoch ends at the end of a pass.
         if self._mixture.mode in ("max", "weighted") or not length or self.length is None:
             return self._mixture.mode == "max"
         return self.length % length == 0
 
     def _kind(self, least: int) -> dict[str, Any]:
-        """Return the facts of all streams; those that all share are called as with a single loader.
+        """Return the facts of all streams; common facts have the same names as for a single loader.
 
-        Where streams begin again, a position means the same only with the same batches; else with batches of the same
-        proportions, of which `least` is the greatest common divisor.
+        If streams start over, a position has the same meaning only with equal batches; otherwise with batches in the
+        same proportions, whose greatest common divisor is `least`.
         """
-        kind, share = dict(self.own), self._share
+        kind, share = dict(self.facts), self._share
         for name, stream in self._streams.items():
             size, length = stream.source.batch_size, stream.source.length
             kind |= {f"{name} {fact}": value for fact, value in stream.source.kind.items()}
@@ -395,18 +386,18 @@ class StreamsSource(Compound):
                 kind[f"{name} batches"] = length
             else:
                 kind[f"{name} part of a batch"] = None if size is None else size // least
-        draws = [str(each.kind["draws_per"]) for each in self.parts if "draws_per" in each.kind]
-        drops = any(each.kind.get("drop_last") for each in self.parts)
+        draws = [str(part.kind["draws_per"]) for part in self.parts if "draws_per" in part.kind]
+        drops = any(part.kind.get("drop_last") for part in self.parts)
         return kind | ({"draws_per": min(draws)} if draws else {}) | ({"drop_last": True} if drops else {})
 
 
 def counted(
     source: Source, batches: Iterator[Any], progress: Progress, set_stream: Callable[[str | None], None]
 ) -> Iterator[Any]:
-    """Count the batches of each stream as the loop takes them, and say which one a batch is of."""
-    for each in nested(source):
-        if isinstance(each, StreamsSource):
-            return _counted(each, batches, progress, set_stream)
+    # Counts the batches of each stream as the loop takes them, and sets the stream of the current batch.
+    for part in nested(source):
+        if isinstance(part, StreamsSource):
+            return _counted(part, batches, progress, set_stream)
     return batches
 
 
@@ -424,11 +415,112 @@ def _counted(
         del batch
 
 
-def _reporter(report: Callable[[int, int], None], before: int, whole: int) -> Callable[[int, int], None]:
-    """Return what reports the batches of one stream that are read again as a part of those of all."""
-
+def _reporter(report: Callable[[int, int], None], before: int, total: int) -> Callable[[int, int], None]:
+    # The progress of one stream as part of all streams.
     def report_part(done: int, _: int) -> None:
         if done or not before:
-            report(before + done, whole)
+            report(before + done, total)
 
     return report_part
+
+
+class Streams(Sourced):
+    """Several named streams of training data.
+
+    For example: `fit(task, Streams({"digit": a, "parity": b}, mode="min"))`. A batch is a dict with one batch of each
+    stream, `{"digit": ..., "parity": ...}`. With `weighted` it is the batch of one stream, whose name is
+    `run.data.stream`. A plain dict is short for `Streams` with the default mode.
+
+    Args:
+        streams: a dataset, a loader or a list of batches for each name.
+        mode: `cycle` (the default): the longest stream ends the epoch, and shorter ones start over in a new order.
+            `min`: the shortest stream ends the epoch. `max`: the longest ends it, and exhausted streams yield None.
+            `weighted`: each batch is of one stream, drawn by `weights`; exhausted streams start over.
+        weights: with `weighted`, the relative frequency of each stream; by default its number of batches.
+        length: with `cycle` and `weighted`, the batches of an epoch per process; by default the batches of the longest
+            stream, or with `weighted` of all streams. Required if a stream has no length.
+
+    Raises:
+        TypeError: the streams are not given by name.
+        ValueError: an argument is out of range, or does not apply to the mode.
+    """
+
+    __repr__ = show_attributes
+
+    def __init__(
+        self,
+        streams: Mapping[str, Any],
+        *,
+        mode: Mode = "cycle",
+        weights: Mapping[str, float] | None = None,
+        length: int | None = None,
+    ) -> None:
+        if not isinstance(streams, Mapping):
+            raise TypeError(
+                f"Streams takes a dict of loaders or datasets, {{'digit': a, 'parity': b}}, got {streams!r}."
+            )
+        for name in streams:
+            if not isinstance(name, str) or not name or "/" in name:
+                raise ValueError(f"The name of a train stream is a string without '/', got {name!r}.")
+        if not streams:
+            raise ValueError("Streams takes at least one named loader or dataset.")
+        if mode not in MODES:
+            raise ValueError(f"mode is one of {', '.join(MODES)}; got {mode!r}.")
+        if length is not None:
+            length = check_whole_number("length", length, of="batches", at_least=1)
+            if mode in ("min", "max"):
+                raise ValueError(
+                    f"With mode={mode!r} the streams define the length of an epoch: remove length=, or shorten it with "
+                    f"limit_train=."
+                )
+        self.loaders, self.mode, self.length = dict(streams), mode, length
+        self.weights = None if weights is None else _check_weights(weights, streams, mode)
+        self._limits: Mapping[str, Limit] = {}
+        self._per_sample: Collection[str] = ()
+
+    def made(self, make: Callable[[str, Any], Any], limits: Mapping[str, Limit], per_sample: Collection[str]) -> Self:
+        """Return a copy with loaders instead of datasets.
+
+        Args:
+            make: returns the loader of a stream, given its name and data.
+            limits: of some streams, how much of each pass is read.
+            per_sample: the streams whose draws are keyed by sample.
+        """
+        made = copy(self)
+        made.loaders = {name: make(name, data) for name, data in self.loaders.items()}
+        made._limits, made._per_sample = limits, per_sample
+        return made
+
+    def describe(self) -> str:
+        """Return the names and lengths of the streams and the mode, as text."""
+        lengths = {name: length_of(loader) for name, loader in self.loaders.items()}
+        named = [name if length is None else f"{name} ({length} batches)" for name, length in lengths.items()]
+        weights = "" if self.weights is None else f" {', '.join(f'{weight:g}' for weight in self.weights.values())}"
+        return f"{', '.join(named)}; {self.mode}{weights}"
+
+    def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> Source:
+        """Return the source that reads the share of a process."""
+        facts: dict[str, Any] = {"mode": self.mode, "streams": sorted(self.loaders)}
+        facts |= {} if self.weights is None else {"weights": self.weights}
+        facts |= {} if self.length is None else {"length": self.length}
+        weighted = self.mode == "weighted"
+        mixture = Weighted(self.weights, self.length) if weighted else Mixture(self.mode, self.length)
+        sources = {}
+        for name, loader in self.loaders.items():
+            keyed_by_sample = name in self._per_sample
+            if name in self._limits:
+                loader = Limited(loader, self._limits[name], f"train stream {name!r}", per_sample=keyed_by_sample)
+            sources[name] = source_of(loader, share, per_sample=keyed_by_sample, engine=engine)
+        return StreamsSource(self, sources, mixture, facts, share)
+
+
+def _check_weights(weights: Any, streams: Mapping[str, Any], mode: str) -> dict[str, float]:
+    if mode != "weighted":
+        raise ValueError(f"weights= is for mode='weighted', got mode={mode!r}.")
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights= takes a number for each stream, {{'digit': 3, 'parity': 1}}, got {weights!r}.")
+    for name in weights.keys() - streams.keys():
+        raise ValueError(f"weights= has no stream {name!r}.{known_names(str(name), streams)}")
+    for name in streams.keys() - weights.keys():
+        raise ValueError(f"weights= has no weight for the stream {name!r}: give one for every stream.")
+    return {name: float(check_number(f"weights[{name!r}]", weight, more_than=0)) for name, weight in weights.items()}

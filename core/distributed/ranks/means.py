@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ....events import Engine
-from ...metrics.means import Computed, Means, Measured, Totals, added, check_scalar, compute_values, fresh_copy
+from ...metrics.means import Computed, Means, MetricUpdate, Totals, added, check_scalar, compute_values, fresh_copy
 from ...objects.equality import same
 
 
@@ -136,8 +136,8 @@ class Terms(Means):
         super().__init__(note)
         self._entries: dict[str, list[MeanEntry]] = {}
 
-    def add(self, name: str, value: Tensor | float | Measured, weight: float = 1.0) -> None:
-        if isinstance(value, Measured):
+    def add(self, name: str, value: Tensor | float | MetricUpdate, weight: float = 1.0) -> None:
+        if isinstance(value, MetricUpdate):
             super().add(name, value)
         else:
             self._append(name, value, weight, is_sum=False)

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 import ray
 import torch
-from heliograph.core.data.loaders import LoaderParams
-from heliograph.core.data.order.shares import Share
-from heliograph.core.data.run_loaders import training_loaders
+from heliograph.core.data.loaders import LoaderParams, training_loaders
+from heliograph.core.data.order.sizes import Share
 from heliograph.core.data.sources.choice import source_of
+from heliograph.core.data.sources.contract import Reading
 from heliograph.core.data.sources.dataloader import MapSource
-from heliograph.core.data.sources.stateless import Reading
 from heliograph_ray.data import loaders
 from heliograph_ray.data import stream as streaming
 from heliograph_ray.data.columns import RowBuffer, digest, make_batcher
@@ -81,7 +80,7 @@ def nothing(done: int, batches: int) -> None:
 
 
 def reading(batch: int = 0, epoch: int = 0) -> Reading:
-    return Reading(seed=1, epoch=epoch, batch=batch, apart=True, report=nothing)
+    return Reading(seed=1, epoch=epoch, batch=batch, isolated=True, report=nothing)
 
 
 def stream(dataset: Executed, batch_size: int, *, drop_last: bool = False, **options: Any) -> RayStream:
@@ -338,7 +337,7 @@ def test_unknown_columns_are_refused() -> None:
 
 
 def test_columns_are_for_ray_datasets_only() -> None:
-    with pytest.raises(ValueError, match="is for a Ray dataset"):
+    with pytest.raises(ValueError, match="is for Ray datasets"):
         training_loaders(TensorDataset(torch.ones(2)), {"columns": ["x"]})
 
 

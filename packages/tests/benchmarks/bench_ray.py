@@ -20,7 +20,7 @@ import heliograph as h
 import numpy as np
 import ray
 import torch
-from heliograph.core.data.run_loaders import training_loaders
+from heliograph.core.data.loaders import training_loaders
 from heliograph.core.data.training_data import TrainingData
 from heliograph.core.host import hosted_by
 from heliograph.events import Progress

@@ -139,7 +139,7 @@ def test_a_long_run_name_keeps_its_checkpoints_apart(fit: Make, tmp_path: Path) 
         ({"mode": "min"}, "keep_best=0, monitor=None, mode='min' do not fit together"),
         ({"keep_best": -1, "monitor": "validation/loss"}, "keep_best must be a whole number, at least 0; got -1."),
         ({"keep_best": 1, "monitor": "loss"}, "<split>/<name>"),
-        ({"keep_best": 1, "monitor": "validation/loss", "mode": "best"}, "mode is 'min'"),
+        ({"keep_best": 1, "monitor": "validation/loss", "mode": "best"}, "mode='min'"),
     ],
 )
 def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any], words: str) -> None:

@@ -27,8 +27,7 @@ from heliograph import (
     TrainStart,
 )
 from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Source
-from heliograph.core.data.sources.stateless import Reading
+from heliograph.core.data.sources.contract import Reading, Source
 from heliograph.tests import kit
 from heliograph.tests.kit import sgd
 from numpy.random import mtrand

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.data import last_batch
-from heliograph.core.data.last_batch import WHOLE, LastBatch, digest_of
-from heliograph.core.data.training_data import OTHERS
+from heliograph.core.data.last_batch import COMPLETE, LastBatch, digest_of
+from heliograph.core.data.training_data import CHANGED_BATCH
 from heliograph.events import Progress
 from heliograph.tests.kit import fit, saving, sgd
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ def test_every_part_of_a_batch_counts(change: dict[str, Any]) -> None:
 
 
 def test_of_a_large_batch_a_sample_counts_and_the_size() -> None:
-    large = torch.arange(WHOLE, dtype=torch.float32)
+    large = torch.arange(COMPLETE, dtype=torch.float32)
     assert digest(large) == digest(large.clone()) != digest(large[:-1])
     assert digest(large) != digest(large + 1)
     assert len(list(last_batch._pieces(large, last_batch.SAMPLE / large.nbytes))[1]) == last_batch.SAMPLE
@@ -101,7 +101,7 @@ def test_the_batch_in_hand_is_the_one_that_is_kept() -> None:
         progress.batch = number
         assert last.digest(number) == digest(batch_of(number - 1))
         assert last.digest(number - 1) is None
-        assert len(last._given) == 1
+        assert len(last._batches) == 1
 
 
 def test_reading_ahead_changes_nothing() -> None:
@@ -112,7 +112,7 @@ def test_reading_ahead_changes_nothing() -> None:
     progress.batch = 1
     assert last.digest(1) == digest(batch_of(0))
     next(batches)
-    assert [given.number for given in last._given] == [2, 3]
+    assert [batch.number for batch in last._batches] == [2, 3]
 
 
 def test_what_the_task_takes_out_is_still_there() -> None:
@@ -166,7 +166,7 @@ def compared(result: h.RunResult) -> tuple[str, tuple[str, ...]]:
 
 def test_a_loader_that_gives_other_batches_the_second_time_is_found_out(tmp_path: Path) -> None:
     """Data that the model makes are read again with other weights."""
-    for by_model, reasons in ((False, ()), (True, (OTHERS,))):
+    for by_model, reasons in ((False, ()), (True, (CHANGED_BATCH,))):
         make = lambda model, by_model=by_model: Rollout(model, by_model=by_model)  # noqa: E731
         folder = tmp_path / str(by_model)
         train(folder, 4, make)
@@ -185,7 +185,7 @@ def test_a_save_before_the_first_new_batch_keeps_what_is_known(tmp_path: Path) -
     make = lambda model: Rollout(model, by_model=True)  # noqa: E731
     train(tmp_path, 4, make)
     train(tmp_path, 4, make, "auto", SaveAtOnce())
-    assert compared(train(tmp_path, 6, make)) == ("replayed", (OTHERS,))
+    assert compared(train(tmp_path, 6, make)) == ("replayed", (CHANGED_BATCH,))
 
 
 class Stream(IterableDataset[Tensor]):
@@ -203,7 +203,7 @@ class Stream(IterableDataset[Tensor]):
 
 
 def test_an_iterable_dataset_is_compared_too(tmp_path: Path) -> None:
-    for counts, reasons in ((True, ()), (False, (OTHERS,))):
+    for counts, reasons in ((True, ()), (False, (CHANGED_BATCH,))):
         make = lambda model, counts=counts: DataLoader(Stream(counts=counts), batch_size=4)  # noqa: E731
         folder = tmp_path / str(counts)
         train(folder, 4, make)

@@ -27,9 +27,7 @@ def test_what_a_limit_leaves(limit: float, length: int | None, expected: int) ->
 
 
 def test_a_fraction_needs_a_length() -> None:
-    with pytest.raises(
-        ValueError, match=r"0\.5 of the train loader is asked for, and it has no length: give the limit"
-    ):
+    with pytest.raises(ValueError, match=r"0\.5 is a fraction of the train loader, which has no length"):
         fitted(DataLoader(Flow(4)), limit_train=0.5)
 
 
@@ -95,7 +93,10 @@ def test_another_limit_is_said_and_changes_no_position() -> None:
         assert resumed.result.resume is not None
         assert resumed.result.resume.reasons
         text = "none" if limit is None else str(limit)
-        assert f"the limit of an epoch was 4 and is {text}, so it ends elsewhere" in resumed.result.resume.reasons
+        assert (
+            f"the limit of an epoch was 4 and is {text}, so the epoch ends at another batch"
+            in resumed.result.resume.reasons
+        )
 
 
 def test_limits_of_streams() -> None:
@@ -113,7 +114,7 @@ def test_limits_of_streams() -> None:
     assert passes(3) == [[0, 1, 2], [0, 1, 2]]
     assert passes({"b": 0.5}) == [[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 0, 1]]
     assert passes({"a": 2, "b": 3}) == [[0, 1, 0], [0, 1, 2]]
-    with pytest.raises(ValueError, match="limit_train takes limits by name for several streams only"):
+    with pytest.raises(ValueError, match="limit_train takes limits by name only"):
         fitted(class_of(3), limit_train={"a": 3})
 
 
@@ -231,8 +232,8 @@ def test_loader_params_are_for_validation_where_the_training_data_are_a_loader()
     sets = {"small": class_of(1), "large": h.Periodic(Samples(4), every=2)}
     assert len(validated(validation=sets, epochs=2, loader_params={"batch_size": 2})[1][1]) == 5
     with pytest.raises(
-        ValueError, match=r"loader_params\['shuffle'\] is for training data, and the train loader is made"
+        ValueError, match=r"loader_params\['shuffle'\] is for a training dataset, but train is already a loader"
     ):
         validated(validation=Samples(6), loader_params={"batch_size": 2, "shuffle": True})
-    with pytest.raises(ValueError, match="loader_params= says how to read a dataset, but list, list is a loader"):
+    with pytest.raises(ValueError, match="list, list is already a loader"):
         validated(validation=class_of(2), loader_params={"batch_size": 2})

@@ -23,8 +23,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.core.data.loaders import evaluation_loader, make_loader, params_of_one_process
-from heliograph.core.data.run_loaders import training_loaders
+from heliograph.core.data.loaders import evaluation_loader, make_loader, params_of_one_process, training_loaders
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 Make = Callable[..., Any]
@@ -173,18 +172,17 @@ def test_parameters_are_checked(drawing: Make, flowing: Make) -> None:
             )
     for number in (-1, 2.0, True, None):
         assert refused(data, {"num_workers": number}).endswith(f"must be a whole number, at least 0; got {number!r}.")
-    assert refused(data, {"batch_size": 4, "global_batch_size": 8}).endswith("of all; not both.")
-    assert refused(data, {"sampler": [1], "shuffle": True}).endswith("not both: the sampler is the order.")
+    assert refused(data, {"batch_size": 4, "global_batch_size": 8}).endswith("not both.")
+    assert refused(data, {"sampler": [1], "shuffle": True}).endswith("not both: the sampler defines the order.")
     assert refused(loader, {"batch_size": 4}) == (
-        "ValueError: loader_params= says how to read a dataset, but DataLoader is a loader, made already: give its "
-        "dataset."
+        "ValueError: loader_params= is for a dataset, but DataLoader is already a loader: give its dataset."
     )
     for order in ({"shuffle": True}, {"sampler": [1, 2]}):
         assert refused(flowing(), order) == (
-            "ValueError: The train dataset is iterable, so its order is its own: no shuffle and no sampler."
+            "ValueError: The train dataset is iterable and defines its own order: remove shuffle and sampler."
         )
     assert refused(drawing(0), {"batch_size": 4}) == "ValueError: The train dataset is empty."
-    assert refused(Endless(), {}) == "TypeError: The train dataset Endless has no length: give it __len__."
+    assert refused(Endless(), {}) == "TypeError: The train dataset Endless has no length: define __len__."
     assert refused(data, {"batch_size": 30, "drop_last": True}).startswith("ValueError: The train loader is empty")
 
 
@@ -197,7 +195,7 @@ def test_integers_of_numpy_are_welcome(drawing: Make) -> None:
 
 
 def test_a_dataset_without_parameters(drawing: Make, noisy: Make) -> None:
-    mend = r"is a dataset of samples: say how to batch it, loader_params=\{'batch_size': 32\}, or give a DataLoader"
+    mend = r"is a dataset of samples: add loader_params=\{'batch_size': 32\}, or give a DataLoader"
     with pytest.raises(TypeError, match=f"train loader {mend}"):
         Trainer(device="cpu").fit(noisy(), drawing(), epochs=1, optimizer=torch.optim.SGD)
     with pytest.raises(TypeError, match=f"test loader {mend}"):
@@ -205,14 +203,14 @@ def test_a_dataset_without_parameters(drawing: Make, noisy: Make) -> None:
 
 
 def test_unequal_parts_are_refused(drawing: Make) -> None:
-    with pytest.raises(ValueError, match=r"= 10 cannot be shared equally by 4 ranks: give a multiple such as 8, or"):
+    with pytest.raises(ValueError, match=r"= 10 cannot be divided equally among 4 ranks: use a multiple such as 8, or"):
         training_loaders(drawing(), {"global_batch_size": 10}, 4)
-    with pytest.raises(ValueError, match=r"= 1 cannot be shared equally by 4 ranks: give a multiple such as 4, or"):
+    with pytest.raises(ValueError, match=r"= 1 cannot be divided equally among 4 ranks: use a multiple such as 4, or"):
         training_loaders(drawing(), {"global_batch_size": 1}, 4)
 
 
 def test_parameters_for_an_evaluation_are_checked(drawing: Make, noisy: Make) -> None:
-    with pytest.raises(ValueError, match="DataLoader is a loader, made already"):
+    with pytest.raises(ValueError, match="DataLoader is already a loader"):
         Trainer(device="cpu").test(noisy(), DataLoader(drawing(), 4), loader_params={"batch_size": 4})
     with pytest.raises(ValueError, match="test a dataset is empty"):
         Trainer(device="cpu").test(noisy(), {"a": drawing(0)}, loader_params={"batch_size": 4})
@@ -333,7 +331,7 @@ def test_every_phase_is_checked(drawing: Make) -> None:
     assert refused(Phases(easy(drawing), []), None).startswith("ValueError: The train loader is empty")
     assert refused(Phases(easy(drawing), 3), None).startswith("TypeError: The train loader must be an iterable")
     assert refused(Phases(easy(drawing), []), {"batch_size": 2}).endswith(
-        "DataLoader, list is a loader, made already: give its dataset. A list holds batches, not samples."
+        "DataLoader, list is already a loader: give its dataset. A list holds batches, not samples."
     )
 
 
@@ -344,7 +342,7 @@ def test_workers_of_every_phase_are_let_go(drawing: Make, noisy: Make) -> None:
     trainer.bus.on(TrainStart, lambda run, event: sources.extend(run.data._sources))
     trainer.fit(noisy(), Phases(*loaders), epochs=2, optimizer=torch.optim.SGD)
 
-    assert [source._own._iterator for source in sources] == [None, None]
+    assert [source._copy._iterator for source in sources] == [None, None]
 
 
 def test_a_sampler_that_weights(drawing: Make, fit: Make) -> None:
@@ -372,6 +370,6 @@ def test_an_iterable_dataset_is_not_keyed_by_sample() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
 
-    with pytest.raises(ValueError, match="keyed by batch, not by sample"):
+    with pytest.raises(ValueError, match="keyed by batch"):
         make_loader(Flow(), {"draws_per": "sample"}, "train")
     assert list(evaluation_loader(Flow(), {"draws_per": "sample", "batch_size": None}, "validation")) == [0, 1, 2]

@@ -316,9 +316,9 @@ def test_what_is_missing_is_said(noisy: Make) -> None:
     class Empty(DataModule): ...
 
     trainer = Trainer(device="cpu")
-    with pytest.raises(TypeError, match=r"Empty needs a method train\(\) to be trained on"):
+    with pytest.raises(TypeError, match=r"Empty has no training data: define train\(\)"):
         trainer.fit(noisy(), Empty(), epochs=1, optimizer=torch.optim.SGD)
-    with pytest.raises(TypeError, match=r"Empty needs a method test\(\) to be tested on"):
+    with pytest.raises(TypeError, match=r"Empty has no test data: define test\(\)"):
         trainer.test(noisy(), Empty())
     with pytest.raises(TypeError, match="validation"):
         trainer.validate(noisy(), Empty())

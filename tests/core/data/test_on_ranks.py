@@ -189,9 +189,7 @@ def test_a_dataset_is_dealt_out_with_the_global_batch_that_was_asked_for(ranks: 
     params: Any = {"global_batch_size": 8, "sampler": WeightedRandomSampler([1.0] * 22, 22)}
     of_ranks, alone = ranks(2).run(by_params, **params), by_params(**params)
     assert rounds(of_ranks) == alone["batches"]
-    with pytest.raises(
-        ValueError, match=r"global_batch_size'\] = 9 cannot be shared equally by 2 ranks: give a multiple"
-    ):
+    with pytest.raises(ValueError, match=r"global_batch_size'\] = 9 cannot be divided equally among 2 ranks"):
         ranks(2).run(by_params, global_batch_size=9)
 
 
@@ -217,7 +215,7 @@ def unlike() -> None:
 
 
 def test_data_that_differ_are_refused_everywhere(ranks: Pool) -> None:
-    reported = r"train loaders of rank 0 and rank 1 differ: samples is 20 and 21\. A run deals the data out itself"
+    reported = r"train loaders of rank 0 and rank 1 differ: samples is 20 and 21\."
     with pytest.raises(ValueError, match=reported):
         ranks(2).run(unlike)
 
@@ -338,12 +336,9 @@ def test_the_shortest_rank_ends_the_epoch_for_all(ranks: Pool) -> None:
         assert first["weights"] == second["weights"]
         assert [len(reported["notes"]) for reported in (first, second)] == [2, 2]
         assert all(
-            reported["notes"][0].startswith("a DataLoader is read as it is on each of 2 ranks")
-            for reported in (first, second)
+            reported["notes"][0].startswith("all 2 ranks read all of a DataLoader") for reported in (first, second)
         )
-    assert first["notes"][1] == (
-        "the train loaders of the ranks have 5, 7 batches: an epoch ends when the first of them does"
-    )
+    assert first["notes"][1] == ("the train loaders of the ranks have 5, 7 batches: an epoch ends with the shortest")
 
 
 def test_a_rank_without_a_batch_is_an_error_on_all(ranks: Pool) -> None:
@@ -440,8 +435,8 @@ def test_an_evaluation_equals_that_of_one_process(ranks: Pool) -> None:
             assert reported["metrics"] == alone["metrics"]
             assert reported["weights"] == alone["weights"]
             assert reported["notes"] == (
-                f"a DataLoader of an evaluation is read as it is on each of {count} ranks: share its data out by "
-                f"run.engine.rank, or every rank does all of the work",
+                f"all {count} ranks read all of a DataLoader in an evaluation: select a part by run.engine.rank, or "
+                f"every rank does all of the work",
             )
     assert len(alone["metrics"]) == 6
 
@@ -550,7 +545,7 @@ def test_a_larger_number_of_ranks_reports_what_drew_otherwise(ranks: Pool) -> No
     cut = shuffled(8, cut_at=2)["cut"]
     rest = ranks(2).run(shuffled, 4, saved=cut)[0]
     assert (
-        "go by the batch and the rank and differ now: 1 rank with batches of 8 before, 2 ranks with batches of 4 now;"
+        "are keyed by batch and rank and differ now: 1 rank with batches of 8 before, 2 ranks with batches of 4 now;"
         in str(rest["resume"])
     )
 
@@ -560,7 +555,7 @@ def test_a_smaller_number_of_ranks_reads_on_in_the_same_order(ranks: Pool) -> No
     cut = ranks(2).run(shuffled, 4, cut_at=2)[0]["cut"]
     rest = shuffled(8, saved=cut)
     assert rest["batches"] == whole["batches"][2:]
-    assert "go by the batch and the rank and differ now: 2 ranks with batches of 4 before, 1 rank with" in str(
+    assert "are keyed by batch and rank and differ now: 2 ranks with batches of 4 before, 1 rank with" in str(
         rest["resume"]
     )
     with pytest.raises(ValueError, match=r"The global batch changed: 2 ranks x batch_size 4 .* 1 rank x batch_size 7"):

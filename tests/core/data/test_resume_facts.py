@@ -132,10 +132,10 @@ def test_data_that_changed_during_an_epoch_are_refused(drawing: Make, fit: Make)
         ([torch.zeros(2, 7).double()] * 9, ["source was 'map' and is 'sequence'", "batches was None and is 9"]),
     ]
     for loader, changes in changed:
-        with pytest.raises(ValueError, match="was written within an epoch of other data") as info:
+        with pytest.raises(ValueError, match="was written within an epoch of different data") as info:
             fit(loader, saved=saved)
         assert all(change in str(info.value) for change in changes)
-        assert "resume with the same data, or from a checkpoint at an epoch's end" in str(info.value)
+        assert "Resume with the same data" in str(info.value)
 
 
 def samples(batches: list[Any]) -> list[int]:
@@ -168,9 +168,9 @@ def test_other_batches_continue_at_the_same_sample(
     assert samples(resumed.batches) == samples(whole.batches[3:])
     assert resumed.result.progress.samples == 22
     assert resumed.result.resume.reasons
-    assert f"batches of 4 were read, now of {size}: what is computed over" in str(resumed.result.resume)
-    cut = 12 % size and f"the checkpoint is {12 % size} samples into a batch of now: its rest is the first batch"
-    assert not cut or cut in resumed.result.resume.reasons
+    assert f"the batch size was 4 and is {size}:" in str(resumed.result.resume)
+    cut = 12 % size and f"the checkpoint is {12 % size} samples into a batch of this run"
+    assert not cut or cut in str(resumed.result.resume)
 
 
 def test_a_batch_that_is_cut_stays_so_in_a_save_before_it(drawing: Make) -> None:
@@ -202,7 +202,7 @@ def test_the_same_steps_of_other_batches(drawing: Make, fit: Make) -> None:
         return fit(drawing(20), loader_params=params, plugins=plugins, **options)
 
     saved = trained(4, None, cut_at=[3]).cuts[3]
-    alike = "batches of 4 were read, now of 2: what is computed over a batch differs"
+    alike = "the batch size was 4 and is 2: values computed over a batch differ"
     for accumulated in (2, {0: 2, 5: 2}):
         resume = trained(2, accumulated, saved=saved).result.resume
         assert resume.reasons == (alike,)
@@ -211,7 +211,7 @@ def test_the_same_steps_of_other_batches(drawing: Make, fit: Make) -> None:
 
     saved = trained(2, 2, cut_at=[3]).cuts[3]
     gone, fewer = (trained(4, number, saved=saved).result.resume for number in (None, 1))
-    assert gone.reasons == fewer.reasons == ("batches of 2 were read, now of 4: what is computed over a batch differs",)
+    assert gone.reasons == fewer.reasons == ("the batch size was 2 and is 4: values computed over a batch differ",)
     other = trained(1, {0: 4, 1: 5}, saved=saved).result.resume
     assert "plugin 'gradient_accumulation' had schedule = {0: 2} and has {0: 4, 1: 5}" in other.reasons
 
@@ -219,7 +219,7 @@ def test_the_same_steps_of_other_batches(drawing: Make, fit: Make) -> None:
 def test_what_drop_last_leaves_out_is_said(drawing: Make, fit: Make) -> None:
     saved = fit(DataLoader(drawing(), 4, drop_last=True), cut_at=[3]).cuts[3]
     reasons = fit(DataLoader(drawing(), 3, drop_last=True), saved=saved).result.resume.reasons
-    assert "drop_last leaves out other samples: an epoch ended after 20, now after 21" in reasons
+    assert "drop_last drops other samples: an epoch ended after 20, now after 21" in reasons
 
 
 def test_a_loader_that_iterates_in_its_own_way_keeps_its_batches(drawing: Make, fit: Make) -> None:
@@ -334,7 +334,7 @@ def test_a_saved_seed_goes_before_the_one_of_the_new_run(drawing: Make, fit: Mak
 def test_a_phase_that_there_is_not(drawing: Make, fit: Make) -> None:
     saved = fit(DataLoader(drawing(), 4), cut_at=[3]).cuts[3]
     saved["data"]["phase"] = 1
-    with pytest.raises(ValueError, match=r"of training phase 1, there are 1: resume with the phases"):
+    with pytest.raises(ValueError, match=r"of training phase 1, but there are 1 phases"):
         fit(DataLoader(drawing(), 4), saved=saved)
 
 
@@ -410,9 +410,9 @@ def test_a_difference_is_reported_by_later_resumes_too(drawing: Make, fit: Make)
 
     assert second.result.resume.reasons == third.result.resume.reasons
     assert third.result.resume.reasons == (
-        "random draws of loading, such as augmentation, go by the batch and differ now: batches of 4 before, batches "
-        "of 2 now; a training that begins with loader_params={'draws_per': 'sample'} avoids that",
-        "batches of 4 were read, now of 2: what is computed over a batch differs",
+        "random draws of loading, such as augmentation, are keyed by batch and differ now: batches of 4 before, "
+        "batches of 2 now; to avoid that, start a training with loader_params={'draws_per': 'sample'}",
+        "the batch size was 4 and is 2: values computed over a batch differ",
         "the global batch was 1 rank x batch_size 4 x accumulation 1, and is 1 rank x batch_size 2 x accumulation 1",
     )
 

@@ -321,9 +321,9 @@ def class_of(count: int) -> list[Tensor]:
 
 WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = {
     "a mode": (lambda: h.Streams({"a": [1]}, mode="all"), {}, ValueError, "mode is one of cycle, min, max, weighted"),  # type: ignore[arg-type]
-    "no stream": (dict, {}, ValueError, "Streams takes at least one loader"),
-    "a list of streams": (lambda: h.Streams([[1], [2]]), {}, TypeError, "Streams takes loaders or datasets by name"),  # type: ignore[arg-type]
-    "a name": (lambda: {"a/b": [1]}, {}, ValueError, "The name of a train stream is a text without '/', got 'a/b'"),
+    "no stream": (dict, {}, ValueError, "Streams takes at least one named loader"),
+    "a list of streams": (lambda: h.Streams([[1], [2]]), {}, TypeError, "Streams takes a dict of loaders or datasets"),  # type: ignore[arg-type]
+    "a name": (lambda: {"a/b": [1]}, {}, ValueError, "The name of a train stream is a string without '/', got 'a/b'"),
     "weights of another mode": (
         lambda: h.Streams({"a": [1]}, weights={"a": 1}),
         {},
@@ -340,7 +340,7 @@ WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
         lambda: h.Streams({"a": [1], "b": [1]}, mode="weighted", weights={"a": 1}),
         {},
         ValueError,
-        "weights= lacks the stream 'b'",
+        "no weight for the stream 'b'",
     ),
     "a weight": (
         lambda: h.Streams({"a": [1]}, mode="weighted", weights={"a": 0}),
@@ -353,20 +353,20 @@ WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
         lambda: h.Streams({"a": [1]}, mode="max", length=3),
         {},
         ValueError,
-        "With mode='max' the streams say how long an epoch is; limit_train= shortens it",
+        "With mode='max' the streams define the length of an epoch",
     ),
     "no length": (
         lambda: {"a": DataLoader(Flow(3)), "b": [1]},
         {},
         ValueError,
-        "mode='cycle' needs the length of an epoch, and the stream 'a' has none",
+        "mode='cycle' needs the length of an epoch, but the stream 'a' has no length",
     ),
     "an empty stream": (lambda: {"a": [1], "b": []}, {}, ValueError, "The train stream 'b' loader is empty"),
     "a dataset without parameters": (
         lambda: {"a": [1], "b": TensorDataset(torch.ones(2))},
         {},
         TypeError,
-        "The train stream 'b' loader is a dataset of samples: say how to batch it",
+        "The train stream 'b' loader is a dataset of samples",
     ),
     "streams in a stream": (lambda: {"a": {"b": [1]}}, {}, TypeError, "The train stream 'a' loader is a dict with"),
     "phases in a stream": (lambda: {"a": h.Phases([1])}, {}, TypeError, "must be an iterable of batches, got Phases"),
@@ -380,13 +380,13 @@ WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
         lambda: {"a": Samples(2), "b": [1]},
         {"loader_params": {"batch_size": 2, "b": {"shuffle": True}}},
         ValueError,
-        "loader_params= says how to read a dataset, but list is a loader, made already",
+        "list is already a loader",
     ),
     "one generator for two": (
         lambda: dict.fromkeys("ab", iter([1, 2])),
         {},
         ValueError,
-        "Two train streams read the same list_iterator, whose position or epoch would be that of the other one",
+        "Two train streams share the same list_iterator",
     ),
     "a limit of another name": (
         lambda: {"a": [1]},
@@ -429,7 +429,7 @@ def test_other_streams_are_refused_within_an_epoch_and_said_between_two() -> Non
         (class_of(4), {"loader_params": None}, "source was 'streams' and is 'sequence'"),
     ]
     for now, options, text in others:
-        with pytest.raises(ValueError, match="within an epoch of other data") as caught:
+        with pytest.raises(ValueError, match="within an epoch of different data") as caught:
             change(made(), (0, 1), now, **options)
         resumed = change(made(), (1, 0), now, **options)
         assert resumed.result.resume is not None
@@ -461,7 +461,7 @@ def test_batches_of_twice_the_size_continue_where_no_stream_begins_again() -> No
     assert {name: [row[0] for batch in resumed.seen[:2] for row in batch[name] or ()] for name in "ab"} == rows
     assert resumed.result.resume is not None
     assert resumed.result.resume.reasons
-    assert any("go by the batch and differ now" in reason for reason in resumed.result.resume.reasons)
+    assert any("are keyed by batch and differ now" in reason for reason in resumed.result.resume.reasons)
     assert resumed.result.progress.streams == {"a": 6, "b": 4}
 
 
@@ -522,7 +522,7 @@ def test_a_foreign_loader_that_is_left_early_is_not_trusted() -> None:
         return result.resume.reasons
 
     assert reasons(mode="max") == reasons()
-    assert "a: an epoch ends before a Cursor does, and may not begin again there" in str(reasons(mode="min"))
+    assert "a: an epoch ends before a Cursor does, and the next epoch may continue" in str(reasons(mode="min"))
 
 
 def test_batches_are_moved_to_the_device() -> None:

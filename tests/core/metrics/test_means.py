@@ -238,7 +238,7 @@ def test_no_way_into_metrics_takes_what_is_no_number(value: Any) -> None:
         lambda: metrics.setdefault("x", value),
         lambda: metrics.__ior__({"x": value}),
     ):
-        with pytest.raises(TypeError, match=r"^The metric 'x' was given .*: it takes a number, or a tensor of"):
+        with pytest.raises(TypeError, match=r"^The metric 'x' must be a number"):
             put()
     assert metrics == {}
 
@@ -261,7 +261,7 @@ def test_a_phase_before_a_name_is_not_put_there_twice(name: str, phase: str, own
 
 @pytest.mark.parametrize(("name", "phase"), [("validation/loss", "train"), ("train/x", "test"), ("train/", "train")])
 def test_a_value_of_another_phase_is_refused(name: str, phase: str) -> None:
-    with pytest.raises(ValueError, match=rf"'{name}' cannot be tracked in {phase}, where each value becomes {phase}/<"):
+    with pytest.raises(ValueError, match=rf"'{name}' cannot be tracked in {phase}, .* {phase}/<"):
         own_name(name, phase)
 
 
@@ -270,7 +270,7 @@ def test_a_name_that_is_not_a_string_is_refused() -> None:
         def validation_step(self, run: Run, batch: Any) -> Any:
             return {3: 1.0}
 
-    with pytest.raises(TypeError, match=r"^The name of a value that is measured is a string, such as 'loss'; got 3\."):
+    with pytest.raises(TypeError, match=r"string, such as 'loss'; got 3\."):
         Trainer(device="cpu").validate(Numbered(torch.nn.Linear(4, 2), torch.nn.MSELoss()), kit.class_batches(1))
 
 

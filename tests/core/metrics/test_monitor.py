@@ -100,9 +100,9 @@ def test_the_name_of_a_named_set() -> None:
     [
         (("loss", "min"), "<split>/<name>"),
         ((7, "min"), "<split>/<name>"),
-        (("train/b", "less"), "mode is 'min'"),
-        (("train/accuracy", None), "Which way is 'train/accuracy' better"),
-        (("val/loss", "min"), r"one of train/\.\.\. or validation/"),
+        (("train/b", "less"), "mode='min'"),
+        (("train/accuracy", None), "direction of 'train/accuracy' is unknown"),
+        (("val/loss", "min"), r"train/\.\.\. or validation/"),
         (("train/b", "min", -1.0), "min_delta must be a finite number, at least 0"),
         (("train/b", "min", math.inf), "min_delta must be a finite number, at least 0"),
     ],
@@ -202,10 +202,8 @@ def test_a_name_without_its_set_is_refused_before_the_training() -> None:
     trained, error = fit_validated("validation/loss", sets=sets)
 
     assert trained == 0
-    assert error == (
-        "There will be no metric 'validation/loss': the validation sets have names, which their metrics begin with. "
-        "Monitor one of these: validation/day/loss, validation/night/loss; as in monitor='validation/day/loss'."
-    )
+    assert error.startswith("There will be no metric 'validation/loss'")
+    assert "validation/day/loss, validation/night/loss; as in monitor='validation/day/loss'" in error
 
 
 class Measuring(Supervised):
@@ -263,12 +261,11 @@ def test_a_monitor_that_was_never_read_is_a_warning() -> None:
         EarlyStopping(), ValidationSchedule(Every(epochs=5), at_end=False), validation=kit.class_batches(1), epochs=2
     )
 
-    assert result.warnings[1:] == (
-        "EarlyStopping never acted: 'validation/loss', which it monitors, was not measured in this run; validate more "
-        "often, as with ValidationSchedule(epochs=1).",
-    )
+    (warning,) = result.warnings[1:]
+    assert warning.startswith("EarlyStopping never acted: its monitored metric 'validation/loss' was not measured")
+    assert "ValidationSchedule(epochs=1)" in warning
     result = kit.fit(EarlyStopping("train/loss"), LogSchedule(Every(steps=50)))
-    assert "'train/loss', which it monitors, was not measured in this run; log more often" in result.warnings[0]
+    assert "'train/loss' was not measured in this run; log more often" in result.warnings[0]
 
 
 def test_a_resumed_run_that_does_not_measure_again_is_not_warned_of(tmp_path: Path) -> None:
@@ -293,4 +290,4 @@ def test_a_metric_that_a_resumed_run_no_longer_measures_is_a_warning() -> None:
     second = Trainer([EarlyStopping(), ValidationSchedule(Every(epochs=1))], device="cpu")
     second.bus.on(TrainStart, lambda run, event: run.resume(states[-1]))
     result = kit.fit(second, task=measuring(), validation=kit.class_batches(1), epochs=3)
-    assert any("was not measured in this run; of 2 measurements none had it" in each for each in result.warnings)
+    assert any("was not measured in this run; none of 2 measurements had it" in each for each in result.warnings)

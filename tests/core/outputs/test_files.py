@@ -74,25 +74,21 @@ def test_several_sets_are_read_by_name(tmp_path: Path) -> None:
 def test_without_an_index_nothing_is_read(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         read_predictions(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"index.json is missing, .* and there are no files of PredictionWriter"):
+    with pytest.raises(ValueError, match=r"index.json, .* missing; .* no files of PredictionWriter"):
         read_predictions(tmp_path)
     write(tmp_path, finish=False)
-    with pytest.raises(
-        ValueError, match=r"index.json is missing, .* and there are 5 files of parts. The run was killed"
-    ):
+    with pytest.raises(ValueError, match=r"index.json, .* is missing; the folder has 5 part files"):
         next(read_prediction_batches(tmp_path))
 
 
 def test_a_file_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     write(tmp_path)
     damage(tmp_path / "part-00000-000001.pt")
-    with pytest.raises(ValueError, match=r"part-00000-000001\.pt is not the file that was written"):
+    with pytest.raises(ValueError, match=r"part-00000-000001\.pt was changed or damaged"):
         read_predictions(tmp_path)
     for number in (1, 5):
         (tmp_path / f"part-00000-{number:06}.pt").unlink()
-    said = (
-        r"2 of 6 files are missing, with 3 batches: part-00000-000001\.pt, part-00000-000005\.pt\. Of several machines"
-    )
+    said = r"2 of 6 files are missing, with 3 batches: part-00000-000001\.pt, part-00000-000005\.pt"
     with pytest.raises(ValueError, match=said):
         read_predictions(tmp_path)
 
@@ -127,7 +123,7 @@ def _made(files: Full, folder: Path) -> Full:
 def test_a_folder_with_predictions_is_not_free_until_it_is_cleared(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("stays")
     write(tmp_path)
-    with pytest.raises(ValueError, match=r"holds predictions: .* overwrite=True"):
+    with pytest.raises(ValueError, match=r"overwrite=True"):
         check_free(tmp_path)
     clear_folder(tmp_path)
     check_free(tmp_path)
@@ -136,7 +132,7 @@ def test_a_folder_with_predictions_is_not_free_until_it_is_cleared(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("outputs", "said"),
-    [([object()], "lists of tensors, numbers, strings"), (np.array(["a"]), "arrays of numbers, not of <U1")],
+    [([object()], "lists of tensors, numbers"), (np.array(["a"]), "arrays of <U1")],
 )
 def test_what_could_not_be_read_safely_is_refused(tmp_path: Path, outputs: Any, said: str) -> None:
     writer = PartWriter(tmp_path, "token", 0, 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from heliograph import DDPEngine
 from heliograph.core.outputs.collection import Collected, Collection, running, whole_of
-from heliograph.core.outputs.parts import Parts
+from heliograph.core.outputs.parts import OutputParts
 from heliograph.events import Control, Progress
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor
@@ -37,7 +37,7 @@ def check(joined: dict[str, Any], batches: int) -> None:
 
 
 def test_they_are_joined_in_order_and_let_go() -> None:
-    parts = Parts("the loader")
+    parts = OutputParts("the loader")
     for number in range(5):
         parts.add(number, outputs(number))
     check(parts.join(), 5)
@@ -45,10 +45,11 @@ def test_they_are_joined_in_order_and_let_go() -> None:
 
 
 def test_other_rows_are_refused_at_once() -> None:
-    parts = Parts("the set 'a'")
+    parts = OutputParts("the set 'a'")
     parts.add(0, {"logits": torch.ones(2, 3)})
     with pytest.raises(
-        ValueError, match=r"those of the set 'a' differ: float32 rows of shape \[3\] and .*\[4\] in \['log"
+        ValueError,
+        match=r"the set 'a' cannot be joined, because they differ: float32 rows of shape \[3\] and .*\[4\] in \['log",
     ):
         parts.add(1, {"logits": torch.ones(2, 4)})
     with pytest.raises(TypeError) as caught:
@@ -58,7 +59,7 @@ def test_other_rows_are_refused_at_once() -> None:
 
 def gathered(batches: int) -> dict[str, Any]:
     """Deal batches out to the ranks, and return the outputs of all."""
-    engine, parts = DDPEngine(device="cpu"), Parts("the loader")
+    engine, parts = DDPEngine(device="cpu"), OutputParts("the loader")
     with engine.process():
         for number in range(engine.rank, batches, engine.world_size):
             parts.add(number, outputs(number))
@@ -73,7 +74,7 @@ def test_ranks_gather_in_the_order_of_the_data(ranks: Pool, batches: int) -> Non
 
 
 def unlike() -> str:
-    engine, parts = DDPEngine(device="cpu"), Parts("the loader")
+    engine, parts = DDPEngine(device="cpu"), OutputParts("the loader")
     with engine.process():
         parts.add(engine.rank, torch.ones(1, 2 + engine.rank))
         try:
@@ -86,12 +87,12 @@ def unlike() -> str:
 def test_ranks_with_other_rows_say_so_on_each(ranks: Pool) -> None:
     one, other = ranks(2).run(unlike)
     assert one == other
-    assert "those of the loader on rank 0 and rank 1 differ: float32 rows of shape [2] and" in one
+    assert "the loader on rank 0 and rank 1 cannot be joined, because they differ: float32 rows of shape [2] and" in one
 
 
 def test_a_collection_joins_by_set_and_name() -> None:
     collection = Collection(0, 1)
-    with pytest.raises(RuntimeError, match="is for a batch"):
+    with pytest.raises(RuntimeError, match=r"run\.collect needs a current batch"):
         collection.add("x", torch.ones(1), 1)
     for dataset in ("", "a"):
         collection.dataset = dataset
@@ -102,18 +103,18 @@ def test_a_collection_joins_by_set_and_name() -> None:
             collection.add(name, [1], 1)  # type: ignore[arg-type]
     collection.join()
     assert {name: each.tolist() for name, each in collection.whole.items()} == {"x": [0, 1], "a/x": [0, 1]}
-    with pytest.raises(KeyError, match="Nothing was collected as 'y'; there are 'x', 'a/x'"):
+    with pytest.raises(KeyError, match="'y'; collected: 'x', 'a/x'"):
         collection.whole["y"]
 
 
 def test_without_an_evaluation_nothing_is_collected() -> None:
     assert whole_of(None) == Collected()
-    with pytest.raises(RuntimeError, match=r"In a training, run\.track averages"):
+    with pytest.raises(RuntimeError, match=r"run\.track"):
         running(Collection(0, 1), Control(Progress()))
 
 
 def test_a_copy_is_kept() -> None:
-    parts, value = Parts("the loader"), torch.zeros(1)
+    parts, value = OutputParts("the loader"), torch.zeros(1)
     parts.add(0, value)
     value += 1
     assert isinstance(joined := parts.join(), Tensor)

@@ -156,7 +156,7 @@ class Own:
 @pytest.mark.parametrize(
     ("act", "scheduler", "why"),
     [
-        (rate(0.5), Own, "the scheduler Own is not one of torch"),
+        (rate(0.5), Own, "the scheduler Own is not a torch LRScheduler"),
         (
             rate(0.5),
             lambda each: schedulers.LambdaLR(each, lambda step: float(step != 3)),
@@ -178,8 +178,9 @@ def test_what_cannot_be_done_is_refused_with_a_reason(act: Any, scheduler: Any, 
     assert seen.rates == plain.rates
     ((served, step),) = seen.served
     assert step == 3
-    assert [each for each in result.warnings if "could not be done" in each] == [
-        f"{served.by} requested {result.history[0].what} ({served.reason}), and it could not be done: {served.refusal}"
+    assert [each for each in result.warnings if "refused" in each] == [
+        f"{served.by} requested {result.history[0].what} ({served.reason}), but the change was refused: "
+        f"{served.refusal}"
     ]
     assert re.search(why, served.refusal)
 
@@ -209,7 +210,7 @@ def test_of_several_optimizers_the_named_one_is_changed_or_all_that_have_the_sam
     seen = two_optimizers(Ask((4, rate(0.5))), rates=(0.1, 0.2))
     assert seen.rates[-1] == [0.1, 0.2]
     assert seen.served[0][0].refusal == (
-        "the optimizers have different rates (first has 0.1, second has 0.2): name the one that is meant."
+        "the optimizers have different learning rates (first has 0.1, second has 0.2). Give the name of one optimizer."
     )
 
 

@@ -219,7 +219,7 @@ def test_every_group_keeps_its_own_rate_and_a_tensor_its_place() -> None:
             "The warm-up as a fraction of the run must be a finite number, at least 0 and less",
         ),
         (lambda: warmup_linear(0.1, end=1.5), "end= must be a finite number, at least 0 and at most 1; got 1.5"),
-        (lambda: train(warmup_linear(5), epochs=1), "A warm-up of 5 steps is as long as the run, which plans 5 steps"),
+        (lambda: train(warmup_linear(5), epochs=1), "warm-up of 5 steps must be shorter than the run of 5 steps"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(make: Callable[[], Any], words: str) -> None:
@@ -400,7 +400,5 @@ def test_on_two_ranks_a_step_is_of_both(ranks: Pool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheduler", [warmup_cosine, warmup_linear])
 def test_a_warm_up_that_is_not_called(scheduler: Any) -> None:
     name = scheduler.__name__
-    with pytest.raises(
-        TypeError, match=rf"^scheduler={name} is not called: give it the length, as in .*={name}\(0\.03\)"
-    ):
+    with pytest.raises(TypeError, match=rf"^scheduler={name} must be called .*={name}\(0\.03\)"):
         fit(LearningRate("step"), scheduler=scheduler)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from heliograph.core.data.loaders import make_loader as make_torch_loader
-from heliograph.core.data.sources.contract import Known
+from heliograph.core.data.sources.contract import FactsDataset
 from heliograph.spi import check_whole_number, require
 from torch.utils.data import default_convert
 
@@ -58,7 +58,7 @@ class RayDatasets:
         return module is not None and isinstance(data, module.Dataset)
 
 
-class RayRows(Known):
+class RayRows(FactsDataset):
     """A materialized dataset: every process maps all of it into its memory; processes of a node share the pages."""
 
     def __init__(self, dataset: Any, names: Sequence[str] | None, collate_fn: Callable[[Columns], Any] | None) -> None:

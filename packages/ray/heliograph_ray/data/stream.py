@@ -10,10 +10,9 @@ from typing import Any
 
 from heliograph.core.data.draws.generators import isolated
 from heliograph.core.data.draws.keyed_generators import KeyedGenerators
-from heliograph.core.data.order.shares import Share
-from heliograph.core.data.sources.contract import Sourced
-from heliograph.core.data.sources.stateless import Reading, Stateless
-from heliograph.events import Engine, Position
+from heliograph.core.data.order.sizes import Share
+from heliograph.core.data.sources.contract import Reading, Sourced, Stateless
+from heliograph.events import Position
 
 from .columns import Columns, RowBuffer, make_batcher
 from .distributor import DatasetPass, RowDistributor, get_object
@@ -47,7 +46,7 @@ class RayStream(Sourced):
         self.batch_size, self.drop_last, self.columns, self.collate_fn = batch_size, drop_last, columns, collate_fn
 
     def __iter__(self) -> Iterator[Any]:
-        reading = Reading(seed=0, epoch=0, batch=0, apart=False, report=_ignore_progress)
+        reading = Reading(seed=0, epoch=0, batch=0, isolated=False, report=_ignore_progress)
         return self.source(Share(), None, fills_up=False).open(reading)
 
     def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> StreamSource:
@@ -103,7 +102,7 @@ class StreamSource(Stateless):
         self._connect()
         dataset_pass = self._make_pass(reading.epoch, reading.batch)
         batches = self._rows(self._check_head(self._pieces(dataset_pass), dataset_pass))
-        context = isolated() if reading.apart else nullcontext()
+        context = isolated() if reading.isolated else nullcontext()
         if reading.batch:
             reading.report(0, reading.batch)
             with context:
@@ -185,7 +184,7 @@ class StreamSource(Stateless):
                 rows = next(batches, None)
                 if rows is None:
                     return
-                if reading.apart:
+                if reading.isolated:
                     self._generators.seed(reading.seed, reading.epoch, number, self.share.rank)
                 batch = self._collate(rows)
             yield batch

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.data.run_loaders import training_loaders
+from heliograph.core.data.loaders import training_loaders
 from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Source
-from heliograph.core.data.sources.stateless import Reading
+from heliograph.core.data.sources.contract import Reading, Source
 from heliograph.packages.ray.tests.on_ray.dataset_runs import (
     BATCH_SIZE,
     COLUMNS,
@@ -145,7 +144,7 @@ def test_shuffled_files_without_a_seed_are_found(kind: str, tmp_path: Path) -> N
 def test_other_rows_are_refused_within_an_epoch(tmp_path: Path) -> None:
     train(numbered().map_batches(features).materialize(), tmp_path, steps=3, columns=COLUMNS)
     others = numbered().map_batches(lambda ids: features({"id": ids["id"][::-1]})).materialize()
-    with pytest.raises(ValueError, match=r"within an epoch of other data .*digest was"):
+    with pytest.raises(ValueError, match=r"within an epoch of different data .*digest was"):
         train(others, tmp_path, columns=COLUMNS)
 
 

@@ -375,8 +375,8 @@ def test_a_missing_search_is_not_found(tmp_path: Path) -> None:
     [
         ({"fn": 3}, TypeError, "tune takes a function and a dict"),
         ({"space": [1]}, TypeError, "tune takes a function and a dict"),
-        ({"metric": "loss"}, ValueError, "A metric is named <split>/<name>"),
-        ({"metric": "validation/accuracy"}, ValueError, "Which way is 'validation/accuracy' better"),
+        ({"metric": "loss"}, ValueError, "<split>/<name>"),
+        ({"metric": "validation/accuracy"}, ValueError, "direction of 'validation/accuracy' is unknown"),
         ({"resume": "always"}, ValueError, "resume is None or 'auto'"),
         ({"resume": "auto"}, ValueError, "give name="),
         ({"num_workers": 0}, ValueError, "num_workers must be a whole number, at least 1"),

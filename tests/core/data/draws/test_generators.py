@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws import generators, memory
+from heliograph.core.data.draws import generators
 from heliograph.core.data.draws.generators import digest, isolated, key_generators, seed_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -196,7 +196,7 @@ def test_a_numpy_without_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(bits=st.integers(1, 2000))
 @settings(deadline=None)
 def test_entropy_has_the_bits_that_were_asked_for(bits: int) -> None:
-    source = generators._Keyed(b"key")
+    source = generators._KeyedEntropy(b"key")
     numbers = [source(bits) for _ in range(40)]
 
     assert max(numbers).bit_length() <= bits
@@ -213,13 +213,14 @@ def test_a_large_pool_of_entropy() -> None:
     assert first != second
 
 
-@pytest.fixture(params=[memory.Memory, memory.Methods])
+@pytest.fixture(params=[generators.MemoryState, generators.MethodState])
 def kept_as(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Keep the generators in each of the two ways."""
-    if request.param is memory.Methods:
+    if request.param is generators.MethodState:
         monkeypatch.setattr(sys.implementation, "name", "another")
-        monkeypatch.setattr(memory, "_FARTHEST", 0)
-    for name, make in (("_PYTHON", memory.of_python), ("_NORMAL", memory.of_normal), ("_TORCH", memory.of_torch)):
+        monkeypatch.setattr(generators, "_FARTHEST", 0)
+    makers = {"_PYTHON": generators.of_python, "_NORMAL": generators.of_normal, "_TORCH": generators.of_torch}
+    for name, make in makers.items():
         state = make()
         assert isinstance(state, request.param)
         monkeypatch.setattr(generators, name, state)

@@ -357,7 +357,7 @@ def test_it_can_be_left_out_and_that_is_said(fit: Make) -> None:
     for loader in (DataLoader(data, 3), DataLoader(data, 3, num_workers=1)):
         result = fit(loader, seed=None, plugins=[RNGCapture(5, probe=False)]).result
         (reason,) = result.resume.reasons
-        assert "Counted was not loaded twice" in reason
+        assert "Counted was not checked for hidden state" in reason
         assert "RNGCapture(probe=False)" in reason
     assert data.asked == 36
 
@@ -390,7 +390,7 @@ def test_a_second_load_that_fails_fails_no_run(workers: int, fit: Make) -> None:
 
     assert result.progress.batches == 6
     (reason,) = result.resume.reasons
-    assert "Once was not loaded twice" in reason
+    assert "Once was not checked for hidden state" in reason
     assert "OSError: the tape was at its end" in reason
 
 
@@ -409,8 +409,8 @@ def test_what_takes_long_is_noted(fit: Make, monkeypatch: pytest.MonkeyPatch) ->
 
     assert result.resume == ResumeReport()
     assert result.notes[-1] == (
-        "the first batch was loaded a second time and compared, to find hidden state: 2.0 s more; "
-        "RNGCapture(probe=False) leaves that out"
+        "the first batch was loaded a second time to find hidden state, which took 2.0 s; RNGCapture(probe=False) "
+        "skips that"
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws import memory
-from heliograph.core.data.draws.memory import Memory, Methods
+from heliograph.core.data.draws import generators
+from heliograph.core.data.draws.generators import MemoryState, MethodState
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,15 +20,15 @@ COUNTS = st.integers(0, 1500)
 
 
 def test_the_memory_of_this_interpreter_numpy_and_torch_is_known() -> None:
-    kept = memory.of_python(), memory.of_normal(), memory.of_torch()
+    kept = generators.of_python(), generators.of_normal(), generators.of_torch()
 
-    assert [type(each) for each in kept] == [Memory] * 3
+    assert [type(each) for each in kept] == [MemoryState] * 3
 
 
 @given(before=COUNTS, between=COUNTS, normal=st.booleans())
 def test_pythons_words_are_all_that_it_draws_from(before: int, between: int, normal: bool) -> None:
     generator = random.Random(1)
-    kept = Memory(id(generator) + memory._HEAD, memory._RANDOM.size)
+    kept = MemoryState(id(generator) + generators._HEAD, generators._RANDOM_LAYOUT.size)
     for _ in range(before):
         generator.getrandbits(32)
     saved, expected = kept.save(kept.room()), generator.getstate()
@@ -44,10 +44,10 @@ def test_pythons_words_are_all_that_it_draws_from(before: int, between: int, nor
 
 @given(before=COUNTS, between=COUNTS, normals=st.integers(0, 3))
 def test_torchs_engine_is_all_that_it_draws_from(before: int, between: int, normals: int) -> None:
-    place = memory._place_in_torch()
+    place = generators._place_in_torch()
     generator: Any = torch.Generator().manual_seed(3)
     assert place is not None
-    kept = Memory(generator._cdata + place, memory._ENGINE.size)
+    kept = MemoryState(generator._cdata + place, generators._ENGINE_LAYOUT.size)
 
     def draw(number: int) -> list[float]:
         drawn = [torch.rand(number, generator=generator), torch.randn(normals, generator=generator)]
@@ -63,11 +63,11 @@ def test_torchs_engine_is_all_that_it_draws_from(before: int, between: int, norm
     assert draw(between) == drawn
 
 
-@pytest.mark.parametrize("make", [memory.of_normal, lambda: None])
+@pytest.mark.parametrize("make", [generators.of_normal, lambda: None])
 @pytest.mark.parametrize("normals", [0, 1, 2, 3])
 def test_the_normal_number_that_numpy_has_in_hand(make: Any, normals: int) -> None:
-    kept: Any = make() or Methods(
-        lambda: memory._normal(memory.LEGACY), lambda state: memory._set_normal(memory.LEGACY, state)
+    kept: Any = make() or MethodState(
+        lambda: generators._normal(generators.LEGACY), lambda state: generators._set_normal(generators.LEGACY, state)
     )
     before = np.random.get_state(legacy=False)
     try:
@@ -75,7 +75,7 @@ def test_the_normal_number_that_numpy_has_in_hand(make: Any, normals: int) -> No
         for _ in range(normals):
             np.random.randn()
         saved, expected = kept.save(kept.room()), np.random.get_state(legacy=False)
-        kept.restore(memory.NO_NORMAL)
+        kept.restore(generators.NO_NORMAL)
         found = np.random.get_state(legacy=False)
         kept.restore(saved)
         after = np.random.get_state(legacy=False)
@@ -88,7 +88,7 @@ def test_the_normal_number_that_numpy_has_in_hand(make: Any, normals: int) -> No
 
 
 def test_a_state_is_saved_where_the_one_before_was() -> None:
-    kept = memory.of_torch()
+    kept = generators.of_torch()
     room = kept.room()
 
     assert kept.save(room) is room
@@ -110,29 +110,29 @@ ELSEWHERE: Any = torch.Generator().manual_seed(1)
     [
         (sys.implementation, "name", "another"),
         (sysconfig, "get_config_var", lambda name: name == "Py_GIL_DISABLED"),
-        (memory, "PYTHON", Own(1)),
-        (memory, "_HEAD", memory._HEAD + 4),  # the words lie elsewhere
-        (memory, "_HEAD", memory._HEAD + 8),  # and beyond the object
+        (generators, "PYTHON", Own(1)),
+        (generators, "_HEAD", generators._HEAD + 4),  # the words lie elsewhere
+        (generators, "_HEAD", generators._HEAD + 8),  # and beyond the object
     ],
 )
 def test_another_interpreter_is_asked(where: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(where, name, value)
 
-    assert isinstance(memory.of_python(), Methods)
+    assert isinstance(generators.of_python(), MethodState)
 
 
 @pytest.mark.parametrize(
     ("where", "name", "value"),
     [
         (sys.implementation, "name", "another"),
-        (memory, "LEGACY", OwnLegacy(1)),
-        (memory, "_normal", lambda generator: b"what lies elsewhere"),
+        (generators, "LEGACY", OwnLegacy(1)),
+        (generators, "_normal", lambda generator: b"what lies elsewhere"),
     ],
 )
 def test_another_numpy_is_asked(where: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(where, name, value)
 
-    assert isinstance(memory.of_normal(), Methods)
+    assert isinstance(generators.of_normal(), MethodState)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_another_numpy_is_asked(where: Any, name: str, value: Any, monkeypatch: 
         ("_FARTHEST", 16),  # the engine is not found
         ("TORCH", object()),  # nor where the object lies
         ("TORCH", None),  # the global generator holds it elsewhere
-        ("_ENGINE", Struct("=Qi4xI4x624I8x16x")),  # the words lie elsewhere
-        ("_ENGINE", Struct("=Qi4xI624I")),  # and the normal numbers are left out
+        ("_ENGINE_LAYOUT", Struct("=Qi4xI4x624I8x16x")),  # the words lie elsewhere
+        ("_ENGINE_LAYOUT", Struct("=Qi4xI624I")),  # and the normal numbers are left out
     ],
 )
 def test_another_torch_is_asked(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +152,6 @@ def test_another_torch_is_asked(name: str, value: Any, monkeypatch: pytest.Monke
         def initial_seed(self) -> int:
             return 2
 
-    monkeypatch.setattr(memory, name, value or Elsewhere())
+    monkeypatch.setattr(generators, name, value or Elsewhere())
 
-    assert memory._place_in_torch() is None
+    assert generators._place_in_torch() is None

@@ -67,8 +67,8 @@ PURE: dict[str, Callable[[Any, int], Any]] = {
 
 LAZY = "a generator made when it is first used"
 LOADS = (
-    "By loads the same batch differently each time: it holds state that no key reaches (a counter, a cache of what was "
-    "drawn, a hidden generator, the clock, os.urandom)"
+    "By loads the same batch differently each time: it has state that cannot be seeded (a counter, a cache of "
+    "drawn values, a hidden generator, the clock, os.urandom)"
 )
 
 
@@ -211,9 +211,7 @@ class Unseekable:
 def test_a_sampler_with_a_state_is_accused_and_not_the_dataset() -> None:
     (sentence,) = found(By(PURE["index"]), sampler=Unseekable())
 
-    assert sentence.startswith(
-        "Unseekable gives another order each time it is asked: it holds state that no key reaches"
-    )
+    assert sentence.startswith("Unseekable gives a different order each time: it has state that cannot be seeded")
 
 
 @pytest.mark.parametrize("how", [{"sampler": Counting()}, {"batch_size": 1, "batch_sampler": CountingBatches()}])

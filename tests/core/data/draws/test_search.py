@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws.generator_search import search
-from heliograph.core.data.draws.keyed_generators import KeyedGenerators
+from heliograph.core.data.draws.keyed_generators import KeyedGenerators, search
 from heliograph.core.data.training_data import TrainingData
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset

@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 import torch
 from heliograph import SequentialSampler
-from heliograph.core.data.order.choice import order_of
-from heliograph.core.data.order.dealt import DealtBatches, DealtSamples, OpaqueOrder, SeekableOrder, SingleOrder
-from heliograph.core.data.order.shares import Share
+from heliograph.core.data.order.dealt import (
+    DealtBatches,
+    DealtSamples,
+    OpaqueOrder,
+    SeekableOrder,
+    SingleOrder,
+    order_of,
+)
+from heliograph.core.data.order.sizes import Share
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.dataloader import MapSource
 from torch.utils.data import (

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 from heliograph import DistributedSampler, RandomSampler
-from heliograph.core.data.order.choice import order_of
-from heliograph.core.data.order.dealt import EveryNth, OpaqueOrder, knows_ranks
-from heliograph.core.data.order.shares import Layout, Share
+from heliograph.core.data.order.dealt import EveryNth, OpaqueOrder, knows_ranks, order_of
+from heliograph.core.data.order.sizes import Layout, Share
 from heliograph.core.data.position import convert_progress
 from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Source
-from heliograph.core.data.sources.stateless import Reading
+from heliograph.core.data.sources.contract import Reading, Source
 from heliograph.events import Progress
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -265,7 +263,7 @@ def test_who_knows_ranks() -> None:
 
 
 def test_nothing_left_for_a_rank_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no batch for each of 2 ranks: give more samples, a smaller batch_size"):
+    with pytest.raises(ValueError, match="too few batches for 2 ranks"):
         source_of(DataLoader(Numbers(10), 8, drop_last=True), Share(0, 2))
 
 
@@ -331,20 +329,14 @@ def test_what_was_counted_in_batches_is_counted_again() -> None:
 
 
 def test_during_a_batch_no_run_continues() -> None:
-    reported = (
-        "The checkpoint is 24 samples into the epoch, within a batch of now: 4 processes x batch_size 4. It was "
-        "written by 2 processes x batch_size 4. Choose numbers whose product is the same or divides 24, or resume "
-        "from a checkpoint at an epoch's end."
-    )
-    with pytest.raises(ValueError, match=reported.replace(".", r"\.")):
+    reported = r"24 samples .* batch of 4 processes x batch_size 4\. .* with 2 processes x batch_size 4\. .* divides 24"
+    with pytest.raises(ValueError, match=reported):
         moved(3, layout(2, 4), layout(4, 4))
 
 
 def test_nor_where_ranks_read_orders_of_their_own() -> None:
     before = layout(2, None, common=False)
-    with pytest.raises(
-        ValueError, match="2 processes wrote the checkpoint within an epoch, each at a position in its own"
-    ):
+    with pytest.raises(ValueError, match="within an epoch by 2 processes with separate orders"):
         moved(3, before, layout(1, None, common=False))
     assert moved(3, before, layout(2, None, common=False))["batch"] == 3
     assert moved(0, before, layout(1, None, common=False))["batch"] == 0

@@ -10,9 +10,9 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.order.shares import Share
+from heliograph.core.data.order.sizes import Share
 from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.stateless import Reading
+from heliograph.core.data.sources.contract import Reading
 from heliograph.tests.kit import linear_classifier, sgd
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,14 +120,14 @@ def test_a_plain_loader_reads_them_too() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: h.LengthGroupedSampler([], 4), r"one length for each sample.*shape \[0\]"),
+        (lambda: h.LengthGroupedSampler([], 4), r"a length for each sample.*shape \[0\]"),
         (lambda: h.LengthGroupedSampler([[1, 2]], 4), r"shape \[1, 2\]"),
-        (lambda: h.LengthGroupedSampler([1.5], 4), "whole numbers, got float64"),
-        (lambda: h.LengthGroupedSampler([3, -1], 4), "at least 0, but that of sample 1 is -1"),
+        (lambda: h.LengthGroupedSampler([1.5], 4), "integers, got float64"),
+        (lambda: h.LengthGroupedSampler([3, -1], 4), "at least 0; sample 1 has the length -1"),
         (lambda: h.LengthGroupedSampler([3], 0), "batch_size"),
-        (lambda: h.TokenBudgetBatchSampler([3, 9], 8), "Sample 1 has 9 tokens.*more than the 8 of a batch"),
+        (lambda: h.TokenBudgetBatchSampler([3, 9], 8), "Sample 1 has 9 tokens.* at most 8"),
         (lambda: h.TokenBudgetBatchSampler([7], 7, multiple_of=8), "padded to a multiple of 8"),
-        (lambda: h.TokenBudgetBatchSampler([0], 7), "at least 1, but that of sample 0 is 0"),
+        (lambda: h.TokenBudgetBatchSampler([0], 7), "at least 1; sample 0 has the length 0"),
         (lambda: h.TokenBudgetBatchSampler([1], 7, max_samples=0), "max_samples"),
         (lambda: h.TokenBudgetBatchSampler([1], 7, shuffle=1), "shuffle"),  # type: ignore[arg-type]
     ],
@@ -220,7 +220,7 @@ def test_a_batch_sampler_goes_with_nothing_that_it_decides() -> None:
     texts = Texts([1, 2])
     sampler = h.TokenBudgetBatchSampler(texts.lengths, 4)
     trainer = h.Trainer(device="cpu")
-    with pytest.raises(ValueError, match="leave out batch_size, shuffle"):
+    with pytest.raises(ValueError, match="remove batch_size, shuffle"):
         trainer.fit(
             Sums(),
             texts,

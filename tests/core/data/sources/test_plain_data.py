@@ -13,7 +13,7 @@ import torch
 from heliograph.core.data.draws import generators, keyed_generators
 from heliograph.core.data.draws.users_code import Plainness
 from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.stateless import Reading
+from heliograph.core.data.sources.contract import Reading
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset, TensorDataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 

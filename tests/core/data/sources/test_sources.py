@@ -11,8 +11,8 @@ import pytest
 import torch
 from heliograph import Replay, Trainer, TrainStart
 from heliograph.core.data.sources.choice import source_of
+from heliograph.core.data.sources.contract import SequenceSource
 from heliograph.core.data.sources.dataloader import IterableSource, MapSource, OpaqueSource
-from heliograph.core.data.sources.stateless import SequenceSource
 from heliograph.core.data.training_data import TrainingData
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -126,7 +126,7 @@ def test_the_number_of_workers_that_was_saved_is_used(before: int, now: int, flo
     loader = made(now)
     resumed = fit(loader, saved=whole.cuts[3])
 
-    said = f"{before} workers read, as when the run began, not {now}: the order depends on their number"
+    said = f"{before} workers are used, as at the start of the run, not {now}: the order depends on their number"
     assert resumed.is_tail_of(whole)
     assert resumed.result.resume.position == "replayed"
     assert resumed.result.resume.reasons == (f"untracked: train loader ({said})",)
@@ -166,9 +166,7 @@ def test_reading_again_is_reported(drawing: Make, flowing: Make, fit: Make, nois
 
 def test_data_that_have_become_fewer(flowing: Make, fit: Make) -> None:
     cut = fit(DataLoader(flowing(), 4), cut_at=[5]).cuts[5]
-    with pytest.raises(
-        ValueError, match=r"ended after 3 batches of epoch 0, of which 5 had been consumed .*: resume with the data"
-    ):
+    with pytest.raises(ValueError, match=r"ended after 3 batches of epoch 0, but .* after 5 batches"):
         fit(DataLoader(flowing(12), 4), saved=cut)
 
 

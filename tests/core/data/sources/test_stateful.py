@@ -438,5 +438,5 @@ def test_of_a_dataset_that_takes_no_numbers_it_is_said(fit: Make) -> None:
     sampler = torchdata_sampler.BatchSampler(["a", "b"], 1, drop_last=False)
     resume = fit(StatefulDataLoader(ByName(), batch_sampler=sampler)).result.resume
 
-    assert "ByName was not loaded twice" in resume.reasons[-1]
+    assert "ByName was not checked for hidden state" in resume.reasons[-1]
     assert "KeyError: 0" in resume.reasons[-1]

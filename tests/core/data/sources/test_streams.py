@@ -11,8 +11,7 @@ import pytest
 import torch
 from heliograph import Streams
 from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Source
-from heliograph.core.data.sources.stateless import Reading
+from heliograph.core.data.sources.contract import Reading, Source
 from heliograph.core.data.sources.streams import MODES, Mode
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -276,7 +275,7 @@ class Liar(Flow):
 
 def test_a_stream_that_ends_before_its_length_is_named() -> None:
     source = source_of(Streams({"a": [1] * 9, "b": DataLoader(Liar(3), None)}))
-    with pytest.raises(ValueError, match="The train stream 'b' ended after 3 batches, but its length says 4"):
+    with pytest.raises(ValueError, match="The train stream 'b' ended after 3 batches, but its length is 4"):
         list(source.open(reading(0, 0)))
 
 

@@ -47,7 +47,7 @@ def fit(folder: Path, data: Any, **options: Any) -> tuple[list[list[int]], Any]:
     return seen, result
 
 
-ITS_OWN = r"keeps its own position|hidden state in it was not found"
+ITS_OWN = r"keeps its own position|was not checked for hidden state"
 KINDS: dict[str, tuple[Make, str, str]] = {
     "rows": (lambda: rows().with_format("torch"), "seeked", ""),
     "rows, shuffled": (lambda: DataLoader(rows().with_format("torch"), SIZE, shuffle=True), "seeked", ""),
@@ -81,7 +81,7 @@ def test_a_state_without_the_shuffle_buffer_is_not_believed(make: Make, tmp_path
     again, result = fit(tmp_path / "again", make(), resume=next(tmp_path.glob(f"*_iter_{step}.pth")))
     assert again != whole[step:]
     assert result.resume.reasons
-    assert "has no samples of its shuffle buffer" in result.resume.reasons[0]
+    assert "lacks the samples in its shuffle buffer" in result.resume.reasons[0]
 
 
 # On ranks.

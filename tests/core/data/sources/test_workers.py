@@ -191,6 +191,6 @@ def test_workers_that_only_a_resume_brings_are_shielded() -> None:
 
     source = IterableSource(DataLoader(Stream()))
     source.load_state_dict({"workers": 2})
-    assert source._own.num_workers == 2
-    assert isinstance(source._own.worker_init_fn, partial)
-    assert source._own.worker_init_fn.func is prepare_worker
+    assert source._copy.num_workers == 2
+    assert isinstance(source._copy.worker_init_fn, partial)
+    assert source._copy.worker_init_fn.func is prepare_worker

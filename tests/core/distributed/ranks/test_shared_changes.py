@@ -145,4 +145,4 @@ def test_a_plugin_that_the_ranks_would_have_to_vote_on_is_not_enabled(ranks: Any
     first, second = ranks(2).run(enable_what_may_skip)
     assert first == second
     assert first[0] == STEPS
-    assert first[1].startswith("plugin 'skipping' asks for skip_batch, on which the ranks have to vote")
+    assert first[1].startswith("plugin 'skipping' requests skip_batch")
