@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..events import Progress
 from ..plugins import Plugins
 from .data.training_data import TrainingData
-from .settings import Settings, check_length, training_loaders
+from .settings import Settings
 from .stepping.schedulers import PlannedScheduler
 
 if TYPE_CHECKING:

@@ -14,6 +14,8 @@ from ...events.errors import count
 from ..data.order.sizes import Share
 from ..data.sources.contract import Reading, Source, Sourced, Stateless
 from ..data.sources.streams import Streams
+from ..task import can_validate, check_step
+from ..trainer import Trainer
 from .probe import Probe, refuse
 
 

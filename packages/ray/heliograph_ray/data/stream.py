@@ -12,7 +12,7 @@ from heliograph.core.data.draws.generators import isolated
 from heliograph.core.data.draws.keyed_generators import KeyedGenerators
 from heliograph.core.data.order.sizes import Share
 from heliograph.core.data.sources.contract import Reading, Sourced, Stateless
-from heliograph.events import Position
+from heliograph.events import Engine, Position
 
 from .columns import Columns, RowBuffer, make_batcher
 from .distributor import DatasetPass, RowDistributor, get_object
