@@ -485,8 +485,8 @@ def test_the_main_rank_finishes_what_it_writes_when_a_peer_fails(ranks: Pool, tm
     assert [note[:25] for note in main[2]] == ["the newest checkpoint is "]
     assert other[:2] == ("ArithmeticError", [])
     assert other[2] == [
-        "the save under way is finished by the main rank, and not reported on this one, as the run did not end on all "
-        "ranks together"
+        "the running save is finished by the main rank, without a report on this rank, because the run did not end on "
+        "all ranks together"
     ]
     assert storage.load(tmp_path / "run_epoch_0_iter_2.pth")["progress"]["steps"] == 2
 
