@@ -90,7 +90,7 @@ class Retention:
         """Start with the checkpoints on disk.
 
         Args:
-            entries: those of the training; iterated only when needed, so that an iterator can read the files.
+            entries: the checkpoints of the training; iterated only when needed, so that an iterator can read the files.
             damaged: the paths of damaged ones.
         """
         self._unread = entries

@@ -31,7 +31,7 @@ class LoadBest(Plugin):
     It is loaded at `TrainEnd`, before the handlers outside the lane `TRANSFORM`, so that they can for example export
     it. The file is verified first. If a plugin such as `EMA` validates with averaged weights, the average is loaded,
     because the metric ranks it. Checkpoints that are requested later are not written, because the weights are no longer
-    those of the last step. The result warns if nothing was loaded.
+    from the last step. The result warns if nothing was loaded.
 
     Args:
         extent: `weights` only, or `everything`: also the state of the optimizers and the schedulers.
@@ -55,7 +55,7 @@ class LoadBest(Plugin):
         self._saved_at = -1
 
     def describe(self, run: Run) -> str:
-        """Return what is loaded."""
+        """Describe the plugin for the plan of a run."""
         return f"loads the best {self.extent} back at the end"
 
     @on(TrainStart)
@@ -96,7 +96,7 @@ class LoadBest(Plugin):
         if self._is_loaded and self._saved_at != step:
             run.warn(
                 f"A save was requested after the best checkpoint was loaded, and was not written: the weights are no "
-                f"longer those of step {step}. Request it at LastBoundary, as SaveSchedule does, or earlier."
+                f"longer from step {step}. Request it at LastBoundary, as SaveSchedule does, or earlier."
             )
         self._saved_at = step
 

@@ -23,9 +23,9 @@ class Checkpoint(Saver):
     steps and the label of `CheckpointLabel`.
 
     A checkpoint is written to a hidden file in the same folder, synced and renamed; only then are older ones removed.
-    The newest, the best and pinned checkpoints and those of another training are never removed. A failed save raises
-    and leaves the previous checkpoints unchanged. During the run, no other process can write checkpoints of its name to
-    the folder.
+    The newest, the best and pinned checkpoints are never removed, nor checkpoints of another training. A failed save
+    raises and leaves the previous checkpoints unchanged. During the run, no other process can write checkpoints of its
+    name to the folder.
 
     On several ranks the main rank (0) writes one file for all, unless the engine's `state` is `"sharded"`. A save that
     fails raises on all ranks at the same step. If a rank cannot see a file, the main rank sends it.

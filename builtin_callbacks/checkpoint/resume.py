@@ -177,7 +177,7 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
         logger.log(level, "resume skipped: %s", line)
     if entry is not None:
         entries, _ = store.entries("recent")
-        damaged = [other.path for other in entries if other.order > entry.order and other.training == entry.training]
+        damaged = [newer.path for newer in entries if newer.order > entry.order and newer.training == entry.training]
         lost = [(file.path, file.head) for file in store.lost("recent") if file.head is not None]
         damaged += [path for path, head in lost if head.training == entry.training and head.saved_at > entry.saved_at]
         notes += _note_other_trainings(store, entries, entry)

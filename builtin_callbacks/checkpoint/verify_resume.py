@@ -1,4 +1,4 @@
-"""`VerifyResume`: compare the replayed steps of a resumed run with those of the killed run."""
+"""`VerifyResume`: compare the replayed steps of a resumed run with the steps of the killed run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Row(NamedTuple):
         steps: optimizer steps after it.
         samples: samples trained on, including it.
         loss: the first loss; 0 if the batch was skipped.
-        others: a digest of the other losses; 0 without.
+        other_digest: a digest of the other losses; 0 without.
         end: the number again, negative if the batch was skipped.
     """
 
@@ -77,7 +77,7 @@ class Row(NamedTuple):
     steps: int
     samples: int
     loss: float
-    others: int
+    other_digest: int
     end: int
 
     @property
@@ -236,9 +236,9 @@ def is_plain(run: Run) -> bool:
 def _row(counters: Counters, values: Sequence[float]) -> Row:
     number, *_ = counters
     if not values:
-        return Row(*counters, loss=0.0, others=0, end=-number)
+        return Row(*counters, loss=0.0, other_digest=0, end=-number)
     other_losses = blake2b(struct.pack(f"<{len(values)}d", *values), digest_size=8).digest() if values[1:] else bytes(8)
-    return Row(*counters, loss=values[0], others=int.from_bytes(other_losses, "little", signed=True), end=number)
+    return Row(*counters, loss=values[0], other_digest=int.from_bytes(other_losses, "little", signed=True), end=number)
 
 
 class Arrival(Protocol):
@@ -636,7 +636,7 @@ def _report(run: Run, text: str) -> None:
 def _layout_change(before: Owner, now: Owner, batches: str | None) -> str:
     if before.world_size != now.world_size:
         return f"world size changed from {before.world_size} to {now.world_size}"
-    return batches or "the batches differ from those of the killed run"
+    return batches or "the killed run had other batches"
 
 
 COUNTED = (("batch", "batch of the epoch"), ("steps", "optimizer steps"), ("samples", "samples"))
@@ -670,5 +670,5 @@ def what_differs(expected: Row, got: Row) -> str:
         return "the batch was " + ("skipped, not trained on" if got.is_skipped else "trained on, not skipped")
     if struct.pack("d", expected.loss) == struct.pack("d", got.loss):
         return "the loss of an optimizer other than the first"
-    several = " of the first optimizer" if expected.others or got.others else ""
+    several = " of the first optimizer" if expected.other_digest or got.other_digest else ""
     return f"loss{several} {', was '.join(distinguish(got.loss, expected.loss))}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from copy import deepcopy
 from functools import partial
@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 
 from ...core.checkpoint.state.ranks import INDEX, cause_of
+from ...core.checkpoint.state.schema import map_leaves
+from ...core.checkpoint.storage.archive import has_memory
 from ...core.checkpoint.storage.files import digest_of
+from ...core.checkpoint.storage.untrusted_files import tensors_in
 from ...core.distributed.ranks.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
 from ...core.engines.sharded.states import ShardingEngine
 from ...core.engines.weights import state_of
@@ -471,7 +474,7 @@ class Buffers:
                 buffer.copy_(source, non_blocking=on_gpu)
             return view
 
-        copy: T = _rebuilt(state, copy_tensor)
+        copy: T = map_leaves(state, partial(_copy_leaf, copy_tensor=copy_tensor))
         for device in {device for device, *_ in copied if device.type == "cuda"}:
             torch.cuda.current_stream(device).synchronize()
         self._buffers_by_size = {size: self._buffers_by_size[size][:count] for size, count in taken.items()}
@@ -487,7 +490,7 @@ class Buffers:
 
 def sizes_of(state: Any) -> Counter[Size]:
     # holds no reference to the state
-    storages = [tensor.untyped_storage() for tensor in _tensors_of(state)]
+    storages = [tensor.untyped_storage() for tensor in tensors_in(state) if _has_storage(tensor)]
     return Counter(_size(storage) for storage in {_place(storage): storage for storage in storages}.values())
 
 
@@ -514,31 +517,12 @@ def _like(tensor: Tensor, storage: UntypedStorage) -> Tensor:
 
 
 def _has_storage(value: Any) -> bool:
-    # false for sparse tensors and other layouts
-    return (
-        type(value) in (Tensor, nn.Parameter)
-        and value.layout is torch.strided
-        and not (value.is_conj() or value.is_neg() or value.is_quantized or value.is_meta or value.is_nested)
-    )
+    return has_memory(value) and not (value.is_conj() or value.is_neg())
 
 
-def _rebuilt(value: Any, copy_tensor: Callable[[Tensor], Tensor]) -> Any:
-    if type(value) in (dict, OrderedDict, Counter):
-        return type(value)({key: _rebuilt(item, copy_tensor) for key, item in value.items()})
-    if type(value) in (list, tuple):
-        return type(value)([_rebuilt(item, copy_tensor) for item in value])
+def _copy_leaf(value: Any, copy_tensor: Callable[[Tensor], Tensor]) -> Any:
     if _has_storage(value):
         return copy_tensor(value)
     if type(value) in (Tensor, nn.Parameter):  # deepcopy supports only some layouts
         return value.detach().clone()
     return deepcopy(value.detach() if isinstance(value, Tensor) else value)
-
-
-def _tensors_of(value: Any) -> Iterator[Tensor]:
-    if type(value) in (dict, OrderedDict, Counter):
-        value = list(value.values())
-    if type(value) in (list, tuple):
-        for item in value:
-            yield from _tensors_of(item)
-    elif _has_storage(value):
-        yield value

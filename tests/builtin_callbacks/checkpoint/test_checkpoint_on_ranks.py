@@ -233,7 +233,7 @@ def test_an_observers_state_that_some_rank_cannot_save_is_left_out_there(
     reported = ranks(2).run(train_with_unsaved, tmp_path, failing)
     for rank, (status, notes, later, value) in enumerate(reported):
         left_out = f"plugin 'unsaved': its state is not saved; state_dict: SystemExit: {rank}"
-        fresh = "plugins that start fresh, the checkpoint has no state of them: unsaved"
+        fresh = "plugins without state in the checkpoint start fresh: unsaved"
         assert status == "completed"
         assert notes == [left_out] * (rank in failing)
         assert later == [fresh] * (rank in failing)

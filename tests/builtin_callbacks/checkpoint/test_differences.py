@@ -32,8 +32,8 @@ def test_how_many_were_equal(steps: int, text: str) -> None:
         ({"samples": 2020}, "samples 2,020, was 2,024"),
         ({"batch": 14, "loss": 0.1}, "batch of the epoch 14, was 13"),
         ({"loss": 0.0, "end": -253}, "the batch was skipped, not trained on"),
-        ({"others": 5}, "the loss of another optimizer than the first"),
-        ({"others": 5, "loss": 0.5}, "loss of the first optimizer 0.5, was 0.4513"),
+        ({"other_digest": 5}, "the loss of an optimizer other than the first"),
+        ({"other_digest": 5, "loss": 0.5}, "loss of the first optimizer 0.5, was 0.4513"),
     ],
 )
 def test_what_differs(changes: dict[str, float], text: str) -> None:

@@ -138,7 +138,7 @@ def test_the_report_is_a_text_for_people(tmp_path: Path) -> None:
     assert "500 steps of " in text
     assert "; 10 validations of " in text
     assert f"; to {tmp_path / 'runs'}" in text
-    assert text.endswith("no problem was found")
+    assert text.endswith("no problems")
 
 
 def test_a_length_that_is_not_known_is_not_predicted() -> None:
