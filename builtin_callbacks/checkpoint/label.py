@@ -49,6 +49,7 @@ class CheckpointLabel(Plugin):
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
+        """Forget the previous run; warn if no plugin writes checkpoints."""
         self._lacking = {}
         warn_without_saver(run, "CheckpointLabel")
 
@@ -83,6 +84,7 @@ class CheckpointLabel(Plugin):
 
     @on(RunClosed)
     def finish(self, run: Run, event: RunClosed) -> None:
+        """Warn of metrics that were never measured."""
         for metric, step in self._lacking.items():
             if metric not in run.metrics:
                 run.warn(

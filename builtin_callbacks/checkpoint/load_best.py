@@ -60,6 +60,7 @@ class LoadBest(Plugin):
 
     @on(TrainStart)
     def find(self, run: Run, event: TrainStart) -> None:
+        """Find the plugin that ranks checkpoints."""
         if run.report.is_replay:
             raise NotRecorded("the state of the run, such as its weights")
         self._release()
@@ -80,6 +81,7 @@ class LoadBest(Plugin):
 
     @on(TrainEnd, lane=Lane.TRANSFORM)
     def load(self, run: Run, event: TrainEnd) -> None:
+        """Load the best checkpoint before other handlers use the weights. A collective."""
         if self._saver is None or self._saver.monitor is None:
             return
         self._saver.drain()
@@ -92,6 +94,7 @@ class LoadBest(Plugin):
 
     @on(SavePoint, lane=Lane.MEASURE, optional=True)
     def note_save(self, run: Run, event: SavePoint) -> None:
+        """Warn of a checkpoint that is requested too late."""
         step = run.progress.steps
         if self._is_loaded and self._saved_at != step:
             run.warn(
@@ -102,6 +105,7 @@ class LoadBest(Plugin):
 
     @on(RunClosed, lane=Lane.TRANSFORM)
     def end(self, run: Run, event: RunClosed) -> None:
+        """Allow checkpoints again; warn if nothing was loaded."""
         is_missed = run.phase == "train" and not self._is_loaded and run.progress.batches > 0
         if is_missed and ended_for_good(run, event.status):
             late = "it was registered or enabled after the training began" if self._saver is None else ""

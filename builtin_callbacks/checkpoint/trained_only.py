@@ -33,6 +33,7 @@ class TrainedOnly(Plugin):
 
     @on(TrainStart, lane=Lane.MEASURE)
     def begin(self, run: Run, event: TrainStart) -> None:
+        """Record which weights are frozen."""
         warn_without_saver(run, "TrainedOnly")
         self._has_begun = True
         if isinstance(run.engine, ShardingEngine):
@@ -56,6 +57,7 @@ class TrainedOnly(Plugin):
 
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
+        """Forget the run."""
         self._has_begun = False
 
     def describe(self, run: Run) -> str:

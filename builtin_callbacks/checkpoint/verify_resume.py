@@ -392,6 +392,7 @@ class VerifyResume(Plugin):
 
     @on(ev.TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
+        """Forget the previous run, and prepare to record batches."""
         self.close()
         self._forget()
         self._returns = 0
@@ -399,6 +400,7 @@ class VerifyResume(Plugin):
 
     @on(ev.CheckpointLoaded, lane=Lane.REPORT)
     def continue_from(self, run: Run, event: ev.CheckpointLoaded) -> None:
+        """Find the batches of the killed run, or drop them after a rollback."""
         if self._saver is None:
             return
         self._steps, self._saved_at = run.progress.steps, run.progress.batches
@@ -418,6 +420,7 @@ class VerifyResume(Plugin):
 
     @on(ev.SavePoint, lane=Lane.REPORT, optional=True)
     def exchange(self, run: Run, event: ev.SavePoint) -> None:
+        """Compare batches that have arrived, and exchange results with the other ranks."""
         if self._handle is None and self._obstacle is None:  # this plugin or the saving one was off for a while
             self._find_saver(run)
         self._saved_at = run.progress.batches
@@ -429,6 +432,7 @@ class VerifyResume(Plugin):
 
     @on(ev.TrainEnd, lane=Lane.PERSIST)
     def finish(self, run: Run, event: ev.TrainEnd) -> None:
+        """Compare the remaining batches, and report the result."""
         self._take(run, self._rows.late(wait=True))
         self._exchange(run, is_end=True)
         if run.engine.world_size == 1 and self._batches:
@@ -436,6 +440,7 @@ class VerifyResume(Plugin):
 
     @on(ev.RunClosed, lane=Lane.REPORT)
     def end(self, run: Run, event: ev.RunClosed) -> None:
+        """Remove the file after a run that ended well and saved its last step."""
         is_over = event.status in ("completed", "stopped") and self._saved_at == run.progress.batches
         if is_over and self._ring is not None:
             path = self._ring.path
