@@ -358,7 +358,7 @@ def test_at_most_one_is_in_flight_and_the_waiting_is_reported(
     (note,) = result.notes
     assert note.startswith("background saves: 3 of 4 waited for the previous one, ")
     (message,) = caplog.messages
-    assert re.match(r"a save waited [24].00 s for the former one", message)  # its pruning may be waited for, too
+    assert re.match(r"a save waited [24].00 s for the previous one", message)  # its pruning may be waited for, too
 
 
 # Errors surface.

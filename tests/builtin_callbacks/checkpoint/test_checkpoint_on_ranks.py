@@ -690,7 +690,7 @@ def test_all_ranks_are_of_one_training(ranks: Pool, tmp_path: Path) -> None:
     identities, names, notes = zip(*first, strict=True)
     assert names == ("run_epoch_0_iter_4.pth", "run-2_epoch_0_iter_4.pth", "run-2_epoch_1_iter_10.pth")
     assert identities[0] != identities[1] == identities[2]
-    assert any("this one is written as 'run-2'" in note for note in notes[1])
+    assert any("this run is written as 'run-2'" in note for note in notes[1])
     assert storage.read_manifest(tmp_path / names[2]).training == identities[2]
     assert "training_id" not in storage.load(tmp_path / names[2])["ranks"][1]
 

@@ -248,7 +248,7 @@ def test_where_all_manifests_are_damaged_the_warning_says_so(fit: Make, tmp_path
     result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
 
     fresh = f"starts fresh: none of the 1 checkpoints of 'run' in {tmp_path} is usable"
-    why = f"{tmp_path / FIRST} is damaged, or no checkpoint of heliograph: it does not end with a manifest."
+    why = f"{tmp_path / FIRST} is damaged, or not a checkpoint of heliograph: it does not end with a manifest."
     assert result.warnings == (f"Nothing was resumed: the run {fresh}. {why}",)
     assert {name: content for name, content in contents(tmp_path).items() if name in before} == before
     assert checkpoint_names(tmp_path) == ["run-2_epoch_2_iter_6.pth", FIRST]

@@ -243,7 +243,7 @@ def test_a_template_of_a_missing_metric_lists_and_suggests(fit: Make, batches: M
 
 
 def test_a_function_that_returns_no_string(fit: Make, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"label of a checkpoint is a string, and the function returned 3"):
+    with pytest.raises(TypeError, match=r"label of a checkpoint must be a string, the function returned 3"):
         fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: 3))  # type: ignore[arg-type, return-value]
 
 

@@ -43,7 +43,7 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ("two_losses", [[13, 3, None]]),
         ("accumulates", [[33, 1, None]]),
         ("counts", [[13, 2, "DIVERGED at step 13: loss 2.969, was 1.979"]]),
-        ("second_loss_differs", [[12, 1, "DIVERGED at step 12: the loss of another optimizer than the first"]]),
+        ("second_loss_differs", [[12, 1, "DIVERGED at step 12: the loss of an optimizer other than the first"]]),
     ],
 )
 def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, reported: list[Any]) -> None:
