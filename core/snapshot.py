@@ -1,4 +1,4 @@
-"""The state of a run at one step boundary: everything that a resumed run needs, as plain types and tensors."""
+"""The state of a run at a step boundary: everything that a resumed run needs, as plain types and tensors."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from .engines.weights import check_fits
 
 
 def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the snapshot. Tensors are the live ones: store them before the next step. On several ranks a collective.
+    """Return the snapshot. Tensors are live: store them before the next step. A collective.
 
-    The main rank's is the whole, with what differs on the others. Another rank's is its own, good for itself to go back
-    to; where weights are sharded it holds none.
+    The main rank's is complete, with the differences of the other ranks. Another rank's is only for its own rollback;
+    with sharded weights it holds no weights.
 
     Args:
         run: the run.
-        shards: describes the shards that are saved apart from the snapshot, which holds no weights then.
+        shards: describes shards that are saved separately; the snapshot then holds no weights.
 
     Raises:
-        TypeError: some state is neither a plain type nor a tensor, and so could not be read back safely.
+        TypeError: a value is neither a plain type nor a tensor, so it could not be read back safely.
     """
     weights, optimizers = run.engine.pack(run.modules, run.optimizers) if shards is None else ({}, {})
     if run.report.held is not None:
         fresh = {"modules": weights, "optimizers": optimizers} | ({} if shards is None else {"shards": dict(shards)})
         return {**fresh, **run.report.held, "metrics": dict(run.metrics)}
     stateful = {"task": run.task} if not isinstance(run.task, nn.Module) else {}
-    own = run.checkpoints.objects
-    objects = {} if own is None else own.state_dict(run)  # before the data, which save what it reports
+    object_state = run.checkpoints.objects
+    objects = {} if object_state is None else object_state.state_dict(run)  # before the data, which save its reports
     snapshot = {
         "schema": SCHEMA,
         "saved_at": time(),
@@ -71,9 +71,9 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "optimizer_kinds": class_names(run.optimizers),
         "groups": describe_groups(run),
         "engine": run.engine.state_dict(),
-        "schedulers": {name: each.state_dict() for name, each in run.schedulers.items()},
+        "schedulers": {name: scheduler.state_dict() for name, scheduler in run.schedulers.items()},
         "scheduler_kinds": class_names(run.schedulers),
-        "task": {name: each.state_dict() for name, each in stateful.items() if hasattr(each, "state_dict")},
+        "task": {name: task.state_dict() for name, task in stateful.items() if hasattr(task, "state_dict")},
         "objects": objects,
         "metrics": dict(run.metrics),
         "means": run.means.state_dict(),
@@ -95,22 +95,22 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
 
 
 def hold(run: RunContext) -> None:
-    """Keep the state of the end of a training, for the save after its last log and validation. A collective.
+    """Store the state at the end of a training, for the save after its last log and validation. A collective.
 
-    A longer run that resumes from that save has not logged and validated there, as if the training had not ended.
+    A longer run that resumes from that save continues before that log and validation, as if the training had not ended.
     """
-    apart = ("modules", "optimizers", "shards") if isinstance(run.engine, ShardingEngine) else ()  # gathers nothing
-    state = capture(run, {} if apart else None)
+    excluded = ("modules", "optimizers", "shards") if isinstance(run.engine, ShardingEngine) else ()  # not gathered
+    state = capture(run, {} if excluded else None)
     due = [verb for verb in state["control"]["due"] if verb not in ("log", "validation", "save")]
     state["control"] = {**state["control"], "due": due}
-    run.report.held = {name: part for name, part in state.items() if name not in apart}
+    run.report.held = {name: part for name, part in state.items() if name not in excluded}
 
 
 def capture_weights(run: RunContext) -> dict[str, Any]:
-    """Return what others need of a snapshot: the weights, their averages, the counters and the metrics. A collective.
+    """Return the weights, their averages, the counters and the metrics of a snapshot. A collective.
 
     Raises:
-        TypeError: some of it is neither a plain type nor a tensor.
+        TypeError: a value is neither a plain type nor a tensor.
     """
     states = run.plugins.state_dict(as_plain).items()
     snapshot = {
@@ -124,7 +124,7 @@ def capture_weights(run: RunContext) -> dict[str, Any]:
         "progress": run.progress.state_dict(),
         "modules": run.engine.pack(run.modules, {})[0],
         "metrics": dict(run.metrics),
-        "plugins": {name: each for name, each in states if each and {"weights", "evaluates"} <= each.keys()},
+        "plugins": {name: state for name, state in states if state and {"weights", "evaluates"} <= state.keys()},
         **{name: {} for name in ("control", "data", "optimizers", "schedulers")},
         "ranks": [],
     }
@@ -136,12 +136,13 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Continue a run from a snapshot; return this rank's part of it.
 
     Raises:
-        ValueError: the snapshot is of another schema, incomplete, of other modules or, within an epoch, of other data.
+        ValueError: the snapshot has another schema, is incomplete, or has other modules or, within an epoch, other
+            data.
     """
     resumption = run.checkpoints
     check_schema(saved)
     check_resumable(saved, resumption.path)
-    if resumption.is_resume:  # a run that goes back stays the training that it is
+    if resumption.is_resume:  # a rollback stays in its training
         run.checkpoints.training_id, run.checkpoints.forked_from = saved["training_id"], saved.get("forked_from")
     if "frozen" in saved:
         from .checkpoint.state.frozen import with_frozen
@@ -151,8 +152,8 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     if "shards" not in saved:
         check_fits(run.modules, saved["modules"])
     check_optimizers(run, saved)
-    progress = run.data.load_state_dict(saved["data"], saved["progress"])  # it refuses what does not fit
-    _plan_rest(run, saved, progress)
+    progress = run.data.load_state_dict(saved["data"], saved["progress"])  # it refuses other data
+    _plan_remaining_steps(run, saved, progress)
     load_training(run, saved)
     if "task" in saved.get("task", {}):
         run.task.load_state_dict(deepcopy(saved["task"]["task"]))
@@ -170,33 +171,33 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     state = saved.get("log_history")
     run.report.rows = None if state is None else LogRows.of_state(state, run.report.rows)
     run.means.totals = {name: (value, weight) for name, (value, weight) in (state or {}).get("totals", {}).items()}
-    # A return may be to what the run was resumed from.
+    # A rollback may return to the state that the run was resumed from.
     resumption.batch_change = saved.get("batch_change", resumption.batch_change)
     run.checkpoints.batch_note = apply_batch_change(
         run, saved["world"], resumption.batch_change, may_refuse=resumption.is_resume
     )
-    found = run.plugins.load_state_dict(
+    plugin_report = run.plugins.load_state_dict(
         saved["plugins"], saved.get("plugin_versions"), resumption.path, goes_back=not resumption.is_resume
     )
-    resumption.fresh_plugins, resumption.unclaimed_states = map(tuple, found)
+    resumption.fresh_plugins, resumption.unclaimed_states = map(tuple, plugin_report)
     if switched or run.control.switches:
         from .stepping.changes import restore_switches
 
         restore_switches(run, switched, goes_back=not resumption.is_resume)
-    run.note(_where(run))
+    run.note(_position_note(run))
     if resumption.fresh_plugins:
-        what = "start fresh" if resumption.is_resume else "keep what they have"
-        run.note(f"plugins that {what}, the checkpoint has no state of them: {', '.join(resumption.fresh_plugins)}")
+        outcome = "start fresh" if resumption.is_resume else "keep their state"
+        run.note(f"plugins without state in the checkpoint {outcome}: {', '.join(resumption.fresh_plugins)}")
     if resumption.unclaimed_states:
-        run.note(f"states in the checkpoint that no plugin claims, left out: {', '.join(resumption.unclaimed_states)}")
+        run.note(f"states in the checkpoint without a plugin, ignored: {', '.join(resumption.unclaimed_states)}")
     for change in find_differences(run, saved, versions(), resumption.fresh_plugins):
         run.data.report_difference(change)
     resumption.before = saved["world"]["size"], saved["world"].get("workers")
     return saved
 
 
-def _plan_rest(run: RunContext, saved: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
-    """Plan the steps that remain, and make schedulers again that are functions of the whole, if it is another."""
+# Also recreates schedulers that depend on the total number of steps, if that has changed.
+def _plan_remaining_steps(run: RunContext, saved: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
     before = run.length.planned_steps
     if "planned_done" in saved:
         run.length.resume(saved["planned_done"], progress["epoch"], progress["batch"])
@@ -209,45 +210,44 @@ def _plan_rest(run: RunContext, saved: Mapping[str, Any], progress: Mapping[str,
 
 
 def _totals(run: RunContext) -> dict[str, Any]:
-    return {"totals": {name: list(each) for name, each in run.means.totals.items()}}
+    return {"totals": {name: list(total) for name, total in run.means.totals.items()}}
 
 
 def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:
-    """Load the modules, the optimizers, whose learning rates are state, and the schedulers of the same kinds."""
-    given, resumption = base_rates(run.optimizers), run.checkpoints
-    if run.modes is not None and "trained" in saved:  # so that it is in eval mode until all of it is loaded
+    program_rates, resumption = base_rates(run.optimizers), run.checkpoints
+    if run.modes is not None and "trained" in saved:  # eval mode until everything is loaded
         run.modes.eval()
     load_parts(run, saved, run.optimizers, resumption.path, drops_added=not resumption.is_resume)
     run.engine.load_state_dict(saved.get("engine", {}))
-    loaded = base_rates(run.optimizers)[: len(given)]  # groups that the run added have no rate of the program's
-    first = saved.get("given_rates", loaded)  # by the program that began: what a plugin made of them is not a change
-    if resumption.is_resume and given[: len(first)] != first[: len(given)]:
+    loaded = base_rates(run.optimizers)[: len(program_rates)]  # the program sets no rate for groups that the run added
+    initial_rates = saved.get("given_rates", loaded)  # of the first program: changes by plugins do not count
+    if resumption.is_resume and program_rates[: len(initial_rates)] != initial_rates[: len(program_rates)]:
         run.warn(
-            f"The program's learning rate {_say_rates(given)} has no effect: the resumed run continues with its own, "
-            f"{_say_rates(loaded)}. To change it, set it in a handler of CheckpointLoaded: in optimizer.param_groups, "
-            f"and in the base_lrs of a scheduler."
+            f"The program's learning rate {_format_rates(program_rates)} has no effect: the resumed run continues with "
+            f"{_format_rates(loaded)}. To change it, set it in a handler of CheckpointLoaded: in "
+            f"optimizer.param_groups, and in the base_lrs of a scheduler."
         )
     if resumption.is_resume:
-        resumption.given_rates = first
+        resumption.given_rates = initial_rates
     before, now = saved_scheduler_classes(run, saved), class_names(run.schedulers)
     for name, scheduler in run.schedulers.items():
         if before.get(name) == now[name]:
             load_scheduler(name, scheduler, saved)
 
 
-def _say_rates(rates: list[float]) -> str:
+def _format_rates(rates: list[float]) -> str:
     return ", ".join(f"{rate:.6g}" for rate in rates)
 
 
 @contextmanager
 def restoring(run: RunContext) -> Iterator[Path | None]:
-    """Apply the state that a run is to continue from, yield its file, then compare what every plugin made of it."""
-    own = _restore(run)
+    """Apply the state to continue from, yield its file, then compare the restored plugins with it."""
+    rank_state = _restore(run)
     yield run.checkpoints.path
     resumption = run.checkpoints
-    if own.get("objects") and resumption.objects is not None:
-        with run.evaluating_weights():  # as at the save
-            resumption.objects.compare(run, own["objects"], is_roll_back=resumption.resumed_at is not run.origin)
+    if rank_state.get("objects") and resumption.objects is not None:
+        with run.evaluating_weights():  # as during the save
+            resumption.objects.compare(run, rank_state["objects"], is_roll_back=resumption.resumed_at is not run.origin)
     if run.control.is_shared:
         from .objects.run_state import share_facts
 
@@ -257,71 +257,67 @@ def restoring(run: RunContext) -> Iterator[Path | None]:
 
 
 def _restore(run: RunContext) -> dict[str, Any]:
-    """Apply the state that a run is to continue from; return this rank's part of it."""
     resumption = run.checkpoints
     assert resumption.pending_state is not None
     (saved, resumption.path), resumption.pending_state = resumption.pending_state, None
     try:
-        own = apply(run, saved)
+        rank_state = apply(run, saved)
     except Exception as error:
         error.add_note(f"heliograph: while continuing from {resumption.path or 'a state'}")
         raise
     run.origin = run.progress.copy()
     Filter.plan_all(run)
-    run.plugins.load_filter_states(run.origin, own.get("filters", {}))
-    if own.get("objects") and resumption.objects is not None:
+    run.plugins.load_filter_states(run.origin, rank_state.get("filters", {}))
+    if rank_state.get("objects") and resumption.objects is not None:
         is_roll_back = not resumption.is_resume
-        restored, resumption.edited = resumption.objects.resume(run, own["objects"], is_roll_back=is_roll_back)
+        restored, resumption.edited = resumption.objects.resume(run, rank_state["objects"], is_roll_back=is_roll_back)
         resumption.restored += restored
     if run.modes is not None:
-        run.modes.load_state_dict(own)
+        run.modes.load_state_dict(rank_state)
     if resumption.is_resume:
         resumption.is_resume, resumption.resumed_from, resumption.resumed_at = False, resumption.path, run.origin
         _warn_if_past(run)
-    return own
+    return rank_state
 
 
 def _warn_if_past(run: RunContext) -> None:
-    """Say that less was asked for than the training has done."""
     at, epochs, steps = run.progress, run.settings.epochs, run.settings.steps
     is_past = epochs is not None and ((at.epoch, at.batch) > (epochs, 0) or at.batch > run.last_batch)
     lengths = [f"epochs={epochs}"] if is_past else []
     lengths += [f"steps={steps}"] if steps is not None and at.steps > steps else []
     if lengths:
         run.warn(
-            f"Nothing is left to train: fit was asked for {' and '.join(lengths)}, and the training that it resumes is "
-            f"past that, at epoch {at.epoch}, batch {at.batch}, step {at.steps}. epochs= and steps= count from the "
-            f"start of the training: ask for more, or begin another one with resume=None."
+            f"Nothing to train: fit got {' and '.join(lengths)}, but the resumed training is already at epoch "
+            f"{at.epoch}, batch {at.batch}, step {at.steps}. epochs= and steps= count from the start of the training: "
+            f"increase them, or start another training with resume=None."
         )
 
 
 def unwritten(run: Run) -> Iterator[str]:
-    """Say why nobody writes the saves that are requested: no plugin does, or those that would are disabled."""
     off = run.plugins.disabled_writers()
     for name, step in off.items():
         if step is None:
-            yield f"Saves are requested, and plugin {name!r}, which would write them, is disabled."
+            yield f"Saves are requested, but plugin {name!r}, which writes them, is disabled."
         elif saved := _describe_newest(run):
-            yield f"Plugin {name!r} is disabled since step {step}, and no other plugin writes saves: {saved}."
+            yield f"Plugin {name!r} is disabled since step {step}, and no other plugin writes checkpoints: {saved}."
     if not off:
-        yield "Saves are requested, and no plugin writes any: add Checkpoint('runs/x') to the plugins."
+        yield "Saves are requested, but no plugin writes them: add Checkpoint('runs/x') to the plugins."
 
 
 def _describe_newest(run: Run) -> str:
-    """Return which checkpoint is the newest, and what is not in it; empty where everything is."""
     if run.checkpoints.last is None:
-        return "there is none"
+        return "there is no checkpoint"
     newest = f"the newest checkpoint is {run.checkpoints.last}"
     try:
         steps = int(read_manifest(run.checkpoints.last).progress["steps"])
-    except (OSError, ValueError):  # another plugin writes files of another kind, or this process does not see them
+    except (OSError, ValueError):  # another plugin writes other files, or this process does not see them
         return newest
     missing = run.progress.steps - steps
     more = "1 step is" if missing == 1 else f"{missing} steps are"
     return f"{newest}, of step {steps}, and {more} not in it" if missing > 0 else ""
 
 
-def _where(run: RunContext) -> str:
-    what, progress = "resumed at" if run.checkpoints.is_resume else "went back to", run.progress
+def _position_note(run: RunContext) -> str:
+    action, progress = "resumed at" if run.checkpoints.is_resume else "went back to", run.progress
     path = run.checkpoints.path or "a state"
-    return f"{what} epoch {progress.epoch}, batch {progress.batch}, step {progress.steps} from {path}"
+    return f"{action} epoch {progress.epoch}, batch {progress.batch}, step {progress.steps} from {path}"

@@ -452,7 +452,7 @@ def test_from_two_ranks_to_one_and_back_the_samples_come_in_the_same_order(
             "2 processes wrote the checkpoint, 1 resumed it",
             "the random generators of rank 1 are dropped",
             "1 processes wrote the checkpoint, 2 resumed it",
-            "rank 1 had no state of their own",
+            "rank 1 had no saved state",
         ]
 
 

@@ -35,7 +35,7 @@ from ...core.metrics.monitor import Monitor
 from ...core.system.errors import OF_MACHINE
 from ...core.system.extras import printable_lines
 from ...events.checks import known_names, printable
-from .retention import by_training, ranked, reasons_to_keep
+from .folder import by_training, ranked, reasons_to_keep
 
 T = TypeVar("T")
 HEAD = ("FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METRICS")

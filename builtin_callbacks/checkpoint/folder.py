@@ -1,45 +1,190 @@
-"""The checkpoints of a run in its folder, as the main rank sees them: their names, what is kept, what is removed."""
+"""The checkpoint folder of a run on the main rank: names, retention, removal."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Literal
 
 from ...core.checkpoint.storage import Entry, JudgedBy, State, Store, checkpoint_name
+from ...core.checkpoint.storage.manifest import best_first
+from ...core.metrics.monitor import Monitor
 from ...events import Run, SavePoint
-from .retention import Retention
 from .writers import Shards
 
 
-class CheckpointFolder:
-    """Writes, judges and removes the checkpoints of one training after the other. Used on the main rank only.
+def reasons_to_keep(
+    entries: Sequence[Entry],
+    *,
+    keep_last: int,
+    keep_best: int,
+    monitor: Monitor | None,
+    is_pinned: Callable[[Path], bool],
+    damage_to: Callable[[Path], str],
+) -> dict[Path, str]:
+    """Return why each checkpoint of a training is kept; an empty text if it may be removed.
+
+    A checkpoint may be removed only if a newer, intact one of the same training is kept.
 
     Args:
-        kept: says which are kept.
+        entries: the checkpoints of one training, the newest first.
+        keep_last: how many of the newest intact ones are kept, at least one; pinned ones are not counted.
+        keep_best: how many of the best intact ones by `monitor` are kept in addition.
+        monitor: the metric that ranks them, and its direction.
+        is_pinned: called with a path.
+        damage_to: called with a path; returns a description of the damage, or an empty text. It may read the whole
+            file, so it is called only for checkpoints that would be kept.
+    """
+    intact = (entry.path for entry in ranked(entries, monitor) if not damage_to(entry.path))
+    best = set(islice(intact, keep_best))
+    reasons, room = dict[Path, str](), keep_last
+    for entry in entries:
+        path = entry.path
+        if monitor is not None and not room and path in best:
+            reasons[path] = f"among the best by {monitor.name}"
+        elif is_pinned(path):
+            reasons[path] = "pinned"
+        elif entry.is_renamed:
+            reasons[path] = "renamed"
+        elif entry.is_of_helios:
+            reasons[path] = "written by Helios, possibly by another training"
+        elif not room:
+            reasons[path] = ""
+        elif damage := damage_to(path):
+            is_newest = room == keep_last  # no newer one is intact
+            reasons[path] = f"damaged, inspect it: {damage}" if is_newest else ""
+        else:
+            reasons[path] = "among the newest"
+            room -= 1
+    return reasons
 
-    Attributes:
-        name: what the names of the training's files begin with; empty until it is known.
-        damaged: newer checkpoints than the one that was resumed, which cannot be read.
+
+def ranked(entries: Iterable[Entry], monitor: Monitor | None) -> list[Entry]:
+    if monitor is None:
+        return []
+    judge = (monitor.name, monitor.mode)
+    values = {entry: entry.judged_by[2] for entry in entries if entry.judged_by and entry.judged_by[:2] == judge}
+    return best_first(values, monitor.mode)
+
+
+def by_training(entries: Iterable[Entry]) -> list[list[Entry]]:
+    trainings: dict[str, list[Entry]] = {}
+    for entry in entries:
+        trainings.setdefault(entry.training, []).append(entry)
+    return list(trainings.values())
+
+
+class Retention:
+    """The checkpoints of a run's training, in the order of writing; see `reasons_to_keep` for the arguments.
+
+    `keep_last` None keeps all.
     """
 
-    def __init__(self, kept: Retention) -> None:
-        self.kept = kept
+    def __init__(self, keep_last: int | None, keep_best: int, monitor: Monitor | None) -> None:
+        self.keep_last, self.keep_best, self._monitor = keep_last, keep_best, monitor
+        self.begin(())
+
+    def begin(self, entries: Iterable[Entry], damaged: Collection[Path] = ()) -> None:
+        """Start with the checkpoints on disk.
+
+        Args:
+            entries: the checkpoints of the training; iterated only when needed, so that an iterator can read the files.
+            damaged: the paths of damaged ones.
+        """
+        self._unread = entries
+        self._entries: dict[Path, Entry] = {}
+        self._damaged = set(damaged)
+        self._newest: Entry | None = None  # the newest entry added since `begin`
+        self._replaced: list[Path] = []
+        self._rank()
+
+    def add(self, entry: Entry) -> None:
+        if self.keep_last is not None:
+            self._read_entries()
+        newest, self._newest = self._newest, entry
+        step = entry.progress.get("steps", -1)
+        if newest is not None and newest.path != entry.path and newest.progress.get("steps") == step:
+            self._replaced.append(newest.path)
+        self._entries.pop(entry.path, None)
+        self._entries[entry.path] = entry
+        self._damaged.discard(entry.path)
+        self._rank()
+
+    def entry(self, path: Path) -> Entry | None:
+        self._read_entries()
+        return None if path in self._damaged else self._entries.get(path)
+
+    @property
+    def rule(self) -> str:
+        best = (
+            "" if self._monitor is None else f", and not among the keep_best={self.keep_best} by {self._monitor.name}"
+        )
+        return f"keep_last={self.keep_last}{best}"
+
+    def drop_replaced(self, is_pinned: Callable[[Path], bool]) -> list[Path]:
+        doomed, self._replaced = [path for path in self._replaced if not is_pinned(path)], []
+        for path in doomed:
+            self._entries.pop(path, None)
+        self._rank()
+        return doomed
+
+    def drop(self, is_pinned: Callable[[Path], bool]) -> list[Path]:
+        if self.keep_last is None:
+            return []
+        self._read_entries()
+        reasons = reasons_to_keep(
+            [*reversed(self._entries.values())],
+            keep_last=self.keep_last,
+            keep_best=self.keep_best,
+            monitor=self._monitor,
+            is_pinned=is_pinned,
+            damage_to=lambda path: "it cannot be read" if path in self._damaged else "",
+        )
+        doomed = [path for path in reversed(reasons) if not reasons[path]]
+        for path in doomed:
+            del self._entries[path]
+        return doomed
+
+    def _read_entries(self) -> None:
+        entries, self._unread = self._unread, ()
+        ordered = sorted(entries, key=lambda entry: entry.order)
+        self._entries = {entry.path: entry for entry in ordered} | self._entries
+
+    def _rank(self) -> None:
+        if self._monitor is None:
+            self.best: Entry | None = None
+            return
+        self._read_entries()
+        ranking = ranked((entry for path, entry in self._entries.items() if path not in self._damaged), self._monitor)
+        self.best = next(iter(ranking), None)
+
+
+class CheckpointFolder:
+    """Write, rank and remove the checkpoints of successive trainings. Used on the main rank only.
+
+    Args:
+        retention: decides which are kept.
+
+    Attributes:
+        name: the prefix of the training's files; empty until it is known.
+        damaged: unreadable checkpoints that are newer than the resumed one.
+    """
+
+    def __init__(self, retention: Retention) -> None:
+        self.retention = retention
         self._store: Store | None = None
         self.begin()
 
     def begin(self) -> None:
-        """Forget the previous run."""
         self.name = ""
         self.damaged: list[Path] = []
         self._replaces: list[Entry] = []
         self._newest: Entry | None = None  # of the training, when the run began
-        self.kept.begin(())
+        self.retention.begin(())
 
     def open(self, run: Run, folder: Path) -> Store:
-        """Return the run's store; it is closed while the plugin is switched off."""
         if self._store is None:
             store, source = Store(folder, run.name), run.checkpoints.source
             for line in store.open(patience=0.0 if source is None else source.patience):
@@ -50,69 +195,54 @@ class CheckpointFolder:
         return self._store
 
     def close(self) -> None:
-        """Let others write to the folder."""
         if self._store is not None:
             self._store.close()
             self._store = None
 
     def claim(self, training_id: str, wanted: str, on_existing: OnExisting) -> list[str]:
-        """Find the name that a training writes under; return what there is to say."""
         self._newest = None
         notes, self._replaces = claim_name(self._opened, training_id, wanted, on_existing)
         self.name = self._opened.name
         return notes
 
-    def keep_newest(self) -> None:
-        """Keep the newest checkpoint of the training for `find_own`, while nothing else changes the folder."""
+    def remember_newest(self) -> None:
+        # for `find_existing`, while nothing else changes the folder
         self._newest = next(iter(self._opened.own("recent")), None)
 
     def is_claimed_by(self, training_id: str) -> bool:
-        """Return whether the file name is claimed by this training."""
         return bool(self.name) and self._opened.training_id == training_id
 
-    def find_own(self) -> Entry | None:
-        """Find what of the training is on disk; return the newest."""
+    def find_existing(self) -> Entry | None:
         newest, self._newest = self._newest or next(iter(self._opened.own()), None), None
-        self.kept.begin(self._read_own(), self.damaged)
+        self.retention.begin(self._read_entries(), self.damaged)
         return newest
 
-    def _read_own(self) -> Iterator[Entry]:
+    def _read_entries(self) -> Iterator[Entry]:
         yield from self._opened.own()
 
     @property
     def best(self) -> Path | None:
-        """The best checkpoint."""
-        return None if self.kept.best is None else self.kept.best.path
+        return None if self.retention.best is None else self.retention.best.path
 
     def next_name(self, run: Run) -> str:
-        """Return the name of a checkpoint that is written now.
-
-        Raises:
-            TypeError: what a plugin or the task adds to the name is not a string.
-        """
-        with run.engine.refusing("the label of a checkpoint", SavePoint.name):  # only one rank is here
-            plugins = (each for each in run.plugins if run.plugins.is_enabled(each))
-            sources = (getattr(each, "checkpoint_metadata", None) for each in (*plugins, run.task))
-            source = next((each for each in sources if callable(each)), None)
+        with run.engine.refusing("the label of a checkpoint", SavePoint.name):  # only the main rank is here
+            plugins = (plugin for plugin in run.plugins if run.plugins.is_enabled(plugin))
+            sources = (getattr(owner, "checkpoint_metadata", None) for owner in (*plugins, run.task))
+            source = next((source for source in sources if callable(source)), None)
             text = "" if source is None else source(run)
         if not isinstance(text, str):
-            raise TypeError(f"The label of a checkpoint is a string, and the function returned {text!r}.")
+            raise TypeError(f"The label of a checkpoint must be a string, the function returned {text!r}.")
         return checkpoint_name(self.name, run.progress.epoch, run.progress.steps, text)
 
     def write(
         self, name: str, judged_by: JudgedBy | None, state: State, shards: Shards | None, *, read_back: bool
     ) -> tuple[Path, Path | None]:
-        """Write a checkpoint to the disk; return its path and the path of the best one.
-
-        It is read back if intact ones are removed for it.
-        """
         read_back = read_back or bool(self.damaged or self._replaces)
         entry = self._opened.save(name, state, judged_by=judged_by, shards=shards, read_back=read_back)
-        self.kept.add(entry)
+        self.retention.add(entry)
         return entry.path, self.best
 
     def begin_shards(self, needed: int) -> Path:
-        """Return a new folder for shards of so many bytes."""
         return self._opened.begin_shards(needed)
 
     def tidy(
@@ -124,30 +254,30 @@ class CheckpointFolder:
 
         Args:
             last: the newest.
-            judged_by: what was measured of it after it was written, if anything.
-            is_new: whether it was written just now, so that those are removed which the training replaces.
+            judged_by: the metric measured after it was written, if any.
+            is_new: whether it was just written, so that checkpoints of a replaced training are removed.
 
         Returns:
-            The best, and what was removed, and why.
+            The best checkpoint; the removed ones, each with a reason.
         """
-        store, kept = self._opened, self.kept
+        store, retention = self._opened, self.retention
         newest: Path | None = last
         if not last.exists():
-            own = store.own()
-            kept.begin(own, [path for path in self.damaged if kept.entry(path) is None])
-            newest = own[0].path if own else None
-        elif judged_by is not None and (entry := kept.entry(last)) is not None:
-            kept.add(store.judge(entry, judged_by))
-        dropped = [(path, f"{last.name} has the same step") for path in kept.drop_replaced(store.is_pinned)]
+            entries = store.own()
+            retention.begin(entries, [path for path in self.damaged if retention.entry(path) is None])
+            newest = entries[0].path if entries else None
+        elif judged_by is not None and (entry := retention.entry(last)) is not None:
+            retention.add(store.judge(entry, judged_by))
+        dropped = [(path, f"{last.name} has the same step") for path in retention.drop_replaced(store.is_pinned)]
         best = self.best
         store.point("last", newest)
         store.point("best", best)
-        dropped += [(path, kept.rule) for path in kept.drop(store.is_pinned)]
+        dropped += [(path, retention.rule) for path in retention.drop(store.is_pinned)]
         removed = [(path, reason) for path, reason in dropped if store.remove(path)]
         if is_new and newest is not None:
-            others, self._replaces = self._replaces, []
-            gone = (each.path for each in others if store.remove(each.path, each.training))
-            removed += [(path, "on_existing='replace'") for path in gone]
+            replaced_entries, self._replaces = self._replaces, []
+            removed_paths = (entry.path for entry in replaced_entries if store.remove(entry.path, entry.training))
+            removed += [(path, "on_existing='replace'") for path in removed_paths]
         return best, removed
 
     @property
@@ -161,66 +291,69 @@ ON_EXISTING: tuple[OnExisting, ...] = ("new_name", "refuse", "replace")
 logger = logging.getLogger("heliograph")
 
 
-def warn_without_saver(run: Run, what: str) -> None:
-    """Warn of a plugin that has no effect, as no plugin writes checkpoints."""
-    if not any(callable(getattr(each, "where_saved", None)) for each in run.plugins):
-        run.warn(f"{what} has no effect: no plugin writes checkpoints. Register Checkpoint(folder).")
+def warn_without_saver(run: Run, plugin_name: str) -> None:
+    if not any(callable(getattr(plugin, "where_saved", None)) for plugin in run.plugins):
+        run.warn(f"{plugin_name} has no effect: no plugin writes checkpoints. Register Checkpoint(folder).")
 
 
 def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExisting) -> tuple[list[str], list[Entry]]:
-    """Let a store write for a training, under the wanted name unless that is another's.
+    """Let a store write for a training under the wanted name, unless another training has it.
 
     Returns:
-        What there is to say, and the checkpoints of others that go as soon as one of this training is written.
+        Notes, and the checkpoints of other trainings to remove as soon as one of this training is written.
 
     Args:
         store: an open one.
         training_id: the training.
         wanted: the name.
-        on_existing: what to do where the name is another training's.
+        on_existing: the policy if another training has the name.
 
     Raises:
-        ValueError: it is, and that is to be refused; or another process writes under the name.
+        ValueError: another training has the name and `on_existing` is "refuse", or another process writes under it.
     """
-    known, unknown, number = store.under(wanted)
-    others = [each for each in known if each.training != training_id]
-    is_own = len(known) > len(others) or all(each.head and each.head.training == training_id for each in unknown)
-    if is_own and not others:
+    named_entries, unreadable, number = store.under(wanted)
+    other_entries = [entry for entry in named_entries if entry.training != training_id]
+    has_name = len(named_entries) > len(other_entries) or all(
+        file.head and file.head.training == training_id for file in unreadable
+    )
+    if has_name and not other_entries:
         store.write_as(training_id, wanted)
         return [], []
-    newest = max(others, key=lambda each: each.order, default=None)
-    what = "without a manifest that can be used" if newest is None else f"in all, the newest is {newest.path.name}"
-    there = f"{store.folder} holds another training under the name {wanted!r} ({number} {what})"
+    newest = max(other_entries, key=lambda entry: entry.order, default=None)
+    description = "without a usable manifest" if newest is None else f"in total, the newest is {newest.path.name}"
+    conflict = f"{store.folder} holds another training under the name {wanted!r} ({number} {description})"
     if on_existing == "refuse":
         raise ValueError(
-            f"{there}, and on_existing='refuse'. Continue it, resume='auto'; give this run another name= or folder; "
-            f"or choose on_existing='new_name', which leaves it there and numbers the name of this one, or 'replace', "
-            f"which removes it when the first checkpoint of this one is written."
+            f"{conflict}, and on_existing='refuse'. Continue it with resume='auto'; give this run another name= or "
+            f"folder; or choose on_existing='new_name', which keeps it and adds a number to the name of this run, or "
+            f"'replace', which removes it when the first checkpoint of this run is written."
         )
     if on_existing == "replace":
         store.write_as(training_id, wanted)
-        others = [each for each in store.entries()[0] if each.run_name == wanted and each.training != training_id]
-        removable = [each for each in others if each.is_removable]
-        note = f"{there}: it is removed when the first checkpoint of this one is written, on_existing='replace'"
-        if len(removable) < len(others):
-            note += f"; {len(others) - len(removable)} stay, which were renamed or written by Helios"
-        others = removable
+        other_entries = [
+            entry for entry in store.entries()[0] if entry.run_name == wanted and entry.training != training_id
+        ]
+        removable = [entry for entry in other_entries if entry.is_removable]
+        note = f"{conflict}: it is removed when the first checkpoint of this run is written, on_existing='replace'"
+        if len(removable) < len(other_entries):
+            note += f"; {len(other_entries) - len(removable)} are kept, because they were renamed or written by Helios"
+        other_entries = removable
     else:
         name = _take_free_name(store, training_id, wanted)
-        others, note = [], f"{there}: it stays, and this one is written as {name!r}"
+        other_entries, note = [], f"{conflict}: it is kept, and this run is written as {name!r}"
     logger.warning(note)
-    return [note], others
+    return [note], other_entries
 
 
 def _take_free_name(store: Store, training_id: str, wanted: str) -> str:
     for number in count(2):
         name = f"{wanted}-{number}"
-        known, _, number = store.under(name)
-        if number > len(known) or any(each.training != training_id for each in known):
+        entries, _, number = store.under(name)
+        if number > len(entries) or any(entry.training != training_id for entry in entries):
             continue
         try:
             store.write_as(training_id, name)
-        except ValueError:  # of another process, which has not saved yet
+        except ValueError:  # another process has the name and has not saved yet
             continue
         return name
     raise AssertionError

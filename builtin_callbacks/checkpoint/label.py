@@ -1,4 +1,4 @@
-"""What the names of checkpoints say besides the position of the run."""
+"""Labels in the names of checkpoints."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ALIKE = 0.85  # similarity above which a name counts as misspelled
 
 
 class CheckpointLabel(Plugin):
-    """Let the names of checkpoints end with metrics, or with a text of your own.
+    """Add metrics, or your own text, to the names of checkpoints.
 
-    The name is `<run_name>_epoch_<epoch>_iter_<step>_<label>.pth`. A part of the template is left out if its metric was
-    not measured yet, with a note. Without this plugin the label is what the task's `checkpoint_metadata(run)` returns,
+    The name is `<run_name>_epoch_<epoch>_iter_<step>_<label>.pth`. A part of the template is omitted if its metric was
+    not measured yet, with a note. Without this plugin the label is the result of the task's `checkpoint_metadata(run)`,
     if it has this method. Any plugin with such a method can name checkpoints; the main rank calls it.
 
     Args:
-        label: a template of metric names such as `"loss_{validation/loss:.3f}"`, or a function of the run that returns
-            a string.
+        label: a template of metric names, for example `"loss_{validation/loss:.3f}"`, or a function of the run that
+            returns a string.
 
     Raises:
         TypeError: `label` is neither.
@@ -49,7 +49,7 @@ class CheckpointLabel(Plugin):
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Forget the previous run."""
+        """Forget the previous run; warn if no plugin writes checkpoints."""
         self._lacking = {}
         warn_without_saver(run, "CheckpointLabel")
 
@@ -61,43 +61,40 @@ class CheckpointLabel(Plugin):
         for metric in lacking:
             if metric not in self._lacking:
                 self._lacking[metric] = step = run.progress.steps
-                run.note(f"the checkpoint of step {step} is named without {metric!r}, which was not measured before")
+                run.note(f"the checkpoint of step {step} is named without {metric!r}, which was not measured yet")
         return text
 
     @on(ValidationEnd, Log, lane=Lane.REPORT, optional=True)
     def check(self, run: Run, event: ValidationEnd | Log) -> None:
         """Raise ValueError if the template names a metric that was not measured.
 
-        Whether a metric of another split than these may come later is not known, but a misspelt one is.
+        A metric of another split may come later, but a misspelling of a measured one is reported.
         """
         split = "train/" if isinstance(event, Log) else "validation/"
-        known = {**run.metrics, **event.metrics}
+        measured = {**run.metrics, **event.metrics}
         if not run.engine.is_main or not any(name.startswith(split) for name in event.metrics):
             return
         for name in self._metrics:
-            if name not in known and (name.startswith(split) or get_close_matches(name, known, n=1, cutoff=ALIKE)):
+            if name not in measured and (
+                name.startswith(split) or get_close_matches(name, measured, n=1, cutoff=ALIKE)
+            ):
                 raise ValueError(
-                    f"The checkpoint's name asks for {name!r}, which is not a metric.{known_names(name, known)}"
+                    f"The checkpoint's name needs {name!r}, which is not a metric.{known_names(name, measured)}"
                 )
 
     @on(RunClosed)
     def finish(self, run: Run, event: RunClosed) -> None:
-        """Warn of metrics that never came."""
+        """Warn of metrics that were never measured."""
         for metric, step in self._lacking.items():
             if metric not in run.metrics:
                 run.warn(
-                    f"CheckpointLabel asks for {metric!r}, which was never measured: checkpoints are named without it, "
+                    f"CheckpointLabel needs {metric!r}, which was never measured: the names of checkpoints lack it, "
                     f"from step {step} on.{known_names(metric, run.metrics)}"
                 )
 
 
 class _Template:
-    """Text with metric names, which contain slashes and so are not attribute paths.
-
-    Attributes:
-        metrics: the names.
-    """
-
+    # metric names contain slashes, so `str.format` cannot be used
     def __init__(self, text: str) -> None:
         try:
             self._parts = list(Formatter().parse(text))
@@ -111,7 +108,6 @@ class _Template:
             ) from error
 
     def fill(self, metrics: Mapping[str, float]) -> tuple[str, list[str]]:
-        """Return the text with values, without the parts whose metrics are not there, and the names of those."""
         formatter, text, missing = Formatter(), "", []
         for literal, name, form, conversion in self._parts:
             if name is None:

@@ -1,4 +1,4 @@
-"""The best checkpoint, loaded back at the end of a training."""
+"""`LoadBest`: load the best checkpoint at the end of a training."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Extent = Literal["weights", "everything"]
 
 
 class LoadBest(Plugin):
-    """At the end of a run that completed or was stopped, load the best checkpoint back into the task.
+    """Load the best checkpoint back into the task, at the end of a run that completed or was stopped.
 
-    It is loaded at `TrainEnd`, before the handlers outside the lane `TRANSFORM`, so that one of them can export it. The
-    file is verified first. If a plugin such as `EMA` validates with averaged weights, the average is loaded, as the
-    metric ranks it. Checkpoints that are requested later are not written, because the weights are not those of the last
-    step any more. The result warns if nothing was loaded.
+    It is loaded at `TrainEnd`, before the handlers outside the lane `TRANSFORM`, so that they can for example export
+    it. The file is verified first. If a plugin such as `EMA` validates with averaged weights, the average is loaded,
+    because the metric ranks it. Checkpoints that are requested later are not written, because the weights are no longer
+    from the last step. The result warns if nothing was loaded.
 
     Args:
-        extent: only the `weights`, or `everything`: the state of the optimizers and the schedulers, too.
+        extent: `weights` only, or `everything`: also the state of the optimizers and the schedulers.
 
     Raises:
         ValueError: `extent` is neither; at the run's start, no plugin ranks checkpoints by a metric, or several do, or
             there is no validation data to measure it; at the end, the best checkpoint is damaged or was replaced.
-        FileNotFoundError: at the end, the best checkpoint is gone.
+        FileNotFoundError: at the end, the best checkpoint is missing.
     """
 
     affects_training = False
@@ -50,12 +50,12 @@ class LoadBest(Plugin):
             raise ValueError(f"LoadBest loads 'weights' or 'everything', got {extent!r}.")
         self.extent = extent
         self._saver: Saver | None = None
-        self._held: list[Saver] = []  # savers that must not write any more
+        self._paused: list[Saver] = []  # plugins that must not write any more
         self._is_loaded = False
         self._saved_at = -1
 
     def describe(self, run: Run) -> str:
-        """Return what is loaded."""
+        """Describe the plugin for the plan of a run."""
         return f"loads the best {self.extent} back at the end"
 
     @on(TrainStart)
@@ -64,33 +64,33 @@ class LoadBest(Plugin):
         if run.report.is_replay:
             raise NotRecorded("the state of the run, such as its weights")
         self._release()
-        ranking = [each for each in _savers(run) if each.monitor is not None]
+        ranking = [saver for saver in _savers(run) if saver.monitor is not None]
         if self.extent == "everything":
-            ranking = [each for each in ranking if not isinstance(each, WeightsCheckpoint)]
+            ranking = [saver for saver in ranking if not isinstance(saver, WeightsCheckpoint)]
         if len(ranking) != 1 or ranking[0].monitor is None:
-            found = f"{len(ranking)} rank some" if ranking else "none ranks any"
+            problem = f"{len(ranking)} plugins rank checkpoints" if ranking else "no plugin ranks checkpoints"
             raise ValueError(
-                f"LoadBest({self.extent!r}) loads the best checkpoint of one plugin, and {found}: register one "
+                f"LoadBest({self.extent!r}) loads the best checkpoint of one plugin, but {problem}: register one "
                 f"Checkpoint(folder, keep_best=1, monitor='validation/loss')."
             )
         if not ranking[0].monitor.can_come(run):
             raise ValueError(
-                f"LoadBest needs {ranking[0].monitor.name!r}, and there is no validation data: pass validation= to fit."
+                f"LoadBest needs {ranking[0].monitor.name!r}, but there is no validation data: pass validation= to fit."
             )
         self._saver, self._saved_at = ranking[0], -1
 
     @on(TrainEnd, lane=Lane.TRANSFORM)
     def load(self, run: Run, event: TrainEnd) -> None:
-        """Load the best checkpoint, before other handlers use the weights; on several ranks a collective."""
+        """Load the best checkpoint before other handlers use the weights. A collective."""
         if self._saver is None or self._saver.monitor is None:
             return
         self._saver.drain()
         if note := load_best(run, self._saver.best, self._saver.monitor, self.extent):
             run.note(note)
             self._is_loaded = True
-            self._held = [each for each in _savers(run) if not each.holds_saves]
-            for each in self._held:
-                each.holds_saves = True
+            self._paused = [saver for saver in _savers(run) if not saver.holds_saves]
+            for saver in self._paused:
+                saver.holds_saves = True
 
     @on(SavePoint, lane=Lane.MEASURE, optional=True)
     def note_save(self, run: Run, event: SavePoint) -> None:
@@ -98,49 +98,47 @@ class LoadBest(Plugin):
         step = run.progress.steps
         if self._is_loaded and self._saved_at != step:
             run.warn(
-                f"A save was asked for when the best checkpoint had been loaded back, and was not written: the weights "
-                f"are no longer those of step {step}. Request it at LastBoundary, as SaveSchedule does, or earlier."
+                f"A save was requested after the best checkpoint was loaded, and was not written: the weights are no "
+                f"longer from step {step}. Request it at LastBoundary, as SaveSchedule does, or earlier."
             )
         self._saved_at = step
 
     @on(RunClosed, lane=Lane.TRANSFORM)
     def end(self, run: Run, event: RunClosed) -> None:
-        """Let checkpoints be written again; warn if nothing was loaded."""
+        """Allow checkpoints again; warn if nothing was loaded."""
         is_missed = run.phase == "train" and not self._is_loaded and run.progress.batches > 0
         if is_missed and ended_for_good(run, event.status):
             late = "it was registered or enabled after the training began" if self._saver is None else ""
-            run.warn(f"LoadBest has loaded nothing back: {late or 'no checkpoint is the best'}.")
+            run.warn(f"LoadBest loaded nothing: {late or 'no checkpoint is the best'}.")
         self._release()
 
     def _release(self) -> None:
-        for each in self._held:
-            each.holds_saves = False
-        self._held, self._saver, self._is_loaded = [], None, False
+        for saver in self._paused:
+            saver.holds_saves = False
+        self._paused, self._saver, self._is_loaded = [], None, False
 
 
 def _savers(run: Run) -> list[Saver]:
-    return [each for each in run.plugins if isinstance(each, Saver) and run.plugins.is_enabled(each)]
+    return [plugin for plugin in run.plugins if isinstance(plugin, Saver) and run.plugins.is_enabled(plugin)]
 
 
 def load_best(run: Run, best: Entry | None, monitor: Monitor, extent: Extent) -> str:
-    """Give a run's task, optimizers and schedulers the state of its best checkpoint; return what was done, if anything.
+    """Load the best checkpoint into a run; return a note, or an empty text. A collective.
 
     If a plugin such as `EMA` validates with averaged weights, the average is loaded.
-
-    On several ranks a collective.
 
     Args:
         run: the run, at the end of its training.
         best: on the main rank, the best checkpoint when it was ranked; nothing is loaded for None or a metric of NaN.
-        monitor: what it was ranked by.
-        extent: only the weights, or the optimizers and the schedulers too.
+        monitor: the metric that ranked it.
+        extent: only the weights, or also the optimizers and the schedulers.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: it is missing.
         ValueError: it is damaged, or no longer the one that was ranked.
     """
     states: list[State] = []
-    best = on_main(run.engine, partial(_check, best, states))
+    best = on_main(run.engine, partial(_read_best, best, states))
     if best is None or best.judged_by is None:
         return ""
     saved = with_frozen(share_state(run.engine, best.path, next(iter(states), None)), run.modules)
@@ -151,12 +149,13 @@ def load_best(run: Run, best: Entry | None, monitor: Monitor, extent: Extent) ->
     average = measured_average(saved) if monitor.split == "validation" else None
     if average is not None:
         load_average(run.modules, saved, average)
-    of = extent if average is None else f"{extent} averaged by {average!r}"
-    return f"loaded back at the end: {of} of the best checkpoint {best.path}, {monitor.name} {best.judged_by[2]:.6g}"
+    content = extent if average is None else f"{extent} averaged by {average!r}"
+    return (
+        f"loaded back at the end: {content} of the best checkpoint {best.path}, {monitor.name} {best.judged_by[2]:.6g}"
+    )
 
 
-def _check(best: Entry | None, states: list[State]) -> Entry | None:
-    """Return the checkpoint where it is one to load, and add its state to what was read."""
+def _read_best(best: Entry | None, states: list[State]) -> Entry | None:
     value = None if best is None or best.judged_by is None else best.judged_by[2]
     if best is None or value is None or isnan(value):
         return None
@@ -164,8 +163,8 @@ def _check(best: Entry | None, states: list[State]) -> Entry | None:
     now = storage.read_manifest(best.path)
     if (now.sha256, now.judged_by) != (best.sha256, best.judged_by):
         raise ValueError(
-            f"{best.path} is not the checkpoint that was ranked best by {best.judged_by}: another was put in its "
-            f"place, judged by {now.judged_by}. Nothing was loaded."
+            f"{best.path} is not the checkpoint that was ranked best by {best.judged_by}: it was replaced by one "
+            f"that is ranked by {now.judged_by}. Nothing was loaded."
         )
     states.append(state)
     return best

@@ -1,4 +1,4 @@
-"""What a run resumes, and how: `Resume`, and the search for the checkpoint that it means."""
+"""`Resume`, and the search for the checkpoint that a run resumes."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ from ...core.checkpoint.weights import shared_by_ranks
 from ...core.settings import DEFAULTS
 from ...events import Engine
 from ...events.run import CheckpointSource
-from .folder import ON_EXISTING, OnExisting
-from .retention import by_training
+from .folder import ON_EXISTING, OnExisting, by_training
 
-UNSAVED_FORK = ".unsaved-fork"  # lies in the folder of a fork until its first save, and says what the fork is
+UNSAVED_FORK = ".unsaved-fork"  # describes a fork in its folder until its first save
 
 logger = logging.getLogger("heliograph")
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What a `Checkpoint` resumes, and how: `Checkpoint("runs/x", resume=Resume("auto", batch_change="linear"))`.
+    """What a `Checkpoint` resumes: `Checkpoint("runs/x", resume=Resume("auto", batch_change="linear"))`.
 
-    `resume="auto"` is `Resume("auto")`, and so with a path.
+    `resume="auto"` is short for `Resume("auto")`, and a path for `Resume(path)`.
 
     Args:
-        path: `auto` resumes the newest intact checkpoint of this run's name, if there is one, and notes what it
+        path: `auto` resumes the newest intact checkpoint of this run's name, if there is one, and notes which files it
             skipped; a path resumes that file, as a branch if the folder has a newer checkpoint of its training; None
             starts fresh.
         batch_change: what to do if the resumed run has another global batch (ranks x batch size x accumulation):
-            `refuse` it, unless one process resumes one, which the result notes; `keep` the learning rates as they were
-            saved; scale them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. If the batch size
-            is unknown, nothing is refused or scaled.
+            `refuse` it, except from one process to one, which the result notes; `keep` the saved learning rates; scale
+            them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. If the batch size is unknown,
+            nothing is refused or scaled.
         on_existing: what a run that starts fresh does if the folder holds another training under the run's name: write
-            under a `new_name` (`run-2`, and the result says so), `refuse` to begin, or `replace` it: its checkpoints
+            under a `new_name` (`run-2`, with a note in the result), `refuse` to start, or `replace` it: its checkpoints
             are removed when the first one of this run is written, unless they are pinned.
 
     Raises:
@@ -67,16 +66,16 @@ class Resume:
 
 @dataclass(slots=True)
 class ResumePoint:
-    """What there is to resume.
+    """The checkpoint that a run resumes.
 
     Attributes:
-        path: the checkpoint, None where there is none.
-        state: what is in it.
-        name: under which name its training was written.
-        asked_name: the name that the program gave the run then.
-        notes: what there is to say of the search.
-        damaged: newer checkpoints, which cannot be read.
-        warning: what was to be resumed and is not; empty for nothing.
+        path: the checkpoint, None if there is none.
+        state: its content.
+        name: the prefix of its training's files.
+        asked_name: the name that the program gave the run.
+        notes: notes on the search.
+        damaged: newer checkpoints that cannot be read.
+        warning: why an expected checkpoint is not resumed; empty if there is none.
         sha256: the digest in its manifest; empty without one.
         newer: another checkpoint of the same training in the folder, from which the run does not continue; empty if
             there is none.
@@ -93,37 +92,37 @@ class ResumePoint:
     newer: str = ""
 
     def choose_training(self, run_name: str, fresh_id: str) -> tuple[str, str, list[str]]:
-        """Return which training a run of this name continues, under which name, and what there is to say.
+        """Return the id and the name of the training that a run of this name continues, and notes.
 
-        A new training begins from a checkpoint of a run of another name, and from one that is not the newest of its
-        training in the folder: the existing checkpoints are neither overwritten nor removed.
+        A checkpoint of a run of another name, or one that is not the newest of its training in the folder, starts a new
+        training: the existing checkpoints are neither overwritten nor removed.
 
         Args:
             run_name: the name that the program gives the run.
-            fresh_id: the identity of a training of its own.
+            fresh_id: the id of a new training.
         """
         if self.path is None or self.state is None:
             return fresh_id, run_name, self.notes
         if self.asked_name == run_name and not self.newer:
             return self.state["training_id"], self.name, self.notes
-        note = f"{self.path} is of run {self.asked_name!r}: run {run_name!r} begins there as a training of its own"
+        note = f"{self.path} is of run {self.asked_name!r}: run {run_name!r} starts a new training from it"
         if self.newer:
             step = self.state["progress"]["steps"]
-            note = f"branched from {self.path} at step {step} into a new training: {self.newer} of its training stays"
+            note = f"branched from {self.path} at step {step} into a new training: {self.newer} of its training is kept"
         return fresh_id, run_name, [*self.notes, note]
 
 
 def find(store: storage.Store, resume: str | Path | None, source: CheckpointSource | None = None) -> ResumePoint:
-    """Look for what a run is to resume.
+    """Find the checkpoint that a run resumes.
 
     Args:
-        store: the run's own, for `auto`.
+        store: the store of the run, for `auto`.
         resume: None, `auto` or a path.
-        source: where else checkpoints of the run may lie; what it has goes before.
+        source: another place with checkpoints of the run, which has priority.
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: the system refuses to read what may be a checkpoint of the run, also when that is tried again.
+        OSError: a file that may be a checkpoint of the run cannot be read, not even when retried.
         ValueError: it is damaged, or has another schema.
     """
     try:
@@ -132,28 +131,26 @@ def find(store: storage.Store, resume: str | Path | None, source: CheckpointSour
             return ResumePoint(notes=notes)
         if chosen == "auto":
             return _newest(store, notes)
-        point = _given(Path(chosen), notes)
-        if chosen == resume:  # a source fetches the one to continue
+        point = _read_point(Path(chosen), notes)
+        if chosen == resume:  # a source fetches only the newest
             _find_newer(store, point)
         return point
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise _refusal(error, resume, store.folder) from error
+        raise _unreadable_error(error, resume, store.folder) from error
 
 
 def read(path: Path) -> None:
-    """Read a checkpoint as a resume does, and leave it; see `find` for what it raises."""
-    _given(path, [])
+    _read_point(path, [])
 
 
-def _given(path: Path, notes: list[str]) -> ResumePoint:
+def _read_point(path: Path, notes: list[str]) -> ResumePoint:
     state, manifest = storage.load(path), storage.read_manifest(path)
     return ResumePoint(path, state, manifest.run_name, manifest.family, notes, sha256=manifest.sha256)
 
 
 def _find_newer(store: storage.Store, point: ResumePoint) -> None:
-    """Find the newest intact checkpoint of the same training, unless that is the one to resume."""
     assert point.state is not None
     for entry in store.entries()[0]:
         if entry.training != point.state["training_id"]:
@@ -180,15 +177,17 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
         logger.log(level, "resume skipped: %s", line)
     if entry is not None:
         entries, _ = store.entries("recent")
-        damaged = [each.path for each in entries if each.order > entry.order and each.training == entry.training]
-        lost = [(each.path, each.head) for each in store.lost("recent") if each.head is not None]
+        damaged = [newer.path for newer in entries if newer.order > entry.order and newer.training == entry.training]
+        lost = [(file.path, file.head) for file in store.lost("recent") if file.head is not None]
         damaged += [path for path, head in lost if head.training == entry.training and head.saved_at > entry.saved_at]
-        notes += _several(store, entries, entry)
-        return ResumePoint(entry.path, state, entry.run_name, entry.family, notes, damaged, _newer(entry, damaged))
-    _refuse_another_s_name(store)
+        notes += _note_other_trainings(store, entries, entry)
+        return ResumePoint(
+            entry.path, state, entry.run_name, entry.family, notes, damaged, _damage_warning(entry, damaged)
+        )
+    _refuse_name_of_another_run(store)
     _refuse_unsaved_fork(store.folder)
     if unusable := _unusable(store):
-        note = f"starts fresh: none of the {unusable} in {store.folder} can be used"
+        note = f"starts fresh: none of the {unusable} in {store.folder} is usable"
         logger.warning(note)
         warning = " ".join([f"Nothing was resumed: the run {note}.", *passed_over[:1]])
         return ResumePoint(notes=[*notes, note], warning=warning)
@@ -196,8 +195,7 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
     return ResumePoint(notes=[*notes, fresh], warning=_forgotten_name(store, passed_over))
 
 
-def _newer(entry: storage.Entry, damaged: Sequence[Path]) -> str:
-    """Return what to say of newer checkpoints of the training that cannot be used; empty if there are none."""
+def _damage_warning(entry: storage.Entry, damaged: Sequence[Path]) -> str:
     if not damaged:
         return ""
     return (
@@ -206,75 +204,67 @@ def _newer(entry: storage.Entry, damaged: Sequence[Path]) -> str:
     )
 
 
+# A run without a name finds only runs with names. A run with a name starts fresh beside others without a warning.
 def _forgotten_name(store: storage.Store, passed_over: Sequence[str]) -> str:
-    """Return what to say where a run without a name finds only runs that have one; empty for nothing.
-
-    A run that is given a name is expected to find only others when it first begins in their folder.
-    """
-    others = next((line for line in passed_over if isinstance(line, OtherRunsNote)), None)
-    if others is None or store.run_name != DEFAULTS["name"]:
+    other_runs = next((line for line in passed_over if isinstance(line, OtherRunsNote)), None)
+    if other_runs is None or store.run_name != DEFAULTS["name"]:
         return ""
     return (
-        f"Nothing was resumed, and fit was given no name=: {others} To continue one of those, give fit its name=; to "
-        f"begin another training there, give it a name of its own."
+        f"Nothing was resumed, and fit has no name=: {other_runs} To continue one of them, pass its name= to fit; to "
+        f"start another training there, pass a new name."
     )
 
 
 def _unusable(store: storage.Store) -> str | None:
-    """Return how many checkpoints resume='auto' might have continued from, and whose they are; None for no such."""
     entries, lost = store.entries()[0], store.lost()
     newest = newest_training(entries, lost)
-    own = [each for each in entries if each.training == newest]
-    number = len(own) + len({each.path for each in (*lost, *store.under(store.run_name)[1])})
-    training = "the newest training of " if len(own) < len(entries) else ""
+    of_training = [entry for entry in entries if entry.training == newest]
+    number = len(of_training) + len({file.path for file in (*lost, *store.under(store.run_name)[1])})
+    training = "the newest training of " if len(of_training) < len(entries) else ""
     return f"{number} checkpoints of {training}{store.run_name!r}" if number else None
 
 
-def _refuse_another_s_name(store: storage.Store) -> None:
-    """Raise where a training writes under the name that this run was given, but was asked for by another one."""
+def _refuse_name_of_another_run(store: storage.Store) -> None:
     written, _, _ = store.under(store.run_name)
-    if others := [each for each in written if each.family != store.run_name]:
-        newest = max(others, key=lambda each: each.order)
+    if other_entries := [entry for entry in written if entry.family != store.run_name]:
+        newest = max(other_entries, key=lambda entry: entry.order)
         raise ValueError(
-            f"resume='auto' finds no checkpoint of a run {store.run_name!r} in {store.folder}, but a training that was "
-            f"asked for as {newest.family!r} writes there under that name. To continue it, give the run "
-            f"name={newest.family!r}, or resume={str(newest.path)!r}; to begin another training, resume=None."
+            f"resume='auto' finds no checkpoint of a run {store.run_name!r} in {store.folder}, but a training of "
+            f"run {newest.family!r} writes there under that name. To continue it, set name={newest.family!r} or "
+            f"resume={str(newest.path)!r}; to start another training, set resume=None."
         )
 
 
 def _refuse_unsaved_fork(folder: Path) -> None:
-    """Raise where a fork has ended before its first save: to start fresh there would lose its parent and its change."""
+    # a fresh start would lose the fork's parent and its change
     mark = folder / UNSAVED_FORK
     if mark.exists():
         raise ValueError(
-            f"resume='auto' finds no checkpoint in {folder}: there is {mark.read_text()}, which ended before it was "
-            f"saved. Fork it again; to begin another training there, give resume=None."
+            f"resume='auto' finds no checkpoint in {folder}: it belongs to {mark.read_text()}, which ended before its "
+            f"first save. Fork it again; to start another training there, set resume=None."
         )
 
 
-def _refusal(error: OSError, resume: str | Path | None, folder: Path) -> OSError:
-    """Return what to say where the system refuses to read: what is there is unknown then, so nothing is started."""
+def _unreadable_error(error: OSError, resume: str | Path | None, folder: Path) -> OSError:
     kind, asked = errorcode.get(error.errno or 0, type(error).__name__), resume and str(resume)
     return OSError(
         error.errno,
-        f"resume={asked!r} cannot find what to resume: {error.filename or folder} cannot be read, in {TRIES} "
-        f"tries: {error.strerror or error} ({kind}). Nothing was begun, skipped or removed. Start again when it is "
-        f"readable; give resume= the path of another checkpoint; or begin another training with resume=None, which "
-        f"leaves all there as it is.",
+        f"resume={asked!r} finds no checkpoint, because {error.filename or folder} cannot be read, in {TRIES} tries: "
+        f"{error.strerror or error} ({kind}). Nothing was started, skipped or removed. Start again when it is "
+        f"readable, set resume= to the path of another checkpoint, or start another training with resume=None.",
     )
 
 
-def _several(store: storage.Store, entries: Sequence[storage.Entry], chosen: storage.Entry) -> list[str]:
-    """Return what there is to say where several trainings were asked for by one name."""
-    newest = [each[0] for each in by_training(entries)]
-    others = [each for each in newest if each.training != chosen.training]
-    if not others:
+def _note_other_trainings(store: storage.Store, entries: Sequence[storage.Entry], chosen: storage.Entry) -> list[str]:
+    newest = [training[0] for training in by_training(entries)]
+    other_entries = [entry for entry in newest if entry.training != chosen.training]
+    if not other_entries:
         return []
-    names = ", ".join(f"{each.run_name!r} ({each.path.name})" for each in others)
+    names = ", ".join(f"{entry.run_name!r} ({entry.path.name})" for entry in other_entries)
     note = (
-        f"{len(newest)} trainings in {store.folder} were asked for as {store.run_name!r}: this run continues "
-        f"{chosen.run_name!r}, from {chosen.path.name}, and leaves alone {names}; to continue one of those, give its "
-        f"path, resume={str(others[0].path)!r}"
+        f"{len(newest)} trainings in {store.folder} have the name {store.run_name!r}: this run continues "
+        f"{chosen.run_name!r}, from {chosen.path.name}, and does not change {names}; to continue one of those, set its "
+        f"path, resume={str(other_entries[0].path)!r}"
     )
     logger.warning(note)
     return [note]
@@ -283,17 +273,19 @@ def _several(store: storage.Store, entries: Sequence[storage.Entry], chosen: sto
 def share_state(engine: Engine, path: Path, state: State | None) -> State:
     """Return on every rank the state that the main rank has read from a checkpoint, without shards. A collective.
 
-    The shards were verified by the main rank, for all.
+    The main rank has verified the shards for all.
 
     Args:
         engine: connects the ranks.
         path: the checkpoint.
-        state: on the main rank, what is in it.
+        state: on the main rank, its content.
 
     Raises:
-        ValueError: a rank cannot read it; on all of them.
+        ValueError: a rank cannot read it; raised on all ranks.
     """
     shared, is_sent = shared_by_ranks(engine, path, state, partial(storage.load, path, with_shards=False))
     if is_sent and "shards" in shared:
-        raise ValueError(f"Not every rank sees the checkpoint {path}: its shards must lie where all ranks read.")
+        raise ValueError(
+            f"Not every rank sees the checkpoint {path}: move its shards to a folder that all ranks can read."
+        )
     return shared

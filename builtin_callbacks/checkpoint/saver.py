@@ -23,9 +23,8 @@ from ...events import catalogue as ev
 from ...events.checks import check_flag, check_path, check_whole_number
 from ...plugins import Plugin, on
 from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
-from .folder import CheckpointFolder, OnExisting
-from .retention import Retention
-from .writers import BackgroundWriter, Capture, Writer, save_shards
+from .folder import CheckpointFolder, OnExisting, Retention
+from .writers import BackgroundWriter, Capture, CheckpointWriter, save_shards
 
 if TYPE_CHECKING:
     from ...events.alarms import Alarm
@@ -33,85 +32,80 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Saved:
-    """What a run has saved and measured.
+    """The saves and measurements of a run.
 
     Attributes:
         path: the newest checkpoint.
         steps: the optimizer steps of the newest checkpoint.
-        is_own: whether it is the newest of this training, so that a measurement of the same weights judges it.
-        asked_at: the step of the newest save.
+        is_newest_of_training: whether a measurement of the same weights may rank it.
+        requested_at: the step of the newest save.
         value: the latest value of the metric that ranks checkpoints.
         measured_at: the step at which it was measured, -1 before.
-        error: what failed the run.
+        error: the error that failed the run.
     """
 
     path: Path | None = None
     steps: int | None = None
-    is_own: bool = False
-    asked_at: int | None = None
+    is_newest_of_training: bool = False
+    requested_at: int | None = None
     value: float | None = None
     measured_at: int = -1
     error: BaseException | None = None
 
     def judged_at(self, step: int, monitor: Monitor | None) -> JudgedBy | None:
-        """Return what a checkpoint of a step is judged by, if the metric was measured at that step."""
         return None if monitor is None or step != self.measured_at else (monitor.name, monitor.mode, self.value)
 
     def missing(self, run: Run, plugin: Saver) -> Iterator[str]:
-        """Yield a sentence for each thing that the plugin was to save and has not, at the end of a completed run."""
         folder, name, steps, monitor = plugin.folder, type(plugin).__name__, run.progress.steps, plugin.monitor
         best = None if plugin.best is None else plugin.best.judged_by
         history = run.control.history
-        takers = dict.fromkeys(each.by for each in history if each.verb in ("veto_save", "withdraw_save"))
+        takers = dict.fromkeys(request.by for request in history if request.verb in ("veto_save", "withdraw_save"))
         if self.steps is None and run.progress.batches and takers:
             yield f"No checkpoint was written to {folder}: the saves were vetoed or withdrawn, by {', '.join(takers)}."
         elif self.steps is None and run.progress.batches:
-            remedy = "give it every=Every(epochs=1), which also asks for one at the end"
+            remedy = "set every=Every(epochs=1), which also saves the end"
             if plugin.asks:
-                remedy = "its every= asks only while it is on, so let its when() hold, or enable it, in time"
-            yield f"No checkpoint was written to {folder}, no save was asked for in {steps} steps: {remedy}."
+                remedy = "its every= requests saves only while the plugin is on, so check its when() or enable it"
+            yield f"No checkpoint was written to {folder}, no save was requested in {steps} steps: {remedy}."
         if self.steps is None or not run.progress.batches:
             return
-        if self.steps < steps and not takers:  # else somebody has decided so
+        if self.steps < steps and not takers:  # otherwise a plugin decided against the save
             yield (
                 f"The newest checkpoint in {folder} is of step {self.steps}, and the run ended at step {steps}: "
-                f"{_steps(steps - self.steps)} not in it. {name}(..., every=...) saves the end, too, "
-                f"and so does a SaveSchedule without at_end=False."
+                f"{_steps(steps - self.steps)} not in it. To save the end, use "
+                f"{name}(..., every=...), or a SaveSchedule without at_end=False."
             )
         if monitor is None or not monitor.can_come(run):
             return
         if best is not None and best[2] is not None and isnan(best[2]):
-            yield f"No checkpoint is the best: {monitor.name!r} was not a number at any of them."
+            yield f"No checkpoint is the best: {monitor.name!r} was NaN at all of them."
         if run.checkpoints.best is None:
             measured = "never measured" if self.measured_at < 0 else f"measured last at step {self.measured_at}"
-            saved = "nothing was saved since" if self.asked_at is None else f"the last save was at step {self.asked_at}"
+            saved = (
+                "nothing was saved since"
+                if self.requested_at is None
+                else f"the last save was at step {self.requested_at}"
+            )
             yield (
-                f"No checkpoint is the best by {monitor.name!r}, since none was saved where it was measured: it "
-                f"was {measured}, and {saved}. Let them meet, as in "
+                f"No checkpoint is the best by {monitor.name!r}, because none was saved at the step of a measurement: "
+                f"it was {measured}, and {saved}. Measure and save at common steps, for example with "
                 f"{'Validation' if monitor.split == 'validation' else 'Log'}Schedule(steps=100) and "
                 f"{name}(..., every=Every(steps=200))."
             )
 
     def lost(self, run: Run, folder: Path, *, resumes: bool) -> str | None:
-        """Return which checkpoint is the newest, what is not in it, and how to resume; None for nothing.
-
-        Args:
-            run: a run that ended early.
-            folder: where checkpoints are written.
-            resumes: whether the program resumes it when it is started again.
-        """
         steps, path = run.progress.steps, self.path
         if path is None or self.steps is None:
             return f"no checkpoint was written: {_steps(steps)} lost" if steps else None
         loss = f"{_steps(steps - self.steps)} lost" if steps > self.steps else "no step is lost"
         if run.engine.is_main and not path.exists():  # another rank may not see the folder
-            return f"the newest checkpoint was {path}, of step {self.steps}, and is gone: nothing is there to resume"
+            return f"the newest checkpoint was {path}, of step {self.steps}, and is missing: no run can resume it"
         newest = f"the newest checkpoint is {path}, of step {self.steps}, {loss}"
-        is_there = path.parent.resolve() == folder.resolve()
-        if resumes and is_there:
+        is_in_folder = path.parent.resolve() == folder.resolve()
+        if resumes and is_in_folder:
             return f"{newest}; to resume it, start the program again"
         name = "" if run.name == "run" else f" in a run of name={run.name!r}"
-        resume = "auto" if is_there else str(path)
+        resume = "auto" if is_in_folder else str(path)
         return f"{newest}; to resume it, Checkpoint({str(folder)!r}, resume={resume!r}){name}"
 
 
@@ -120,10 +114,10 @@ class Saver(Plugin):
 
     Attributes:
         folder: where checkpoints are written.
-        file_name: what the names of the run's files begin with; empty until it is known.
-        monitor: what the best are ranked by, if anything.
-        holds_saves: write nothing while this is True; whoever sets it resets it.
-        expects_best: warn if a run without validation data has no best one; else that is a note.
+        file_name: the prefix of the names of the run's files; empty until it is known.
+        monitor: the metric that ranks the best, if any.
+        holds_saves: write nothing while this is True; the plugin that sets it resets it.
+        expects_best: whether a run without validation data gets a warning or a note that it has no best checkpoint.
     """
 
     affects_training = False
@@ -149,8 +143,8 @@ class Saver(Plugin):
             raise TypeError(f"{type(self).__name__}(every=...) takes a filter such as Every(epochs=1), got {every!r}.")
         if bool(keep_best) != (monitor is not None) or (mode is not None and monitor is None):
             raise ValueError(
-                f"keep_best={keep_best}, monitor={monitor!r}, mode={mode!r} do not fit together: give how many to "
-                f"keep and the metric that ranks them, as in keep_best=1, monitor='validation/loss', or none of them."
+                f"keep_best={keep_best}, monitor={monitor!r}, mode={mode!r} do not fit together: set both keep_best "
+                f"and monitor, for example keep_best=1, monitor='validation/loss', or neither."
             )
         self.folder, self.holds_saves, self.expects_best = Path(folder), False, True
         self.monitor = None if monitor is None else Monitor(monitor, mode)
@@ -161,47 +155,44 @@ class Saver(Plugin):
         self.asks = ("save",) * (self.every is not None)
         self.needs = ("save",) * (self.every is None)
         self.exclusive = (f"the checkpoints in {self.folder.absolute()}",)
-        self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as are the files
-        self._files = CheckpointFolder(self._kept)
+        self._retention = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, like the files
+        self._files = CheckpointFolder(self._retention)
         self._on_existing: OnExisting = "new_name"
         self.background = background
         capture = Capture(weights_only=self.weights_only)
-        self._writer = BackgroundWriter(capture) if background else Writer(capture)
+        self._writer = BackgroundWriter(capture) if background else CheckpointWriter(capture)
         self._forget()
 
     def _forget(self) -> None:
         self.file_name, self._saved, self._is_open = "", Saved(), False
-        self._training: str | None = None  # which it has saved, or resumed
-
-    # What it will do.
+        self._training: str | None = None  # that was saved or resumed
 
     def describe(self, run: Run) -> str:
-        """Say where checkpoints are written, and which are kept."""
-        kept = "all" if self._kept.keep_last is None else f"the last {self._kept.keep_last}"
+        """Return where checkpoints are written, and which are kept."""
+        rule = "all" if self._retention.keep_last is None else f"the last {self._retention.keep_last}"
         if self.monitor is not None and self.monitor.can_come(run):
             way = "largest" if self.monitor.mode == "max" else "smallest"
-            kept += f" and the best {self._kept.keep_best} by the {way} {self.monitor.name}"
-        what = "weights" if self.weights_only else "checkpoints"
+            rule += f" and the best {self._retention.keep_best} by the {way} {self.monitor.name}"
+        content = "weights" if self.weights_only else "checkpoints"
         when = "" if self.every is None else f" {self.every} and at the end"
-        return f"writes {what} to {self.folder}{when}, keeps {kept}"
+        return f"writes {content} to {self.folder}{when}, keeps {rule}"
 
     def rehearse(self, folder: Path) -> list[Path]:
-        """Write elsewhere."""
+        """Write to another folder."""
         before, self.folder = self.folder, folder
         return [before]
 
     def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
-        """Return how many checkpoints would be kept, unless all are, and how often this plugin asks for one."""
-        kept = {} if self._kept.keep_last is None else {"kept": self._kept.keep_last + self._kept.keep_best}
+        """Return how many checkpoints would be kept, unless all are, and how often this plugin requests one."""
+        counts = (
+            {} if self._retention.keep_last is None else {"kept": self._retention.keep_last + self._retention.keep_best}
+        )
         if self.every is None or (times := self.every.times(totals)) is None:
-            return kept
-        return kept | {"save": times + (not self.every.is_due_at_end(totals))}
-
-    # The start of a run, and the state that it continues from.
+            return counts
+        return counts | {"save": times + (not self.every.is_due_at_end(totals))}
 
     @on(ev.TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
-        """Forget the previous run, take the folder, and find what to resume."""
         if run.report.is_replay:
             raise NotRecorded("the state of the run, such as its weights")
         self.close()  # a second interrupt may have left a write of the previous run
@@ -213,34 +204,33 @@ class Saver(Plugin):
             self.monitor.check_measured(run)
         elif self.monitor is not None:
             say = run.warn if self.expects_best else run.note
-            say(f"No checkpoint is the best by {self.monitor.name!r}: fit was given no validation data.")
+            say(f"No checkpoint is the best by {self.monitor.name!r}: fit has no validation data.")
         self._is_open = True
         self._start(run)
         self._writer.begin(run)
 
     def _start(self, run: Run) -> None:
-        """Open the folder, and resume what is to be resumed."""
         raise NotImplementedError
 
     def _claim(self, run: Run, wanted: str, training_id: str) -> list[str]:
-        """Find the name that the training writes under, on the main rank; return what there is to say."""
-        plugins = (each for each in run.plugins if run.plugins.is_enabled(each))
-        is_branch = any(getattr(each, "is_branch", False) for each in plugins)  # what it branched from stays
+        plugins = (plugin for plugin in run.plugins if run.plugins.is_enabled(plugin))
+        is_branch = any(
+            getattr(plugin, "is_branch", False) for plugin in plugins
+        )  # a branch leaves the original training in place
         return self._files.claim(training_id, wanted, "new_name" if is_branch else self._on_existing)
 
     @on(ev.CheckpointLoaded, lane=Lane.PERSIST)
-    def find_own(self, run: Run, event: ev.CheckpointLoaded) -> None:
-        """Find what of this training is on disk, and note it."""
-        if not self.weights_only:  # also in a run that ends before it saves
+    def find_existing(self, run: Run, event: ev.CheckpointLoaded) -> None:
+        if not self.weights_only:  # also if the run ends before its first save
             report_late_listeners(run, self.name)
         if self._recurrence is not None:
             self._recurrence.resume(run, moment)
 
         def look() -> tuple[Entry | None, bool, Path | None, str, list[str]]:
             self._files.open(run, self.folder)
-            is_claimed = self._files.is_claimed_by(run.checkpoints.training_id)  # not if another plugin resumes
+            is_claimed = self._files.is_claimed_by(run.checkpoints.training_id)  # not if another plugin resumed
             notes = [] if is_claimed else self._claim(run, run.name, run.checkpoints.training_id)
-            newest, path = self._files.find_own(), event.path
+            newest, path = self._files.find_existing(), event.path
             is_newest = newest is not None and path is not None and path.resolve() == newest.path.resolve()
             return newest, is_newest, self._files.best, self._files.name, notes
 
@@ -252,55 +242,47 @@ class Saver(Plugin):
         self._continue(run, event.path, newest, is_newest=is_newest)
 
     def _continue(self, run: Run, path: Path | None, newest: Entry | None, *, is_newest: bool) -> None:
-        """Note which checkpoint is the newest now."""
         raise NotImplementedError
-
-    # Requests.
 
     @on(ev.BatchEnd, ev.EpochEnd, idle_until="next_due")
     def ask_when_due(self, run: Run, event: ev.BatchEnd | ev.EpochEnd) -> None:
-        """Request a save, with `every`."""
         if self.every is not None and self.every(run):
             run.control.request_save(str(self.every))
 
     def next_due(self, run: Run) -> Alarm | None:
-        """Return the count at which `every` is due; None if that is checked at each batch."""
         idle_until = None if self.every is None else self.every.idle_until
         return None if idle_until is None else idle_until(run)
 
     @on(ev.LastBoundary)
     def ask_at_end(self, run: Run, event: ev.LastBoundary) -> None:
-        """Request the last save, with `every`, unless the state is saved anyway or nothing was trained."""
         if self._recurrence is not None and run.progress.batches and is_unsaved(run, self._recurrence):
             run.control.request_save("at the end")
-            self._recurrence.last = moment(run.progress)  # the state is held before the save
-
-    # Saves.
+            self._recurrence.last = moment(run.progress)  # the state is captured before the save
 
     @on(ev.ValidationEnd, ev.Log, optional=True)
     def read(self, run: Run, event: ev.ValidationEnd | ev.Log) -> None:
-        """Read the metric that ranks the checkpoints; it is valid for the weights of this step only.
+        """Read the metric that ranks the checkpoints; it applies to the weights of this step only.
 
-        The newest checkpoint is judged by it, too, if it was saved before at the same step.
+        It ranks the newest checkpoint, too, if that was saved before at the same step.
         """
         if self.monitor is None or self.holds_saves or not self.monitor.is_for(run, event):
             return
         step, saved = run.progress.steps, self._saved
-        if step in (saved.asked_at, saved.steps):
-            self._writer.drain()  # that save and its tidying: the next measurement may be of other weights
+        if step in (saved.requested_at, saved.steps):
+            self._writer.drain()  # the next measurement may be of other weights
         saved.value, saved.measured_at = float(self.monitor.read(event.metrics)), step
-        if saved.is_own and saved.steps == step and saved.path is not None:
+        if saved.is_newest_of_training and saved.steps == step and saved.path is not None:
             self._tidy(run, saved.judged_at(step, self.monitor), is_new=False)
 
     @on(ev.SavePoint, lane=Lane.PERSIST, optional=True)
     def save(self, run: Run, event: ev.SavePoint) -> None:
-        """Write; then, or when it is written, emit that and remove what is no longer kept."""
+        """Write a checkpoint; when it is durable, emit `CheckpointSaved` and remove the oldest."""
         if self._recurrence is not None:
             self._recurrence.last = moment(run.progress)
         if self.holds_saves:
             return
         step = run.progress.steps
-        self._is_open, self._saved.asked_at, self._training = True, step, run.checkpoints.training_id
+        self._is_open, self._saved.requested_at, self._training = True, step, run.checkpoints.training_id
         if not self.weights_only:
             report_late_listeners(run, self.name)
         name = on_main(run.engine, partial(self._next_name, run))
@@ -315,24 +297,25 @@ class Saver(Plugin):
 
     def _next_name(self, run: Run) -> str:
         self._files.open(run, self.folder)
-        if not self._files.name:  # the plugin was switched off when the run began
+        if not self._files.name:  # the plugin was off at the start of the run
             for note in self._claim(run, run.name, run.checkpoints.training_id):
                 run.note(note)
         return self._files.next_name(run)
 
     def _report_save(self, run: Run, step: int, judged_by: JudgedBy | None, paths: tuple[Path, Path | None]) -> None:
-        """Announce a durable checkpoint, then remove what is no longer kept."""
         (path, best), saved = paths, self._saved
-        if not self.weights_only or run.checkpoints.last in (None, saved.path):  # else it is one that can be resumed
+        if not self.weights_only or run.checkpoints.last in (
+            None,
+            saved.path,
+        ):  # otherwise it is one that can be resumed
             run.checkpoints.last = path
-        saved.path, saved.steps, saved.is_own = path, step, True
+        saved.path, saved.steps, saved.is_newest_of_training = path, step, True
         self._announce_best(run, best)
         run.emit(ev.CheckpointSaved(path, is_best=best == path))
-        measured = saved.judged_at(step, self.monitor)  # while it was written, too
+        measured = saved.judged_at(step, self.monitor)  # also while it was written
         self._tidy(run, None if measured == judged_by else measured, is_new=True)
 
     def _tidy(self, run: Run, judged_by: JudgedBy | None, *, is_new: bool) -> None:
-        """Let retention act on the newest checkpoint, then report the best one and what was removed."""
         assert self._saved.path is not None
 
         def report(done: tuple[Path | None, list[tuple[Path, str]]]) -> None:
@@ -345,31 +328,28 @@ class Saver(Plugin):
         self._writer.do(run, tidy, report, is_save=False)
 
     def _announce_best(self, run: Run, best: Path | None) -> None:
-        if self.monitor is not None:  # else another plugin ranks them
+        if self.monitor is not None:  # otherwise another plugin ranks them
             run.checkpoints.best = best
-
-    # The end of a run.
 
     @on(ev.LastBoundary, ev.TrainEnd, lane=Lane.PERSIST)
     def finish_writing(self, run: Run, event: ev.LastBoundary | ev.TrainEnd) -> None:
-        """Let an error of the writing fail the run, and report what is written."""
         self.drain()
 
     @on(ev.RunFailed, lane=Lane.PERSIST)
     def keep_error(self, run: Run, event: ev.RunFailed) -> None:
-        """Keep the error, to add to it what is lost."""
         self._saved.error = event.error
 
     @on(ev.RunClosed, lane=Lane.PERSIST)
     def end(self, run: Run, event: ev.RunClosed) -> None:
-        """Finish the writing however the run ended; say what is not saved, and how to resume what is."""
         if not self._is_open:
             return
         error, self._saved.error = self._saved.error, None
         try:
             self._writer.end(run)
         finally:
-            is_last = not self.weights_only or run.checkpoints.last == self._saved.path  # else another plugin says it
+            is_last = (
+                not self.weights_only or run.checkpoints.last == self._saved.path
+            )  # otherwise another plugin reports it
             is_early = error is not None or is_preempted(run)
             if is_last and is_early and run.engine.is_main and not self.holds_saves and (lost := self._lost(run)):
                 run.note(lost)
@@ -380,15 +360,12 @@ class Saver(Plugin):
                 run.warn(text)
 
     def _lost(self, run: Run) -> str | None:
-        """Return what a run that ended early has lost, and how to resume it."""
         raise NotImplementedError
-
-    # For the user and other plugins.
 
     @property
     def best(self) -> Entry | None:
         """The best checkpoint when it was ranked; only on the main rank."""
-        return self._kept.best
+        return self._retention.best
 
     def drain(self) -> None:
         """Wait until everything is written; on several ranks a collective."""
@@ -401,7 +378,7 @@ class Saver(Plugin):
             path: the checkpoint; by default the last one that was written.
 
         Returns:
-            Where it lies.
+            The path of the checkpoint.
 
         Raises:
             ValueError: nothing was written yet, or the file is not a checkpoint.
@@ -414,25 +391,23 @@ class Saver(Plugin):
         return entry.path
 
     def where_saved(self) -> tuple[Path, str | None]:
-        """Return the folder, and the id of the training that this object has saved there, if it has.
+        """Return the folder, and the id of the training that this object has saved there, if any.
 
-        That is where `trainer.test(task, data, weights="best")` looks.
+        `trainer.test(task, data, weights="best")` looks there.
         """
         return self.folder, self._training
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the value by which the run's present state competes."""
         due = {} if self._recurrence is None else {"every": self._recurrence.state_dict()}
         return {"value": self._saved.value, "measured_at": self._saved.measured_at, **due}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue; which checkpoints there are is read from the folder."""
         self._saved.value, self._saved.measured_at = state["value"], state["measured_at"]
         if self._recurrence is not None:
             self._recurrence.load_state_dict(state.get("every", {}))
 
     def close(self) -> None:
-        """Finish the writing, and let others write to the folder; not while something is still being written."""
+        """Finish the writing, and release the folder unless a write is still running."""
         try:
             self._writer.close()
         finally:

@@ -1,4 +1,4 @@
-"""Checkpoints without frozen weights."""
+"""`TrainedOnly`: checkpoints without frozen weights."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .folder import warn_without_saver
 
 
 class TrainedOnly(Plugin):
-    """Leave out of checkpoints the parameters that require no gradient and have not changed since the run began.
+    """Omit parameters from checkpoints that require no gradient and have not changed since the run began.
 
-    Use it where most weights are frozen, as with LoRA. The program that resumes such a checkpoint, or loads its
-    weights, must have the same frozen weights, which is verified by their digests. Not for an engine that divides
-    weights, such as `FSDPEngine`.
+    Use it if most weights are frozen, for example with LoRA. The program that resumes such a checkpoint, or loads its
+    weights, must have the same frozen weights, which is verified by digests. Not for an engine that shards weights,
+    such as `FSDPEngine`.
 
     Raises:
-        ValueError: at the run's start, the engine divides the weights.
+        ValueError: at the run's start, the engine shards the weights.
     """
 
     affects_training = False
@@ -33,25 +33,25 @@ class TrainedOnly(Plugin):
 
     @on(TrainStart, lane=Lane.MEASURE)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Look at what is frozen."""
+        """Record which weights are frozen."""
         warn_without_saver(run, "TrainedOnly")
         self._has_begun = True
         if isinstance(run.engine, ShardingEngine):
             raise ValueError(
-                f"TrainedOnly is for an engine that has whole weights, and {kind_of(run.engine)} divides them: leave "
-                f"it out, or train with DDPEngine."
+                f"TrainedOnly needs an engine with full weights, but {kind_of(run.engine)} shards them: remove the "
+                f"plugin, or train with DDPEngine."
             )
-        if all(each.requires_grad for module in run.modules.values() for each in module.parameters()):
+        if all(parameter.requires_grad for module in run.modules.values() for parameter in module.parameters()):
             run.warn(
-                "TrainedOnly leaves out frozen weights, and all weights of this task are trained: freeze the others "
-                "with requires_grad_(False), or leave the plugin out."
+                "TrainedOnly has no effect, because all weights of this task are trained: freeze weights with "
+                "requires_grad_(False), or remove the plugin."
             )
         self._frozen.begin(run.modules)
 
     def reduce_state(self, run: Run, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state without the frozen weights, and with their digests."""
         if not self._has_begun:
-            run.warn("TrainedOnly leaves nothing out of the checkpoints: it was registered or enabled after the start.")
+            run.warn("TrainedOnly has no effect on the checkpoints: it was registered or enabled after the start.")
             return dict(state)
         return self._frozen.without(run.modules, state)
 
@@ -61,5 +61,5 @@ class TrainedOnly(Plugin):
         self._has_begun = False
 
     def describe(self, run: Run) -> str:
-        """Return what is left out."""
+        """Return what the checkpoints omit."""
         return "leaves frozen weights out of the checkpoints"

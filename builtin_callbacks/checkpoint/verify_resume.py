@@ -1,21 +1,322 @@
-"""Comparison of replayed steps with the steps of the killed run."""
+"""`VerifyResume`: compare the replayed steps of a resumed run with the steps of the killed run."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import mmap
+import os
+import stat
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
+
+import torch
+from torch import Tensor
 
 from ...core.checkpoint.storage.manifest import run_part
 from ...core.system.errors import ResumeDiffers
 from ...events import Handle, Lane, Run
 from ...events import catalogue as ev
 from ...plugins import Plugin, on
-from .ring_buffer import Owner, Ring, Row, Rows, is_plain, quick_writer
+
+if TYPE_CHECKING:
+    from ...events import BatchEnd, Run
+
+HEAD = struct.Struct("<8s q 16s 16s 3q")  # magic, version, and the owner
+ROW = struct.Struct("<4q d 2q")
+MAGIC, VERSION = b"HelioStp", 1
+BEGIN, ROWS = 128, 4096
+SIZE = BEGIN + ROWS * ROW.size
+OFFSETS = tuple(BEGIN + slot * ROW.size for slot in range(ROWS))  # by the number of the batch % ROWS
+MASK = ROWS - 1
+Counters = tuple[int, int, int, int]
+CHUNK = 32  # batches: a kill loses at most so many
+POLL_EVERY = 8  # batches
+CLOSES = getattr(os, "O_CLOEXEC", 0)  # Windows has no such flag, and closes files in children anyway
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The owner of the rows.
+
+    Attributes:
+        training: 16 bytes that identify the training.
+        layout: 16 bytes that identify the distribution of samples over batches: in another layout, numbers differ.
+        rank: the process.
+        world_size: the number of processes.
+        returns: how often the run had gone back to a saved state: earlier rows then belong to another path.
+    """
+
+    training: bytes
+    layout: bytes
+    rank: int = 0
+    world_size: int = 1
+    returns: int = 0
+
+
+class Row(NamedTuple):
+    """One batch.
+
+    Attributes:
+        number: in the run, from 1.
+        batch: in the epoch, from 1.
+        steps: optimizer steps after it.
+        samples: samples trained on, including it.
+        loss: the first loss; 0 if the batch was skipped.
+        other_digest: a digest of the other losses; 0 without.
+        end: the number again, negative if the batch was skipped.
+    """
+
+    number: int
+    batch: int
+    steps: int
+    samples: int
+    loss: float
+    other_digest: int
+    end: int
+
+    @property
+    def is_complete(self) -> bool:
+        return self.number > 0 and abs(self.end) == self.number
+
+    @property
+    def is_skipped(self) -> bool:
+        return self.end < 0
+
+    @property
+    def bits(self) -> bytes:
+        # NaN equals NaN of the same bits
+        return ROW.pack(*self)
+
+
+class Ring:
+    """The file. Its space is allocated in advance, so that a full disk raises OSError here instead of a signal later.
+
+    Args:
+        file: open for reading and writing, `SIZE` bytes long.
+        path: its path.
+
+    Attributes:
+        buffer: the file's content; a row is packed at `OFFSETS[number & MASK]`.
+    """
+
+    def __init__(self, file: int, path: Path) -> None:
+        self.path = path
+        try:
+            if hasattr(os, "posix_fallocate"):  # otherwise a full disk would kill the process at a write
+                os.posix_fallocate(file, 0, SIZE)
+            elif os.fstat(file).st_size < SIZE and os.write(file, bytes(SIZE)) < SIZE:  # macOS, for example
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.buffer = mmap.mmap(file, SIZE)
+        finally:
+            os.close(file)  # the mapping stays valid
+
+    @classmethod
+    def new(cls, path: Path, owner: Owner) -> Self:
+        """Replace a regular file by a new one.
+
+        Raises:
+            OSError: something else has the name, there is no space, or the file system maps no files.
+        """
+        _check_regular(path)
+        path.unlink(missing_ok=True)
+        ring = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | CLOSES, 0o666), path)
+        ring.sign(owner)
+        return ring
+
+    @classmethod
+    def open_existing(cls, path: Path, training: bytes) -> tuple[Self, Owner] | None:
+        """Open the file of an earlier run of a training, and return its owner; None if there is no valid one.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            _check_regular(path)
+            flags = os.O_RDWR | CLOSES | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            file = os.open(path, flags)
+        except FileNotFoundError:
+            return None
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != SIZE or status.st_nlink != 1:
+            os.close(file)
+            return None
+        ring = cls(file, path)
+        magic, version, *facts = HEAD.unpack_from(ring.buffer)
+        owner = Owner(*facts)
+        if (magic, version, owner.training) != (MAGIC, VERSION, training):
+            ring.close()
+            return None
+        return ring, owner
+
+    def sign(self, owner: Owner) -> None:
+        HEAD.pack_into(self.buffer, 0, MAGIC, VERSION, *astuple(owner))
+
+    def rows(self) -> list[Row]:
+        rows = map(Row._make, ROW.iter_unpack(self.buffer[BEGIN:]))
+        complete = (row for slot, row in enumerate(rows) if row.is_complete and row.number & MASK == slot)
+        return sorted(complete, key=lambda row: row.number)
+
+    def write(self, row: Row) -> None:
+        ROW.pack_into(self.buffer, OFFSETS[row.number & MASK], *row)
+
+    def drop(self, position: int) -> None:
+        for row in self.rows():
+            if row.number > position:
+                at = OFFSETS[row.number & MASK]
+                self.buffer[at : at + ROW.size] = bytes(ROW.size)
+
+    def close(self) -> None:
+        self.buffer.close()
+
+
+def _check_regular(path: Path) -> None:
+    # other files are not touched
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise OSError(errno.EEXIST, "not a regular file", str(path))
+
+
+class RowReader:
+    """Create rows: immediately if the losses are on the CPU, otherwise once they arrive from the device."""
+
+    def __init__(self, waiting: WaitingLosses | None = None) -> None:
+        self._waiting = waiting or WaitingLosses()
+
+    def of(self, run: Run) -> Iterator[Row]:
+        # also rows of earlier batches whose losses have arrived; none if the loop does not have the loss
+        progress, is_skipped = run.progress, run.control.skips_batch
+        counters = progress.batches, progress.batch, progress.steps, progress.samples
+        losses = () if is_skipped else run.stepping.batch_losses
+        if not losses and not is_skipped:
+            return
+        if self._reads_at_once(losses):
+            yield _row(counters, [loss.item() for loss in losses])
+            return
+        copies = [copied(loss, losses[0].device) for loss in losses]
+        for batch, values in self._waiting.add(LossBatch(counters, copies)):
+            yield _row(batch.counters, values)
+
+    def late(self, *, wait: bool = False) -> Iterator[Row]:
+        self._waiting.send()
+        for batch, values in self._waiting.arrived(wait=wait):
+            yield _row(batch.counters, values)
+
+    def forget(self) -> None:
+        self._waiting.clear()
+
+    def _reads_at_once(self, losses: Sequence[Tensor]) -> bool:
+        # a skipped batch follows those before it
+        return all(loss.is_cpu for loss in losses) if losses else self._waiting.is_empty
+
+
+def quick_writer(run: Run, ring: Ring) -> Callable[..., None]:
+    # a handler for the common case: a single loss, on the CPU
+    progress, control, buffer, pack = run.progress, run.control, ring.buffer, ROW.pack_into
+
+    def write(run: Run, event: BatchEnd) -> None:  # noqa: ARG001  # the signature of a handler
+        number = progress.earlier_batches + (batch := progress.batch)
+        if control.skips_batch:
+            ring.write(_row((number, batch, progress.steps, progress.samples), ()))
+        elif (loss := run.loss) is not None:  # None if a train_function does not return it
+            at = OFFSETS[number & MASK]
+            pack(buffer, at, number, batch, progress.steps, progress.samples, loss.item(), 0, number)
+
+    return write
+
+
+def is_plain(run: Run) -> bool:
+    return len(run.optimizers) == 1 and run.loss is not None and run.loss.is_cpu
+
+
+def _row(counters: Counters, values: Sequence[float]) -> Row:
+    number, *_ = counters
+    if not values:
+        return Row(*counters, loss=0.0, other_digest=0, end=-number)
+    other_losses = blake2b(struct.pack(f"<{len(values)}d", *values), digest_size=8).digest() if values[1:] else bytes(8)
+    return Row(*counters, loss=values[0], other_digest=int.from_bytes(other_losses, "little", signed=True), end=number)
+
+
+class Arrival(Protocol):
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> object: ...
+
+
+Fetch = Callable[[Tensor], tuple[Tensor, Arrival]]  # starts a copy to the host; `Arrival` signals its end
+
+
+class LossBatch(NamedTuple):
+    """A batch whose losses are still on the device.
+
+    Attributes:
+        counters: number, batch, steps and samples, as in a row.
+        losses: copies without a graph; none if the batch was skipped.
+    """
+
+    counters: tuple[int, int, int, int]
+    losses: Sequence[Tensor]
+
+
+class WaitingLosses:
+    def __init__(self, fetch: Fetch | None = None) -> None:
+        self._fetch = fetch or start_fetch
+        self._open: list[LossBatch] = []
+        self._fetching: deque[tuple[list[LossBatch], Tensor | None, Arrival | None]] = deque()
+        self._added = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._open and not self._fetching
+
+    def add(self, batch: LossBatch) -> Iterator[tuple[LossBatch, list[float]]]:
+        self._open.append(batch)
+        self._added += 1
+        if len(self._open) == CHUNK:
+            self.send()
+        return self.arrived() if self._added % POLL_EVERY == 0 else iter(())
+
+    def send(self) -> None:
+        batches, self._open = self._open, []
+        losses = [loss for batch in batches for loss in batch.losses]
+        if losses:
+            self._fetching.append((batches, *self._fetch(torch.stack(losses))))
+        elif batches:
+            self._fetching.append((batches, None, None))
+
+    def arrived(self, *, wait: bool = False) -> Iterator[tuple[LossBatch, list[float]]]:
+        while self._fetching:
+            batches, host, arrival = self._fetching[0]
+            if arrival is not None and wait:
+                arrival.synchronize()
+            elif arrival is not None and not arrival.query():
+                return
+            self._fetching.popleft()
+            values = iter([] if host is None else host.double().tolist())
+            for batch in batches:
+                yield batch, [next(values) for _ in batch.losses]
+
+    def clear(self) -> None:
+        self._open.clear()
+        self._fetching.clear()
+
+
+def start_fetch(losses: Tensor) -> tuple[Tensor, Arrival]:
+    host = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
+    host.copy_(losses, non_blocking=True)
+    event = torch.Event(device=losses.device)
+    event.record()
+    return host, event
+
+
+# Not waited for. A graph on a GPU may reuse the loss's memory.
+def copied(loss: Tensor, device: torch.device) -> Tensor:
+    return loss.detach().clone().reshape(()).to(device, non_blocking=True)
+
 
 OnDifference = Literal["note", "stop", "raise"]
 ACTIONS: tuple[str, ...] = get_args(OnDifference)
@@ -23,27 +324,22 @@ DIVERGES = "The resumed run"
 logger = logging.getLogger("heliograph")
 
 
-class Saver(Protocol):
-    """A plugin that brings `VerifyResume`, as far as it matters here.
-
-    Attributes:
-        folder: where it writes.
-        file_name: what the names of its files begin with; empty until that is known.
-    """
+class SavingPlugin(Protocol):
+    # a plugin that brings `VerifyResume`; `file_name` is empty until it is known
 
     folder: Path
     file_name: str
 
 
 class RankFinding(NamedTuple):
-    """What a rank found.
+    """The result of one rank.
 
     Attributes:
-        batches: how many were compared.
-        steps: the repeated optimizer steps that were found equal.
+        batches: the number of compared batches.
+        steps: the replayed optimizer steps that were equal.
         is_done: whether nothing is left to compare.
-        differs_at: the batch that was the first to differ, None without.
-        difference: in words.
+        differs_at: the number of the first batch that differs; None without.
+        difference: its description.
         obstacle: why the rank could compare nothing.
     """
 
@@ -58,21 +354,21 @@ class RankFinding(NamedTuple):
 class VerifyResume(Plugin):
     """Compare replayed steps of a resumed run with the killed run, bit for bit.
 
-    A run that was killed after its last checkpoint had done steps that the resumed run does again. Their losses must be
-    equal. `result.resume` says how many were, and what differs first. `Checkpoint` brings this plugin; register one to
-    choose what happens at a difference.
+    A run that was killed after its last checkpoint had done steps that the resumed run repeats. Their losses must be
+    equal. `result.resume` reports how many were, and the first difference. `Checkpoint` brings this plugin; register
+    one to choose the action at a difference.
 
-    The losses of the last 4,096 batches are kept beside the checkpoints, in a file `.<run>.steps`; each rank has a file
-    of its own. On one process `ResumeVerified` is emitted when the last repeated batch is compared, or at the first
-    difference; several ranks exchange what they found at the next save, or at the end.
+    The losses of the last 4,096 batches are stored with the checkpoints, in a file `.<run>.steps` for each rank. On one
+    process `ResumeVerified` is emitted when the last replayed batch is compared, or at the first difference; several
+    ranks exchange their results at the next save, or at the end.
 
     Args:
-        on_difference: `note` it (a warning, and `result.resume.divergence`), also ask for a `stop`, or `raise`
+        on_difference: `note` it (a warning, and `result.resume.divergence`), also request a `stop`, or `raise`
             `ResumeDiffers`.
 
     Raises:
         ValueError: `on_difference` is none of these.
-        ResumeDiffers: a repeated step differs, with `"raise"`.
+        ResumeDiffers: a replayed step differs, with `"raise"`.
     """
 
     affects_training = False
@@ -83,20 +379,20 @@ class VerifyResume(Plugin):
         self.on_difference = on_difference
         self.asks = ("stop",) * (on_difference == "stop")
         self._returns = 0  # how often the run went back to a saved state; part of the checkpoint
-        self._keeps_former = False
+        self._preserves_killed_run = False
         self._ring: Ring | None = None
         self._handle: Handle | None = None
         self._last_handle: Handle | None = None
         self._forget()
 
     def describe(self, run: Run) -> str:
-        """Return what happens at a difference, unless it is only noted."""
-        acts = {"stop": "stops the run", "raise": "raises an error"}.get(self.on_difference)
-        return f"{acts} if a repeated step differs" if acts else ""
+        """Return the action at a difference, unless it is only noted."""
+        action = {"stop": "stops the run", "raise": "raises an error"}.get(self.on_difference)
+        return f"{action} if a replayed step differs" if action else ""
 
     @on(ev.TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
-        """Forget the previous run, and wait for the first batch or for the state to continue from."""
+        """Forget the previous run, and prepare to record batches."""
         self.close()
         self._forget()
         self._returns = 0
@@ -104,13 +400,13 @@ class VerifyResume(Plugin):
 
     @on(ev.CheckpointLoaded, lane=Lane.REPORT)
     def continue_from(self, run: Run, event: ev.CheckpointLoaded) -> None:
-        """Look for what was done after the state, or drop it if the run went back."""
+        """Find the batches of the killed run, or drop them after a rollback."""
         if self._saver is None:
             return
         self._steps, self._saved_at = run.progress.steps, run.progress.batches
         if run.checkpoints.resumed_at is run.origin:
             self._is_resumed = True
-            self._guarded(run, lambda: self._look(run))
+            self._guarded(run, lambda: self._open_file(run))
             return
         self._returns += 1
         self._rows.forget()
@@ -118,25 +414,25 @@ class VerifyResume(Plugin):
         if self._ring is not None:
             self._ring.drop(run.progress.batches)
             self._ring.sign(self._owner(run))
-            if self._returns == self._other_path[0]:  # the killed run had gone back, too: from here on it did the same
+            if self._returns == self._other_path[0]:  # the killed run had gone back, too: its next rows are comparable
                 self._expect(run, self._other_path[1])
             self._listen(run, self._compare_batch)
 
     @on(ev.SavePoint, lane=Lane.REPORT, optional=True)
     def exchange(self, run: Run, event: ev.SavePoint) -> None:
-        """Take in what a device has by now, and exchange with the other ranks."""
-        if self._handle is None and self._obstacle is None:  # this or the saver was off for a while
+        """Compare batches that have arrived, and exchange results with the other ranks."""
+        if self._handle is None and self._obstacle is None:  # this plugin or the saving one was off for a while
             self._find_saver(run)
         self._saved_at = run.progress.batches
         self._take(run, self._rows.late())
         self._exchange(run, is_end=False)
-        if self._keeps_former and self._ring is not None:  # from here on, the checkpoint says that it differs
-            self._keeps_former = False
+        if self._preserves_killed_run and self._ring is not None:  # the new checkpoint reports the difference
+            self._preserves_killed_run = False
             self._ring.drop(run.progress.batches)
 
     @on(ev.TrainEnd, lane=Lane.PERSIST)
     def finish(self, run: Run, event: ev.TrainEnd) -> None:
-        """Read the rest, and report what was found."""
+        """Compare the remaining batches, and report the result."""
         self._take(run, self._rows.late(wait=True))
         self._exchange(run, is_end=True)
         if run.engine.world_size == 1 and self._batches:
@@ -144,23 +440,20 @@ class VerifyResume(Plugin):
 
     @on(ev.RunClosed, lane=Lane.REPORT)
     def end(self, run: Run, event: ev.RunClosed) -> None:
-        """Remove the file after a run that ended well, if nothing was done after the last save."""
+        """Remove the file after a run that ended well and saved its last step."""
         is_over = event.status in ("completed", "stopped") and self._saved_at == run.progress.batches
         if is_over and self._ring is not None:
             path = self._ring.path
-            self.close()  # Windows removes no file that is mapped
+            self.close()  # Windows cannot remove a mapped file
             path.unlink(missing_ok=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how often the run went back."""
         return {"returns": self._returns} if self._returns else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue; a run that goes back once more has another number than the path that it leaves."""
         self._returns = max(self._returns, state.get("returns", 0))
 
     def close(self) -> None:
-        """Close the file, which stays for the next run."""
         self._remove_last_handle()
         if self._handle is not None:
             self._handle.remove()
@@ -171,27 +464,26 @@ class VerifyResume(Plugin):
         self._rows.forget()
 
     def _forget(self) -> None:
-        self._saver: Saver | None = None
-        self._rows = Rows()
+        self._saver: SavingPlugin | None = None
+        self._rows = RowReader()
         self._expected: dict[int, Row] = {}
-        self._other_path: tuple[int, list[Row]] = 0, []  # after how many returns the killed run did what, beside ours
+        self._other_path: tuple[int, list[Row]] = 0, []  # rows of the killed run, and after how many returns
         self._batches = self._equal = self._steps = 0
         self._saved_at = -1
         self._is_resumed = self._is_emitted = False
-        self._keeps_former = False  # what the killed run had done, until a checkpoint knows that this one differs
-        self._found: tuple[int, str] | None = None
+        self._preserves_killed_run = False  # until a checkpoint reports the difference
+        self._first_difference: tuple[int, str] | None = None
         self._obstacle: str | None = None
 
     def _find_saver(self, run: Run) -> None:
-        """Find the plugin that brought this one."""
-        savers = [each for each in run.plugins if VerifyResume in getattr(each, "brings", ())]
+        savers = [plugin for plugin in run.plugins if VerifyResume in getattr(plugin, "brings", ())]
         if not savers:
-            run.warn("VerifyResume compares nothing: no plugin brings it, as Checkpoint(folder) does.")
-        self._saver = next((each for each in savers if run.plugins.is_enabled(each)), None)
+            run.warn("VerifyResume compares nothing: no plugin brings it. Register Checkpoint(folder).")
+        self._saver = next((plugin for plugin in savers if run.plugins.is_enabled(plugin)), None)
         if self._saver is not None:
             if not hasattr(self._saver, "folder") or not hasattr(self._saver, "file_name"):
                 raise TypeError(
-                    f"{type(self._saver).__name__} brings VerifyResume, which needs its attributes `folder` and "
+                    f"{type(self._saver).__name__} brings VerifyResume and must have the attributes `folder` and "
                     f"`file_name`."
                 )
             self._listen(run, self._open_afresh)
@@ -201,10 +493,7 @@ class VerifyResume(Plugin):
             self._handle.remove()
         self._handle = run.bus.on(ev.BatchEnd, handler, lane=Lane.PERSIST)
 
-    # The file.
-
     def _open_afresh(self, run: Run, event: ev.BatchEnd) -> None:
-        """At the first batch of a run that starts fresh: begin an empty file."""
         self._guarded(run, lambda: self._begin_file(run))
         if self._ring is not None:
             self._compare_batch(run, event)
@@ -213,30 +502,28 @@ class VerifyResume(Plugin):
         self._ring = Ring.new(self._path(run), self._owner(run))
         self._listen(run, self._compare_batch)
 
-    def _look(self, run: Run) -> None:
-        """Find out what the killed run had done after the state, or begin an empty file."""
+    def _open_file(self, run: Run) -> None:
         owner = self._owner(run)
-        if (found := Ring.found(self._path(run), owner.training)) is None:
+        if (existing := Ring.open_existing(self._path(run), owner.training)) is None:
             self._begin_file(run)
             return
-        ring, former = found
+        ring, previous_owner = existing
         rows = ring.rows()
-        if former == owner and run.checkpoints.batch_note is None:
+        if previous_owner == owner and run.checkpoints.batch_note is None:
             self._ring = ring
             self._expect(run, rows)
             self._listen(run, self._compare_batch)
             return
         ring.close()
-        if former == replace(owner, returns=former.returns) and run.checkpoints.batch_note is None:
-            self._other_path = former.returns, rows
-        if former.returns == owner.returns and any(row.steps > run.progress.steps for row in rows):
+        if previous_owner == replace(owner, returns=previous_owner.returns) and run.checkpoints.batch_note is None:
+            self._other_path = previous_owner.returns, rows
+        if previous_owner.returns == owner.returns and any(row.steps > run.progress.steps for row in rows):
             run.note(
-                f"the steps that are done again were not compared: {_other(former, owner, run.checkpoints.batch_note)}"
+                f"replayed steps not verified: {_layout_change(previous_owner, owner, run.checkpoints.batch_note)}"
             )
         self._begin_file(run)
 
     def _expect(self, run: Run, rows: Iterable[Row]) -> None:
-        """Compare what is done from here on with rows of the killed run."""
         self._expected = {row.number: row for row in rows if row.number > run.progress.batches}
         if self._expected and run.engine.world_size == 1 and self._last_handle is None:
             self._last_handle = run.bus.on(ev.BatchEnd, self._emit_when_done, lane=Lane.REPORT)
@@ -253,32 +540,29 @@ class VerifyResume(Plugin):
         return self._saver.folder / f".{run_part(self._saver.file_name or run.name)}.steps{rank}"
 
     def _guarded(self, run: Run, work: Callable[[], None]) -> None:
-        """Do some work on the file; where the system refuses, the run continues without the proof, and says so."""
+        # without the file the run continues, with a note
         try:
             work()
         except OSError as error:
             self.close()
-            who = f"rank {run.engine.rank}: " if run.engine.world_size > 1 else ""
-            self._obstacle = f"{who}repeated steps are not compared, nor kept for it: {error}"
+            rank = f"rank {run.engine.rank}: " if run.engine.world_size > 1 else ""
+            self._obstacle = f"{rank}replayed steps are neither compared nor recorded: {error}"
             run.note(self._obstacle)
             logger.warning("%s", self._obstacle)
 
-    # The comparison.
-
     def _compare_batch(self, run: Run, event: ev.BatchEnd) -> None:
         self._take(run, self._rows.of(run))
-        if self._ring is not None and not (self._expected or self._keeps_former) and is_plain(run):
+        if self._ring is not None and not (self._expected or self._preserves_killed_run) and is_plain(run):
             self._listen(run, quick_writer(run, self._ring))
 
     def _take(self, run: Run, rows: Iterable[Row]) -> None:
-        """Compare rows with what is expected there, and write them."""
         if self._ring is None:
             return
         for row in rows:
             expected = self._expected.pop(row.number, None)
             if expected is not None:
                 self._compare(run, expected, row)
-            if not self._keeps_former:
+            if not self._preserves_killed_run:
                 self._ring.write(row)
             self._steps = row.steps
 
@@ -287,7 +571,7 @@ class VerifyResume(Plugin):
         self._batches += 1
         if expected.bits != row.bits:
             self._differ(run, expected, row)
-            self._keeps_former = True
+            self._preserves_killed_run = True
             self._expected.clear()
             return
         self._equal += row.steps - self._steps
@@ -295,24 +579,22 @@ class VerifyResume(Plugin):
             run.checkpoints.verified_steps = self._equal
 
     def _differ(self, run: Run, expected: Row, row: Row) -> None:
-        """Report the difference with its likely causes, and do what was asked for."""
         assert self._ring is not None
         text = difference(expected, row, run.engine.rank if run.engine.world_size > 1 else None)
-        causes = likely_causes(run)
-        if self.on_difference == "raise":  # the file stays as it is, for the next try
+        causes = run.data.resume_facts().sentences or (HIDDEN_STATE,)
+        if self.on_difference == "raise":  # the file is not changed, for the next attempt
             raise ResumeDiffers(text, row.steps, row.number, self._ring.path, "; ".join(causes))
-        self._found = row.number, text
+        self._first_difference = row.number, text
         _report(run, text)
-        if causes == (HIDDEN_STATE,):  # the result lists all others anyway
+        if causes == (HIDDEN_STATE,):  # the result lists all other causes
             run.note(f"likely cause of the difference: {HIDDEN_STATE}")
-        if run.engine.world_size == 1:  # several ranks agree on the first difference before
+        if run.engine.world_size == 1:  # several ranks first agree on the first difference
             run.warn(f"{DIVERGES} {text}. Likely cause: {'; '.join(causes)}.")
         logger.warning("the resumed run %s; likely cause: %s", text, "; ".join(causes))
         if self.on_difference == "stop":
             run.control.stop(f"the resumed run {text}")
 
     def _emit_when_done(self, run: Run, event: ev.BatchEnd) -> None:
-        """Emit at the batch's end, after all handlers of the batch itself."""
         if not self._expected:
             if self._batches:
                 self._emit_verified(run)
@@ -329,87 +611,69 @@ class VerifyResume(Plugin):
             run.emit(ev.ResumeVerified(run.checkpoints.verified_steps, run.checkpoints.difference))
 
     def _exchange(self, run: Run, *, is_end: bool) -> None:
-        """Let all ranks know what each found, as soon as nothing is left to compare. A collective."""
         if run.engine.world_size == 1 or not self._is_resumed or self._is_emitted:
             return
-        at, text = self._found or (None, None)
-        mine = RankFinding(self._batches, self._equal, not self._expected, at, text, self._obstacle)
-        found: list[RankFinding] = run.engine.gather_objects(mine)
-        differing = [each for each in found if each.differs_at is not None]
-        if not (is_end or differing or all(each.is_done for each in found)):
+        number, text = self._first_difference or (None, None)
+        mine = RankFinding(self._batches, self._equal, not self._expected, number, text, self._obstacle)
+        findings: list[RankFinding] = run.engine.gather_objects(mine)
+        differing = [finding for finding in findings if finding.differs_at is not None]
+        if not (is_end or differing or all(finding.is_done for finding in findings)):
             return
-        run.checkpoints.verified_steps = min(each.steps for each in found)
+        run.checkpoints.verified_steps = min(finding.steps for finding in findings)
         if differing:
-            first = min(differing, key=lambda each: each.differs_at or 0)
+            first = min(differing, key=lambda finding: finding.differs_at or 0)
             assert first.difference is not None
             _report(run, first.difference)
             run.warn(f"{DIVERGES} {first.difference}.")
-        for each in found:
-            if each.obstacle is not None and each.obstacle != self._obstacle:
-                run.note(each.obstacle)
-        if any(each.batches for each in found):
+        for finding in findings:
+            if finding.obstacle is not None and finding.obstacle != self._obstacle:
+                run.note(finding.obstacle)
+        if any(finding.batches for finding in findings):
             self._emit_verified(run)
         self._is_emitted = True
 
 
 def _report(run: Run, text: str) -> None:
     run.checkpoints.difference = text
-    run.data.report_difference(text)  # which a run that resumes this one repeats
+    run.data.report_difference(text)  # also in runs that resume this one
 
 
-def _other(before: Owner, now: Owner, batches: str | None) -> str:
-    """Return why the batches of a run are not those of the killed one."""
+def _layout_change(before: Owner, now: Owner, batches: str | None) -> str:
     if before.world_size != now.world_size:
-        were = "1 process" if before.world_size == 1 else f"{before.world_size} processes"
-        return (
-            f"{were} had done them, now there are {now.world_size}" if now.world_size > 1 else f"{were} had done them"
-        )
-    return batches or "the batches are other ones than those of the killed run"
+        return f"world size changed from {before.world_size} to {now.world_size}"
+    return batches or "the killed run had other batches"
 
 
 COUNTED = (("batch", "batch of the epoch"), ("steps", "optimizer steps"), ("samples", "samples"))
 HIDDEN_STATE = (
-    "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict; or the data have "
-    "changed"
+    "the task or a plugin has state outside the checkpoint, fix it with state_dict and load_state_dict; or the data "
+    "have changed"
 )
 
 
+# For example: `DIVERGED at step 253: loss 0.4512, was 0.4513`.
 def difference(expected: Row, got: Row, rank: int | None = None) -> str:
-    """Return where two rows of the same batch differ: `DIVERGED at step 253: loss 0.4512, was 0.4513`.
-
-    Args:
-        expected: what the killed run had.
-        got: what the resumed one has.
-        rank: where it was found, None where there is one process only.
-    """
-    where = "" if rank is None else f" (rank {rank})"
-    return f"DIVERGED at step {got.steps}: {what_differs(expected, got)}{where}"
+    suffix = "" if rank is None else f" (rank {rank})"
+    return f"DIVERGED at step {got.steps}: {what_differs(expected, got)}{suffix}"
 
 
-def distinguish(one: float, other: float) -> tuple[str, str]:
-    """Return two numbers with as many digits as it takes to distinguish them."""
-    pair = repr(one), repr(other)
+def distinguish(first: float, second: float) -> tuple[str, str]:
+    pair = repr(first), repr(second)
     for digits in (4, 6, 9, 17):
-        pair = f"{one:.{digits}g}", f"{other:.{digits}g}"
+        pair = f"{first:.{digits}g}", f"{second:.{digits}g}"
         if pair[0] != pair[1]:
             break
     return pair
 
 
 def what_differs(expected: Row, got: Row) -> str:
-    """Return what two rows do not have in common: `loss 0.4512, was 0.4513`."""
     for field, name in COUNTED:
         before, now = getattr(expected, field), getattr(got, field)
         if before != now:
             return f"{name} {now:,}, was {before:,}"
-    if expected.is_left_out != got.is_left_out:
-        return "the batch was " + ("left out, not trained on" if got.is_left_out else "trained on, not left out")
+    if expected.is_skipped != got.is_skipped:
+        return "the batch was " + ("skipped, not trained on" if got.is_skipped else "trained on, not skipped")
     if struct.pack("d", expected.loss) == struct.pack("d", got.loss):
-        return "the loss of another optimizer than the first"
-    several = " of the first optimizer" if expected.others or got.others else ""
+        return "the loss of an optimizer other than the first"
+    several = " of the first optimizer" if expected.other_digest or got.other_digest else ""
     return f"loss{several} {', was '.join(distinguish(got.loss, expected.loss))}"
-
-
-def likely_causes(run: Run) -> tuple[str, ...]:
-    """Return what makes a resumed run differ: what the run reports, else that something is hidden."""
-    return run.data.resume_facts().sentences or (HIDDEN_STATE,)

@@ -1,4 +1,4 @@
-"""Save only weights, to use and not to resume them."""
+"""`WeightsCheckpoint`: checkpoints of weights for use, which no run can resume."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .saver import Saver
 
 
 class WeightsCheckpoint(Saver):
-    """Save only the weights, to use and not to resume them.
+    """Save only the weights, for use; a run cannot resume them.
 
     The files are small: the weights with an average of them, the counters and the metrics. `load_weights`,
-    `trainer.test(weights=...)` and `checkpoint export` read them. Names and retention are those of `Checkpoint`. For a
-    training that can be resumed, register a `Checkpoint` as well, in another folder.
+    `trainer.test(weights=...)` and `checkpoint export` read them. Names and retention are as for `Checkpoint`. To
+    resume the training, also register a `Checkpoint` in another folder.
 
     Args:
         folder: as for `Checkpoint`.
@@ -47,14 +47,21 @@ class WeightsCheckpoint(Saver):
         mode: Literal["min", "max"] | None = None,
         background: bool = False,
     ) -> None:
-        kept: dict[str, Any] = {"keep_last": keep_last, "keep_best": keep_best, "monitor": monitor, "mode": mode}
-        super().__init__(folder, every=every, background=background, **kept)
+        retention: dict[str, Any] = {"keep_last": keep_last, "keep_best": keep_best, "monitor": monitor, "mode": mode}
+        super().__init__(folder, every=every, background=background, **retention)
 
     def _start(self, run: Run) -> None:
-        full = [each for each in run.plugins if isinstance(each, Checkpoint) and run.plugins.is_enabled(each)]
-        waits = any(each.resume.path is not None for each in full)  # for that one to say which training it is
-        if not full:
-            self._warn_alone(run)
+        checkpoints = [
+            plugin for plugin in run.plugins if isinstance(plugin, Checkpoint) and run.plugins.is_enabled(plugin)
+        ]
+        waits = any(plugin.resume.path is not None for plugin in checkpoints)  # it chooses the training
+        if not checkpoints:
+            run.data.report_untracked("everything but weights", "WeightsCheckpoint saves no state to resume")
+            if "preemption" in run.plugins.declared("exclusive"):
+                run.warn(
+                    f"If this process is preempted, its training is lost: plugin {self.name!r} saves only weights. "
+                    f"Add a Checkpoint in another folder."
+                )
 
         def look() -> tuple[str, list[str]]:
             self._files.open(run, self.folder)
@@ -67,22 +74,13 @@ class WeightsCheckpoint(Saver):
         for note in notes:
             run.note(note)
 
-    def _warn_alone(self, run: Run) -> None:
-        """Say that a run of which nothing else is saved cannot be resumed."""
-        run.data.report_untracked("everything but weights", "WeightsCheckpoint saves no state to resume")
-        if "preemption" in run.plugins.declared("exclusive"):
-            run.warn(
-                f"When this process is taken away, its training is lost: plugin {self.name!r} saves only weights. Add "
-                f"a Checkpoint, in another folder, for what can be resumed."
-            )
-
     def _continue(self, run: Run, path: Path | None, newest: Entry | None, *, is_newest: bool) -> None:
         if newest is not None:
             self._saved.path, self._saved.steps = newest.path, int(newest.progress["steps"])
 
     def _lost(self, run: Run) -> str | None:
         if self._saved.path is None:
-            return "no weights were saved yet, and nothing that could be resumed"
+            return "no weights were saved, and no checkpoint that can be resumed"
         return (
             f"the newest weights are {self._saved.path}, of step {self._saved.steps}; only weights are saved, so the "
             f"run cannot be resumed"

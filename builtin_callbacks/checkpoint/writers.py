@@ -1,10 +1,10 @@
-"""How checkpoints are written: while the loop waits, or in the background; on several ranks by the main one."""
+"""Write checkpoints while the loop waits, or in the background; on several ranks, the main rank writes."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from copy import deepcopy
 from functools import partial
@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 
 from ...core.checkpoint.state.ranks import INDEX, cause_of
+from ...core.checkpoint.state.schema import map_leaves
+from ...core.checkpoint.storage.archive import has_memory
 from ...core.checkpoint.storage.files import digest_of
+from ...core.checkpoint.storage.untrusted_files import tensors_in
 from ...core.distributed.ranks.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
 from ...core.engines.sharded.states import ShardingEngine
 from ...core.engines.weights import state_of
@@ -26,27 +29,26 @@ from ...events import BatchEnd, Engine, Handle, Lane, Run
 T = TypeVar("T")
 WORTH_REPORTING = 0.1  # seconds that the loop was held up
 logger = logging.getLogger("heliograph")
-LONGEST_WAIT = 0.1  # seconds: a signal that comes just before a wait is seen after it only
+LONGEST_WAIT = 0.1  # seconds: a signal just before a wait is handled only after it
 Shards = dict[str, tuple[int, str]]  # bytes and digest of files, by name
 _Place = tuple[torch.device, int, int]
 
 
 class Capture:
-    """Takes the state of a run, without what plugins such as `TrainedOnly` leave out in `reduce_state(run, state)`.
+    """Return the live state of a run, reduced by `reduce_state` of plugins such as `TrainedOnly`. A collective.
 
     Args:
-        weights_only: take only the weights.
+        weights_only: capture only the weights.
     """
 
     def __init__(self, *, weights_only: bool) -> None:
         self.weights_only = weights_only
 
     def __call__(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the live state; on several ranks a collective."""
         return _reduced(run, run.state_dict(shards, weights_only=self.weights_only))
 
     def weights(self, run: Run) -> Mapping[str, Any]:
-        """Return the weights alone, with those that a plugin leaves out."""
+        # without `reduce_state`
         return {name: state_of(module) for name, module in run.modules.items()}
 
 
@@ -57,13 +59,13 @@ def _reduced(run: Run, state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-class Writer:
-    """Carries out the writing, which is the main rank's, while the loop waits; every rank receives the results.
+class CheckpointWriter:
+    """Write on the main rank while the loop waits; every rank receives the results.
 
-    On several ranks all methods but `close` are collectives, and `end` unless the rank has left the others.
+    On several ranks all methods except `close` are collectives; so is `end`, unless the rank has left the group.
 
     Args:
-        capture: returns the run's state, or what is saved of it.
+        capture: returns the state to save.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -71,46 +73,36 @@ class Writer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
         return True
 
-    def begin(self, run: Run) -> None:
-        """Prepare for a run."""
+    def begin(self, run: Run) -> None: ...
 
     def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the run's state, such that it can be written from now on; see `capture` for the shards."""
-        return self._capture(run, shards)  # nothing changes it while it is written
+        return self._capture(run, shards)  # the loop waits, so nothing changes it
 
     def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
-        """Do some work on the main rank; call `then` with its result, in the thread of the loop, when it is done.
+        """Run `work` on the main rank; when it is done, call `then` with its result in the thread of the loop.
 
-        `is_save`: whether the run gets a note if this rank has to abandon it.
+        If this rank must abandon the work, the run gets a note if `is_save`.
         """
         then(on_main(run.engine, _watched(run, work)))
 
-    def do_on_each(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
-        """Do some work on every rank; call `then` with the results, by rank, when it is done everywhere."""
+    def do_on_every_rank(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
         then(values_of_ranks(run.engine, outcome_of(_watched(run, work))))
 
-    def drain(self) -> None:
-        """Wait until all work is done."""
+    def drain(self) -> None: ...
 
-    def end(self, run: Run) -> None:
-        """Wait until all work is done, and note how it went, or what had to be abandoned without the other ranks."""
+    def end(self, run: Run) -> None: ...
 
-    def close(self) -> None:
-        """Wait, and stop listening."""
+    def close(self) -> None: ...
 
 
-class BackgroundWriter(Writer):
-    """Copies the state into kept buffers, and writes it in the background; one write at a time.
+class BackgroundWriter(CheckpointWriter):
+    """Copy the state into reused buffers, and write it in the background; one write at a time.
 
-    It listens to `BatchEnd` only while something is under way. On several ranks the main rank writes; meanwhile all
-    ask wherever they agree, in one small vote, whether it is done, so that all are informed at the same step. Whether
-    they vote goes by `_awaited` only, which is set and cleared by all at the same places.
-
-    Args:
-        capture: returns the run's state, or what is saved of it.
+    It listens to `BatchEnd` only while work is running. On several ranks the main rank writes. The ranks vote whether
+    the work is done wherever they agree, so that all receive the result at the same step. They vote only while
+    `_awaited` is set, which all ranks set and clear at the same places.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -118,29 +110,27 @@ class BackgroundWriter(Writer):
         self._worker, self._buffers = BackgroundWorker(), Buffers()
         self._handle: Handle | None = None
         self._engine: Engine | None = None
-        self._awaited: Callable[[Any], object] | None = None  # what all ranks do when the work is done
-        self._of_each = False  # whether the work is every rank's, not the main rank's
+        self._awaited: Callable[[Any], object] | None = None  # called on all ranks when the work is done
+        self._on_every_rank = False  # whether every rank works, or only the main rank
         self._is_save = True
         self._waits_for_step = self._reserving = False
         self._saves = self._held_up = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
         return self._worker.is_idle
 
     def begin(self, run: Run) -> None:
-        """Reserve buffers for the weights; for the optimizer's state, too, as soon as the first step has made it."""
+        # buffers for the optimizer's state are reserved after the first step, which creates it
         self._saves, self._held_up, self._worker.waited = 0, 0, 0.0
-        self._meet(run)
+        self._join_group(run)
         if run.engine.is_main:
             self._reserve(self._capture.weights(run))
             self._waits_for_step = not self._capture.weights_only
         self._listen(run)
 
     def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return a copy of the state, as soon as the former one is written."""
-        self._meet(run)
+        self._join_group(run)
         self._wait()
         self._saves += 1
         self._listen(run)
@@ -148,50 +138,44 @@ class BackgroundWriter(Writer):
         return self._buffers.copy(state) if run.engine.is_main else state
 
     def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
-        """Begin the work; `then` is called at the end of a later batch, at the next save, or at the end of the run."""
-        self._of_each, self._is_save = False, is_save
+        self._on_every_rank, self._is_save = False, is_save
         self._begin_work(run, work, then)
 
-    def do_on_each(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
-        """Begin the work on every rank; `then` is called as after `do`."""
-        self._of_each, self._is_save = True, True
+    def do_on_every_rank(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
+        self._on_every_rank, self._is_save = True, True
         self._begin_work(run, work, then)
 
     def _begin_work(self, run: Run, work: Callable[[], Any], then: Callable[[Any], object]) -> None:
-        """Begin the work; on several ranks, all are informed of its end together."""
         assert self._awaited is None
-        self._meet(run)
+        self._join_group(run)
         self._listen(run)
         work = _watched(run, work)
         if self._engine is None:
-            self._worker.submit(work, (lambda result: then([result])) if self._of_each else then)
+            self._worker.submit(work, (lambda result: then([result])) if self._on_every_rank else then)
             return
         self._awaited = then
-        if self._of_each or self._engine.is_main:
+        if self._on_every_rank or self._engine.is_main:
             self._worker.submit(partial(outcome_of, work), self._report)
 
     def drain(self) -> None:
-        """Wait until everything is written."""
         while self._listens_only:
             self._report(None)
         self._worker.drain()
-        while self._listens_only:  # what came up meanwhile
+        while self._listens_only:  # work that was added meanwhile
             self._report(None)
 
     def end(self, run: Run) -> None:
-        """Wait until everything is written; note how long the loop was held up, and what is abandoned."""
-        if run.report.has_left_group and (lost := self._part()):
+        if run.report.has_left_group and (lost := self._leave_group()):
             run.note(lost)
         self.drain()
         if self._held_up:
             run.note(
-                f"background saves: {self._held_up} of {self._saves} waited for the former one, "
-                f"{self._worker.waited:.2f} s in all"
+                f"background saves: {self._held_up} of {self._saves} waited for the previous one, "
+                f"{self._worker.waited:.2f} s in total"
             )
 
     def close(self) -> None:
-        """Wait, and stop listening."""
-        self._part()
+        self._leave_group()
         try:
             self._worker.drain()
         finally:
@@ -199,46 +183,40 @@ class BackgroundWriter(Writer):
 
     @property
     def _listens_only(self) -> bool:
-        """Whether this rank waits for the main rank's work."""
-        return self._engine is not None and not (self._engine.is_main or self._awaited is None or self._of_each)
+        return self._engine is not None and not (self._engine.is_main or self._awaited is None or self._on_every_rank)
 
-    def _meet(self, run: Run) -> None:
-        """Continue with the other ranks, if there are any."""
+    def _join_group(self, run: Run) -> None:
         is_shared = run.engine.world_size > 1 and not run.report.has_left_group
         self._engine = run.engine if is_shared else None
 
-    def _let_go(self) -> None:
-        """Wait for the shards of this rank: their group must not end under the thread that writes them."""
-        if self._of_each:
+    def _finish_shards(self) -> None:
+        # the process group must not end while the thread writes shards
+        if self._on_every_rank:
             self._worker.wait()
 
-    def _part(self) -> str:
-        """Continue without the other ranks; return what that makes of a running save, where it is not reported here.
-
-        Only the main rank reports what it writes, and no rank reports shards.
-        """
+    def _leave_group(self) -> str:
+        # only the main rank reports what it writes, and without the others no rank reports shards
         engine, then, self._engine = self._engine, self._awaited, None
-        if engine is None or then is None or (engine.is_main and not self._of_each):
+        if engine is None or then is None or (engine.is_main and not self._on_every_rank):
             return ""
         self._awaited = None
         self._worker.forget()
         if not self._is_save:
             return ""
-        what = "is finished by the main rank, and not reported on this one"
-        if self._of_each:
-            what = "is abandoned: its shards are not a checkpoint without the other ranks"
-        lost = f"the save under way {what}, as the run did not end on all ranks together"
+        outcome = "is finished by the main rank, without a report on this rank"
+        if self._on_every_rank:
+            outcome = "is abandoned: without the other ranks its shards are not a checkpoint"
+        lost = f"the running save {outcome}, because the run did not end on all ranks together"
         logger.warning(lost)
         return lost
 
     def _report(self, outcome: WorkOutcome[Any] | None) -> None:
-        """Report what was done, on all ranks."""
         then, self._awaited = self._awaited, None
         assert then is not None
         if self._engine is None:
             assert outcome is not None
             then(outcome.value_or_raise())
-        elif self._of_each:
+        elif self._on_every_rank:
             assert outcome is not None
             then(values_of_ranks(self._engine, outcome))
         else:
@@ -251,7 +229,7 @@ class BackgroundWriter(Writer):
         if seconds > WORTH_REPORTING and waits_for_save:
             self._held_up += 1
             if self._held_up == 1:
-                logger.warning("a save waited %.2f s for the former one, which was still being written", seconds)
+                logger.warning("a save waited %.2f s for the previous one to be written", seconds)
 
     def _reserve(self, state: Any) -> None:
         self._reserving = True
@@ -262,17 +240,16 @@ class BackgroundWriter(Writer):
 
     def _listen(self, run: Run) -> None:
         run.hooks.when_settling(self.drain)
-        run.hooks.when_leaving(self._let_go)
+        run.hooks.when_leaving(self._finish_shards)
         if self._handle is None:
-            self._handle = run.bus.on(BatchEnd, self._look, lane=Lane.PERSIST)
+            self._handle = run.bus.on(BatchEnd, self._poll, lane=Lane.PERSIST)
 
     def _stop_listening(self) -> None:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
 
-    def _look(self, run: Run, event: BatchEnd) -> None:
-        """Take note of what was done meanwhile; stop listening when there is nothing to wait for."""
+    def _poll(self, run: Run, event: BatchEnd) -> None:
         if self._engine is None or self._awaited is None:
             self._worker.poll()
         elif (
@@ -282,19 +259,19 @@ class BackgroundWriter(Writer):
             self._report(None) if self._listens_only else self._worker.poll()
         if self._waits_for_step and self.is_idle and not run.stepping.window and run.progress.steps > run.origin.steps:
             self._waits_for_step = False
-            self._reserve(self._own_state(run))
+            self._reserve(self._local_state(run))
         if self.is_idle and self._awaited is None and not self._waits_for_step:
             self._stop_listening()
 
-    def _own_state(self, run: Run) -> Any:
-        """Return what takes the room of a state; on several ranks without asking the others for theirs."""
+    def _local_state(self, run: Run) -> Any:
+        # of the size of a state; on several ranks without a collective
         if self._engine is None:
             return self._capture(run)
-        return [self._capture.weights(run), *(each.state_dict() for each in run.optimizers.values())]
+        return [self._capture.weights(run), *(optimizer.state_dict() for optimizer in run.optimizers.values())]
 
 
 def _watched(run: Run, work: Callable[[], T]) -> Callable[[], T]:
-    """Return work during which this process is not ended, whatever becomes of the other ranks."""
+    # failures of other ranks do not end this process during the work
     engine = run.engine
 
     def watched() -> T:
@@ -305,8 +282,6 @@ def _watched(run: Run, work: Callable[[], T]) -> Callable[[], T]:
 
 
 class _Job(NamedTuple):
-    """One piece of work, in a daemon thread that ends with it."""
-
     future: Future[Any]
     then: Callable[[Any], object]
     thread: Thread
@@ -315,15 +290,15 @@ class _Job(NamedTuple):
 def _run(work: Callable[[], Any], future: Future[Any]) -> None:
     try:
         future.set_result(work())
-    except BaseException as error:  # noqa: BLE001  # raised where the job is asked after
+    except BaseException as error:  # noqa: BLE001  # raised by `poll` or `drain`
         future.set_exception(error)
 
 
 class BackgroundWorker:
-    """Does one job at a time in a thread. `poll` and `drain` raise its errors in the thread that submitted it.
+    """Run one job at a time in a thread. `poll` and `drain` raise its errors in the thread that submitted it.
 
     Attributes:
-        waited: seconds that `submit`, `drain` and `wait` have waited in all.
+        waited: total seconds of waiting in `submit`, `drain` and `wait`.
     """
 
     def __init__(self) -> None:
@@ -332,23 +307,21 @@ class BackgroundWorker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is running, and nothing done is still to be reported."""
         return self._job is None
 
     @property
     def is_done(self) -> bool:
-        """Whether a job is done and still to be reported."""
         return self._job is not None and self._job.future.done()
 
     def submit(self, work: Callable[[], T], then: Callable[[T], object] = lambda _: None) -> None:
-        """Begin a job, as soon as the former one is done.
+        """Start a job as soon as the previous one is done.
 
         Args:
-            work: called in a thread of its own.
-            then: called with the result, by `poll` or `drain`; it may submit another.
+            work: called in a new thread.
+            then: called with the result, by `poll` or `drain`; it may submit another job.
 
         Raises:
-            BaseException: the former job failed; this one is not begun.
+            BaseException: the previous job failed; this one is not started.
         """
         self.drain()
         future = Future[Any]()
@@ -357,30 +330,19 @@ class BackgroundWorker:
         self._job = _Job(future, then, thread)
 
     def forget(self) -> None:
-        """Let the running job end; nothing is reported."""
         self._job = None
 
     def poll(self) -> None:
-        """Report how the job ended, if it is done.
-
-        Raises:
-            BaseException: it failed. An error is raised once.
-        """
         if self._job is not None and self.is_done:
             self._report_end(self._job)
 
+    # An error is raised once. Ctrl-C interrupts the waiting, not the job.
     def drain(self) -> None:
-        """Wait until nothing is under way. Ctrl-C interrupts the waiting, not the job.
-
-        Raises:
-            BaseException: the job failed. An error is raised once.
-        """
         while (job := self._job) is not None:
             self.wait()
             self._report_end(job)
 
     def wait(self) -> None:
-        """Wait until the job is done, without a report. Ctrl-C interrupts the waiting, not the job."""
         if self._job is None or self.is_done:
             return
         since = perf_counter()
@@ -391,7 +353,7 @@ class BackgroundWorker:
             self.waited += perf_counter() - since
 
     def _report_end(self, job: _Job) -> None:
-        job.thread.join()  # it has nothing left to do; no thread is to be seen after its job
+        job.thread.join()  # a job's thread does not outlive it
         self._job = None
         job.then(job.future.result())
 
@@ -399,26 +361,26 @@ class BackgroundWorker:
 def save_shards(
     run: Run,
     engine: ShardingEngine,
-    writer: Writer,
+    writer: CheckpointWriter,
     begin: Callable[[int], Path],
     write: Callable[[dict[str, Any], Shards], T],
     then: Callable[[T], object],
     *,
     in_background: bool,
 ) -> None:
-    """Let every rank write its shards, then the main rank the rest; it is a checkpoint only then. A collective.
+    """Write the shards of every rank, then the remaining state on the main rank, which completes it. A collective.
 
     Args:
         run: the run.
         engine: holds the shards.
-        writer: carries out the writing.
-        begin: called on the main rank with the bytes that will be written; returns a folder that every rank sees.
-        write: called on the main rank with the rest of the state and the shards.
+        writer: writes.
+        begin: called on the main rank with the total size in bytes; returns a folder that every rank sees.
+        write: called on the main rank with the remaining state and the shards.
         then: called with the result of `write`.
         in_background: copy the tensors now, and write them in the background.
     """
-    tensors, rest = engine.shard_state(run.modules, run.optimizers)
-    state = writer.hold(run, rest)
+    tensors, description = engine.shard_state(run.modules, run.optimizers)
+    state = writer.hold(run, description)
     needed = sum(run.engine.gather_objects(room_for(tensors, is_main=run.engine.is_main)))
     folder = on_main(run.engine, partial(begin, needed))
 
@@ -426,25 +388,19 @@ def save_shards(
         merged = {name: facts for shards in of_ranks for name, facts in shards.items()}
         writer.do(run, partial(write, state, merged), then)
 
-    writer.do_on_each(run, begin_shards(engine, tensors, folder, run.engine.rank, in_background=in_background), commit)
+    writer.do_on_every_rank(
+        run, begin_shards(engine, tensors, folder, run.engine.rank, in_background=in_background), commit
+    )
 
 
+# Returns a function that writes this rank's shards and returns their sizes and digests. A collective.
 def begin_shards(
     engine: ShardingEngine, tensors: Mapping[str, Tensor], folder: Path, rank: int, *, in_background: bool
 ) -> Callable[[], Shards]:
-    """Return what writes this rank's shards, all ranks together, and returns what was written. A collective.
-
-    Args:
-        engine: holds the shards.
-        tensors: of this rank, by name.
-        folder: where they go; every rank must see it.
-        rank: this one.
-        in_background: copy the tensors now, and write them in the background.
-    """
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-    # What is on all ranks is the main rank's to write, as in a checkpoint without shards: buffers may differ.
+    # The main rank writes replicated tensors, as in a checkpoint without shards: buffers may differ.
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     how: dict[str, Any] = {"checkpoint_id": folder, "planner": planner, "process_group": engine.saving_group()}
     write: Callable[[], object] = partial(save, dict(tensors), **how)
@@ -455,13 +411,13 @@ def begin_shards(
     return partial(_written, write, folder, rank)
 
 
+# The bytes that this rank writes: its shards, and replicated tensors on the main rank.
 def room_for(tensors: Mapping[str, Tensor], *, is_main: bool) -> int:
-    """Return how many bytes this rank will write: its shards, and of what all ranks have, the main rank's."""
     from torch.distributed.tensor import DTensor
 
-    own = [each.to_local() if isinstance(each, DTensor) else each for each in tensors.values()]
-    shards = [isinstance(each, DTensor) for each in tensors.values()]
-    return sum(each.nbytes for each, shard in zip(own, shards, strict=True) if shard or is_main)
+    shards = [tensor.to_local() for tensor in tensors.values() if isinstance(tensor, DTensor)]
+    replicated = [tensor for tensor in tensors.values() if not isinstance(tensor, DTensor)] if is_main else []
+    return sum(tensor.nbytes for tensor in (*shards, *replicated))
 
 
 def _written(write: Callable[[], Any], folder: Path, rank: int) -> Shards:
@@ -476,40 +432,31 @@ def _written(write: Callable[[], Any], folder: Path, rank: int) -> Shards:
 
 
 class Size(NamedTuple):
-    """What makes one buffer as good as another."""
-
+    # buffers of equal size and memory kind are interchangeable
     bytes: int
     pinned: bool
 
 
 class Buffers:
-    """Host memory that is kept from save to save: fresh memory costs a page fault per page, many times the copy.
+    """Host memory that is reused from save to save: new memory costs a page fault per page, many times the copy.
 
-    A copy is good until the next one, which overwrites it. Used by one thread at a time.
+    A copy is valid until the next one, which overwrites it. Not thread-safe.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Size, list[UntypedStorage]] = {}
+        self._buffers_by_size: dict[Size, list[UntypedStorage]] = {}
 
     def reserve(self, needed: Mapping[Size, int]) -> None:
-        """Have at least so many buffers of each size, touched, so that the next copy finds them ready.
-
-        Args:
-            needed: how many of which size, as `sizes_of` returns for a state.
-        """
         for size, count in needed.items():
-            kept = self._kept.setdefault(size, [])
-            kept.extend(_new_buffer(size) for _ in range(count - len(kept)))
+            buffers = self._buffers_by_size.setdefault(size, [])
+            buffers.extend(_new_buffer(size) for _ in range(count - len(buffers)))
 
     @torch.no_grad()
     def copy(self, state: T) -> T:
-        """Return the state as it is now: nested values rebuilt, tensors copied into the kept buffers.
+        """Return a copy of the state: nested values rebuilt, tensors copied into the buffers.
 
-        Tensors that share memory share it in the copy too, and are copied once. What is on a GPU comes to pinned host
-        memory; it is waited for, once. Buffers that this state has no use for are let go of.
-
-        Args:
-            state: dicts, lists and tuples of plain values and tensors.
+        Tensors that share memory share it in the copy too, and are copied once. Tensors on a GPU are copied to pinned
+        host memory, with one synchronization. Buffers that this state does not use are released.
         """
         copied: dict[_Place, UntypedStorage] = {}
         taken: Counter[Size] = Counter()
@@ -522,33 +469,33 @@ class Buffers:
             copied[place] = buffer = self._take(_size(source), taken)
             view, on_gpu = _like(tensor, buffer), source.device.type == "cuda"
             if tensor.is_contiguous() and tensor.nbytes == source.nbytes():
-                view.copy_(tensor, non_blocking=on_gpu)  # not by bytes: torch calls in threads by their number
+                view.copy_(tensor, non_blocking=on_gpu)  # not as bytes: torch parallelizes by the number of elements
             else:
                 buffer.copy_(source, non_blocking=on_gpu)
             return view
 
-        copy: T = _rebuilt(state, copy_tensor)
+        copy: T = map_leaves(state, partial(_copy_leaf, copy_tensor=copy_tensor))
         for device in {device for device, *_ in copied if device.type == "cuda"}:
             torch.cuda.current_stream(device).synchronize()
-        self._kept = {size: self._kept[size][:count] for size, count in taken.items()}
+        self._buffers_by_size = {size: self._buffers_by_size[size][:count] for size, count in taken.items()}
         return copy
 
     def _take(self, size: Size, taken: Counter[Size]) -> UntypedStorage:
-        kept, used = self._kept.setdefault(size, []), taken[size]
-        if used == len(kept):
-            kept.append(_new_buffer(size))
+        buffers, used = self._buffers_by_size.setdefault(size, []), taken[size]
+        if used == len(buffers):
+            buffers.append(_new_buffer(size))
         taken[size] = used + 1
-        return kept[used]
+        return buffers[used]
 
 
 def sizes_of(state: Any) -> Counter[Size]:
-    """Return how many buffers of which size a copy of a state takes; holds on to nothing of the state."""
-    storages = [tensor.untyped_storage() for tensor in _tensors_of(state)]
+    # holds no reference to the state
+    storages = [tensor.untyped_storage() for tensor in tensors_in(state) if _has_storage(tensor)]
     return Counter(_size(storage) for storage in {_place(storage): storage for storage in storages}.values())
 
 
 def _new_buffer(size: Size) -> UntypedStorage:
-    # Filled, because memory that was never written to is only promised.
+    # Filled, because the system commits memory at the first write.
     return torch.empty(size.bytes, dtype=torch.uint8, pin_memory=size.pinned).fill_(0).untyped_storage()
 
 
@@ -561,7 +508,7 @@ def _place(storage: UntypedStorage) -> _Place:
 
 
 def _like(tensor: Tensor, storage: UntypedStorage) -> Tensor:
-    """Return a storage as this tensor views its own."""
+    # a view of `storage` with the geometry of `tensor`
     view = torch.empty(0, dtype=tensor.dtype)
     view.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
     if type(tensor) is nn.Parameter:
@@ -570,31 +517,12 @@ def _like(tensor: Tensor, storage: UntypedStorage) -> Tensor:
 
 
 def _has_storage(value: Any) -> bool:
-    """Return whether a value is a tensor that is a plain view of its memory; sparse and such are none."""
-    return (
-        type(value) in (Tensor, nn.Parameter)
-        and value.layout is torch.strided
-        and not (value.is_conj() or value.is_neg() or value.is_quantized or value.is_meta or value.is_nested)
-    )
+    return has_memory(value) and not (value.is_conj() or value.is_neg())
 
 
-def _rebuilt(value: Any, copy_tensor: Callable[[Tensor], Tensor]) -> Any:
-    if type(value) in (dict, OrderedDict, Counter):
-        return type(value)({key: _rebuilt(item, copy_tensor) for key, item in value.items()})
-    if type(value) in (list, tuple):
-        return type(value)([_rebuilt(item, copy_tensor) for item in value])
+def _copy_leaf(value: Any, copy_tensor: Callable[[Tensor], Tensor]) -> Any:
     if _has_storage(value):
         return copy_tensor(value)
-    if type(value) in (Tensor, nn.Parameter):  # sparse and such, of which deepcopy knows some only
+    if type(value) in (Tensor, nn.Parameter):  # deepcopy supports only some layouts
         return value.detach().clone()
     return deepcopy(value.detach() if isinstance(value, Tensor) else value)
-
-
-def _tensors_of(value: Any) -> Iterator[Tensor]:
-    if type(value) in (dict, OrderedDict, Counter):
-        value = list(value.values())
-    if type(value) in (list, tuple):
-        for item in value:
-            yield from _tensors_of(item)
-    elif _has_storage(value):
-        yield value

@@ -1,1 +1,1 @@
-"""What a resumed run needs: the state of a run, its files, and the conversion of those of Helios."""
+"""The state of a run, checkpoint files, and the conversion of Helios checkpoints."""

@@ -1,4 +1,4 @@
-"""Convert checkpoints on disk: those of Helios 1 and 2 to the present schema, and shards to one file."""
+"""Convert checkpoints on disk: files of Helios 1 and 2 to the present schema, and shards to one file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -73,7 +73,8 @@ def migrate_file(
         ValueError: the file is damaged or no checkpoint, or another process writes this run's checkpoints.
         OSError: the new file could not be written; the original is unchanged.
     """
-    if is_current(path):
+    with suppress(MissingManifestError):
+        reader.check(path)
         return [f"{path}: up to date (schema {SCHEMA})"]
     upgraded = read_any(path, as_data)
     if dry_run:
@@ -91,14 +92,6 @@ def migrate_file(
         backup.unlink()
     backup_note = f", the original is {backup.name}" if keep_backup else ""
     return [f"{path}: migrated to schema {SCHEMA}{backup_note}", *_indent([*notes, *upgraded.changes])]
-
-
-def is_current(path: Path) -> bool:
-    try:
-        reader.check(path)
-    except MissingManifestError:
-        return False
-    return True
 
 
 def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:

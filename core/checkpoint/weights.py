@@ -80,7 +80,7 @@ class WeightsFile:
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    # which checkpoints of a folder to consider: those of a run (by either of its names) or training; else all
+    # selects checkpoints of a run (by either of its names) or a training; else all
     run_name: str | None = None
     training: str | None = None
 
@@ -94,9 +94,9 @@ ANY_RUN = RunFilter()
 
 
 def find_weights(path: Path, which: Which | None = None, of: RunFilter = ANY_RUN) -> WeightsFile:
-    """Return the weights in a file, or those of the last or the best checkpoint in a folder.
+    """Return the weights in a file, or in the last or the best checkpoint of a folder.
 
-    The last is the newest intact one; skipped files are logged, and listed in `skipped`. The best is that of the newest
+    The last is the newest intact one; skipped files are logged, and listed in `skipped`. The best belongs to the newest
     training, by the metric of its run; if it is damaged, no other one replaces it.
 
     Args:
@@ -507,7 +507,7 @@ def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Pat
     """Load the weights that `weights=` of `Trainer.test` and similar names; return a note. A collective.
 
     Args:
-        plugins: those of the trainer: one that stores, such as `Checkpoint`, knows where `best` and `last` are.
+        plugins: the trainer's plugins; one of them stores checkpoints, such as `Checkpoint`.
         engine: in its group; the modules are not wrapped yet.
         task: its modules get the weights permanently.
         weights: `best`, `last`, or the path of a file or a folder.

@@ -99,7 +99,7 @@ class ObjectState:
         self.options |= encode_scheduler_options(run)
 
     def resume(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> tuple[list[str], list[str]]:
-        """Restore the paths that the training had changed, and report those that still differ from the checkpoint.
+        """Restore the paths that the training had changed, and report remaining differences from the checkpoint.
 
         Args:
             run: the run, with its state loaded.
@@ -108,7 +108,7 @@ class ObjectState:
                 that a plugin can count the rollbacks.
 
         Returns:
-            The restored paths, and those that the program now sets differently.
+            The restored paths, and the paths that the program now sets differently.
         """
         self.changed |= set(saved["changed"])
         roots, graph = find_roots(run), Graph.of_state(saved["graph"])

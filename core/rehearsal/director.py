@@ -1,4 +1,4 @@
-"""What makes a short run do everything that a long one would, and looks on."""
+"""Direct a short run so that it does everything that a long one would, and record it."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from .trace import RECORDED, Difference, Fact, Tracer
 
 BY = "the rehearsal"
 STEPS = 2  # of each epoch, and batches of each validation set
-OWN = "state.pth"
+STATE_FILE = "state.pth"
 AT_SAVE = "when it was saved"
-# By the clock, or without consequence, or not a fact of a run that has only been loaded.
-ASIDE = frozenset((part, "") for part in ("metrics", "means", "draws", "at_save_point"))
+# Depends on the clock, has no effect, or does not exist after a mere load.
+IGNORED = frozenset((part, "") for part in ("metrics", "means", "draws", "at_save_point"))
 
 
 @dataclass(slots=True)
 class Seen:
-    """What happened in a run of a rehearsal.
+    """The record of one run of a rehearsal.
 
     Attributes:
         events: the names of the events.
-        facts: what it is compared by: the state at the first save, and what follows.
+        facts: the facts to compare: the state at the first save, and everything after it.
         steps: seconds of each step.
         validations: seconds of each validation, and its batches.
         saves: seconds of each save.
-        bytes: of the first checkpoint.
+        bytes: the size of the first checkpoint.
     """
 
     events: list[str] = field(default_factory=list)
@@ -60,15 +60,15 @@ class Seen:
 
 
 class Director:
-    """Requests a log, a validation and a save after the first step, and ends each epoch after the second.
+    """Request a log, a validation and a save after the first step, and end each epoch after the second.
 
     Args:
         folder: where the plugins write.
-        copied: where what they have written by the first save is copied to, for the run that resumes from there.
+        copied: where their files are copied after the first save, for the run that resumes from there.
         logs: whether a log is planned.
-        saves: whether a save is.
-        keeps_own: whether the state is saved apart from the plugins, since none of them resumes.
-        resumes: whether the run is to begin at the first save.
+        saves: whether a save is planned.
+        keeps_own: whether the state is saved without the plugins, because none of them resumes.
+        resumes: whether the run starts at the first save.
     """
 
     def __init__(self, folder: Path, copied: Path, *, logs: bool, saves: bool, keeps_own: bool, resumes: bool) -> None:
@@ -78,14 +78,13 @@ class Director:
         self._is_staged = self._is_copied = resumes
         self._windows = int(resumes)
         self._clock = self._save_began = self._validation_began = 0.0
-        self._aside = 0.0  # seconds of work of this class
+        self._overhead = 0.0  # seconds of this class's work during a save
 
     @contextmanager
     def subscribed(self, bus: Bus) -> Iterator[None]:
-        """Handle the events of a bus within this context; nothing at a save is handled as by one that writes then."""
-        known = dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())])
+        events = dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())])
         handlers: list[tuple[type[Event], Callable[[Any, Any], None], Lane]] = [
-            *((event, self.note, Lane.MEASURE if event is SavePoint else Lane.REPORT) for event in known),
+            *((event, self.note, Lane.MEASURE if event is SavePoint else Lane.REPORT) for event in events),
             (TrainStart, self.begin, Lane.REPORT),
             (CheckpointLoaded, self.compare, Lane.REPORT),
             (EpochStart, self.begin_epoch, Lane.REPORT),
@@ -102,7 +101,7 @@ class Director:
             yield
 
     def note(self, run: Any, event: Event) -> None:
-        """Note the event and, after the first save, its facts; the time that they take is not the run's."""
+        # the time to record facts is excluded from the run's
         self.seen.events.append(event.name)
         if self.seen.facts and isinstance(event, RECORDED):
             began = _now(run)
@@ -110,25 +109,21 @@ class Director:
             self._clock += _now(run) - began
 
     def begin(self, run: Any, event: TrainStart) -> None:
-        """Resume, where no plugin does."""
-        path = self._folder / OWN
+        path = self._folder / STATE_FILE
         if self.resumes and self._keeps_own and not run.checkpoints.is_resuming:
             content = run.engine.broadcast(path.read_bytes() if run.engine.is_main else b"")
             run.resume(torch.load(BytesIO(content), weights_only=True), path)
 
     def compare(self, run: Any, event: CheckpointLoaded) -> None:
-        """Look at what was loaded."""
         if self.resumes and not self.seen.facts:
             self._tracer.state(run, AT_SAVE)
 
     def begin_epoch(self, run: Any, event: EpochStart) -> None:
-        """Begin to count."""
         if not event.resumed:
             self._windows = 0
         self._clock = _now(run)
 
     def direct(self, run: Any, event: BatchEnd) -> None:
-        """Request what is planned after the first step, and end the epoch after the second."""
         if run.stepping.window:
             return
         self._windows += 1
@@ -146,15 +141,12 @@ class Director:
         self._clock = _now(run)
 
     def begin_validation(self, run: Any, event: ValidationStart) -> None:
-        """Start the clock of a validation."""
         self._validation_began = _now(run)
 
     def end_validation(self, run: Any, event: ValidationEnd) -> None:
-        """Stop it."""
         self.seen.validations.append((_now(run) - self._validation_began, run.progress.evaluated))
 
     def save(self, run: Any, event: SavePoint) -> None:
-        """Look at the state of the first save."""
         self._save_began = _now(run)
         if self._is_staged and not self.seen.facts and not self.resumes:
             self._tracer.state(run, AT_SAVE)
@@ -162,14 +154,13 @@ class Director:
                 state = run.state_dict()
                 if run.engine.is_main:
                     self._folder.mkdir(parents=True, exist_ok=True)
-                    torch.save(state, self._folder / OWN)
-            self._aside = _now(run) - self._save_began
+                    torch.save(state, self._folder / STATE_FILE)
+            self._overhead = _now(run) - self._save_began
 
     def end_boundary(self, run: Any, event: ShouldStop) -> None:
-        """Copy what the plugins have written by the first save, as a kill would leave it."""
         if self._save_began:
-            self.seen.saves.append(_now(run) - self._save_began - self._aside)
-            self._save_began = self._aside = 0.0
+            self.seen.saves.append(_now(run) - self._save_began - self._overhead)
+            self._save_began = self._overhead = 0.0
         if self.seen.facts and not self._is_copied:
             self._is_copied = True
             run.hooks.settle()
@@ -180,37 +171,35 @@ class Director:
         self._clock = _now(run)
 
     def end_epoch(self, run: Any, event: EpochEnd) -> None:
-        """Continue with the next phase of the data."""
         if not run.data.is_last_phase:
             run.control.next_phase("each phase is rehearsed", by=BY)
 
 
-def compare_runs(whole: Seen, resumed: Seen) -> str | None:
-    """Return where a resumed run differs first from the one that was not interrupted; None where it does not."""
+def compare_runs(uninterrupted: Seen, resumed: Seen) -> str | None:
     if not resumed.facts:
         return "no plugin resumed from the save"
-    difference = next(Difference.between(whole.facts, resumed.facts, aside=ASIDE), None)
+    difference = next(Difference.between(uninterrupted.facts, resumed.facts, aside=IGNORED), None)
     return None if difference is None else str(difference)
 
 
 def _now(run: Any) -> float:
-    """Return the time, when the device has done what it was given."""
+    # after the device has finished its work
     if run.engine.device.type == "cuda":
         torch.cuda.synchronize(run.engine.device)
     return perf_counter()
 
 
 def _size(path: Path | None) -> int | None:
-    """Return the bytes of a checkpoint, with what lies beside it under its name."""
+    # of a checkpoint with its other files
     if path is None:
         return None
-    beside = [each for each in path.parent.iterdir() if each.name.startswith(path.stem)]
-    found = [part for each in beside for part in (each.rglob("*") if each.is_dir() else [each])]
-    return sum(each.stat().st_size for each in found if each.is_file())
+    items = [item for item in path.parent.iterdir() if item.name.startswith(path.stem)]
+    files = [file for item in items for file in (item.rglob("*") if item.is_dir() else [item])]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _link_or_copy(source: str, target: str) -> str:
-    """Link what is never written to again, and copy the rest."""
+    # only files that are never written again are linked
     path = Path(source)
     if path.suffix == ".pth" or ".shards" in path.parent.name:
         with suppress(OSError):  # not every disk has links

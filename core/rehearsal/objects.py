@@ -1,4 +1,4 @@
-"""The contents of objects, at any depth, and of random generators: saved, and restored into the same objects."""
+"""Save the contents of objects at any depth, and of random generators, and restore them in place."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from ..data.draws import rng
 from ..data.draws.generators import KINDS
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, NoneType, type(Ellipsis), range, slice})
-CLOSED = (type, ModuleType, Enum, np.generic)
-OPEN = {"__main__", "collections", "types", "argparse"}  # of Python's library, whose objects are entered
+NOT_ENTERED = (type, ModuleType, Enum, np.generic)
+OPEN = {"__main__", "collections", "types", "argparse"}  # modules of the standard library whose objects are entered
 MOST_OF_DATA = 1_000_000  # objects of the data
 MISSING = object()
 Restore = Callable[[], None]
-LARGE = 2**20  # bytes of a tensor of the data, above which it is watched and not copied
+LARGE = 2**20  # bytes: a larger tensor of the data is only watched
 
 
 class KeptObjects:
-    """Objects and all that they refer to: attributes, containers, closures, tensors, arrays, random generators.
+    """The saved contents of objects and of all that they refer to, including closures and tensors.
 
-    Entered are containers, functions, and objects that Python code defines; of Python's own library only containers,
-    and no classes or modules. The data are entered first: of them, large tensors and arrays are not copied, and not
-    more than a million objects are.
+    The walk enters containers, functions, and objects of Python classes; of Python's standard library only containers,
+    and no classes or modules. It starts with the data: large tensors and arrays in them are not copied, and at most a
+    million objects are visited.
 
     Args:
-        users: the user's own objects, where to begin.
+        users: the user's objects, at which the walk starts.
         data: the loaders of the data.
         ours: objects of this package, which may refer to the user's.
         leave: objects that are not entered.
 
     Attributes:
-        iterators: the kinds of the user's iterators: what is read of them cannot be put back.
-        is_cut: whether the data hold more objects than are kept.
-        tensors: the tensors and arrays among them.
+        iterators: the kinds of the user's iterators: items read from them cannot be restored.
+        is_cut: whether the data hold more objects than are saved.
+        tensors: the tensors and arrays.
     """
 
     def __init__(
@@ -63,41 +63,38 @@ class KeptObjects:
         self.is_cut = False
         self.tensors = KeptTensors()
         self._undo: list[Restore] = []
-        self._left = {id(each) for each in leave}
-        self._held: dict[int, Any] = {}  # by id; kept alive, so that no id is used twice
+        self._excluded = {id(item) for item in leave}
+        self._objects_by_id: dict[int, Any] = {}  # kept alive, so that ids stay unique
         self._is_data = True
         self._walk(data)
         self._is_data = False
         self._walk(users)
-        found = set(self.iterators)
+        iterators = set(self.iterators)
         self._walk(ours)
-        self.iterators = found
+        self.iterators = iterators
 
     def found(self, kind: type) -> Iterator[Any]:
-        """Yield the objects of a class."""
-        yield from (each for each in self._held.values() if isinstance(each, kind))
+        yield from (item for item in self._objects_by_id.values() if isinstance(item, kind))
 
     def restore(self) -> None:
-        """Put everything back, in place."""
         for undo in self._undo:
             undo()
         self.tensors.restore()
 
     def _walk(self, roots: Iterable[Any]) -> None:
-        stack, held = list(roots), self._held
+        stack, visited = list(roots), self._objects_by_id
         while stack:
             value = stack.pop()
-            if type(value) in PLAIN or id(value) in held or id(value) in self._left:
+            if type(value) in PLAIN or id(value) in visited or id(value) in self._excluded:
                 continue
-            if self._is_data and len(held) >= MOST_OF_DATA:
+            if self._is_data and len(visited) >= MOST_OF_DATA:
                 self.is_cut = True
                 return
-            held[id(value)] = value
+            visited[id(value)] = value
             stack.extend(self._parts(value))
 
     def _parts(self, value: Any) -> Iterator[Any]:
-        """Keep what one object holds; yield it."""
-        if isinstance(value, CLOSED):
+        if isinstance(value, NOT_ENTERED):
             return
         if isinstance(value, KINDS):
             self._generator(value)
@@ -141,13 +138,13 @@ class KeptObjects:
         kind = type(value)
         if _is_closed(kind):
             return
-        if kind.__dictoffset__ and isinstance(held := value.__dict__, dict):
-            items = list(held.items())
-            self._undo.append(partial(_restore_dict, held, items))
-            yield from (each for _, each in items)
+        if kind.__dictoffset__ and isinstance(variables := value.__dict__, dict):
+            items = list(variables.items())
+            self._undo.append(partial(_restore_dict, variables, items))
+            yield from (item for _, item in items)
         if slots := list(_slots(value)):
             self._undo.append(partial(_restore_slots, value, slots))
-        yield from (each for _, each in slots if each is not MISSING)
+        yield from (item for _, item in slots if item is not MISSING)
         self._undo.append(partial(_restore_class, value, kind))
 
     def _generator(self, value: Any) -> None:
@@ -164,7 +161,6 @@ class KeptObjects:
 
 
 def _is_closed(kind: type) -> bool:
-    """Return whether the objects of a class are not entered."""
     root = kind.__module__.partition(".")[0]
     return (root in sys.stdlib_module_names and root not in OPEN) or issubclass(kind, _BaseDataLoaderIter)
 
@@ -179,22 +175,22 @@ def _slots(value: Any) -> Iterator[tuple[Any, Any]]:
                     yield descriptor, MISSING
 
 
-def _restore_dict(held: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
-    now = list(dict.items(held))
+def _restore_dict(target: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
+    now = list(dict.items(target))
     if len(now) == len(items) and all(a is c and b is d for (a, b), (c, d) in zip(now, items, strict=True)):
         return
-    base: Any = OrderedDict if isinstance(held, OrderedDict) else dict
-    base.clear(held)
+    base: Any = OrderedDict if isinstance(target, OrderedDict) else dict
+    base.clear(target)
     for key, value in items:
-        base.__setitem__(held, key, value)
+        base.__setitem__(target, key, value)
 
 
-def _restore_content(held: Any, content: list[Any]) -> None:
-    if len(held) == len(content) and all(a is b for a, b in zip(held, content, strict=True)):
+def _restore_content(target: Any, content: list[Any]) -> None:
+    if len(target) == len(content) and all(a is b for a, b in zip(target, content, strict=True)):
         return
-    base: Any = next(each for each in (list, deque, set, bytearray) if isinstance(held, each))
-    base.clear(held)
-    (base.update if base is set else base.extend)(held, content)
+    base: Any = next(kind for kind in (list, deque, set, bytearray) if isinstance(target, kind))
+    base.clear(target)
+    (base.update if base is set else base.extend)(target, content)
 
 
 def _restore_slots(value: Any, slots: Collection[tuple[Any, Any]]) -> None:
@@ -220,7 +216,7 @@ class KeptTensors:
     """Tensors, with copies of their memory on the CPU.
 
     Attributes:
-        changed: what was written to, and was not copied, in words; known when the rest is put back.
+        changed: messages on tensors that were written to but not copied; complete after `restore`.
     """
 
     def __init__(self) -> None:
@@ -231,12 +227,7 @@ class KeptTensors:
         self._arrays: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
 
     def keep(self, tensor: Tensor, *, is_data: bool) -> Iterator[Any]:
-        """Keep a tensor; yield what else belongs to it.
-
-        Args:
-            tensor: of any kind; the parts of a sharded one are kept, and of one without memory nothing is.
-            is_data: whether it belongs to a dataset: a large one is not copied then.
-        """
+        # yields the objects of the tensor: the parts of a sharded one, and its gradient
         if is_traceable_wrapper_subclass(tensor):
             names, _ = tensor.__tensor_flatten__()
             yield from (getattr(tensor, name) for name in names)
@@ -246,14 +237,13 @@ class KeptTensors:
             self._tensors.append((tensor, tensor.data, tensor.grad, tensor.requires_grad))
             yield tensor.grad
 
+    # neither large arrays of the data, nor arrays on a disk, are copied
     def keep_array(self, array: np.ndarray[Any, Any], *, is_data: bool) -> None:
-        """Keep an array; not a large one of the data, nor what lies on a disk."""
         if isinstance(array, np.memmap) or not array.flags.writeable or (is_data and array.nbytes > LARGE):
             return
         self._arrays.append((array, array.copy()))
 
     def restore(self) -> None:
-        """Put everything back, in place."""
         for tensor, data, grad, requires_grad in self._tensors:
             if not _is_same_memory(tensor.data, data):
                 tensor.data = data
@@ -269,7 +259,7 @@ class KeptTensors:
             array[...] = before
         for tensor, version in self._watched:
             if tensor._version != version:
-                self.changed.append(f"a tensor of the data, {list(tensor.shape)}, was written to while it was read")
+                self.changed.append(f"a tensor of the data, {list(tensor.shape)}, was modified during the rehearsal")
 
     def _keep_memory(self, tensor: Tensor, *, is_data: bool) -> None:
         storage = tensor.untyped_storage()
@@ -282,32 +272,27 @@ class KeptTensors:
             self._memory[place] = storage, copied.copy_(storage)
 
 
-def _is_same_memory(one: Tensor, other: Tensor) -> bool:
-    if is_traceable_wrapper_subclass(one) or is_traceable_wrapper_subclass(other):
-        return one is other
-    same_kind = (one.dtype, one.device, one.shape, one.stride()) == (
-        other.dtype,
-        other.device,
-        other.shape,
-        other.stride(),
+def _is_same_memory(first: Tensor, second: Tensor) -> bool:
+    if is_traceable_wrapper_subclass(first) or is_traceable_wrapper_subclass(second):
+        return first is second
+    same_kind = (first.dtype, first.device, first.shape, first.stride()) == (
+        second.dtype,
+        second.device,
+        second.shape,
+        second.stride(),
     )
-    return same_kind and one.data_ptr() == other.data_ptr()
+    return same_kind and first.data_ptr() == second.data_ptr()
 
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """What there was before.
-
-    Attributes:
-        objects: what the objects held.
-        draws: the states of the global generators.
-    """
+    """The saved contents of objects, and the states of the global random generators."""
 
     objects: KeptObjects
     draws: dict[str, Any]
 
     def restore(self) -> None:
-        """Put it back; a Ctrl-C waits until that is done."""
+        # Ctrl-C takes effect afterwards
         with _interrupts_postponed():
             self.objects.restore()
             rng.restore(self.draws)
@@ -317,12 +302,12 @@ class Former:
 def restored(
     users: Iterable[Any], data: Iterable[Any] = (), ours: Iterable[Any] = (), leave: Iterable[Any] = ()
 ) -> Iterator[Former]:
-    """Put everything back when this context is left, also by an exception; see `KeptObjects` for the arguments."""
-    former = Former(KeptObjects(users, data, ours, leave), rng.capture())
+    """Restore everything when this context ends, also by an exception; see `KeptObjects` for the arguments."""
+    backup = Former(KeptObjects(users, data, ours, leave), rng.capture())
     try:
-        yield former
+        yield backup
     finally:
-        former.restore()
+        backup.restore()
 
 
 @contextmanager
@@ -330,11 +315,11 @@ def _interrupts_postponed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    former = signal.signal(signal.SIGINT, lambda *received: came.append(received[0]))
+    signals: list[int] = []
+    previous_handler = signal.signal(signal.SIGINT, lambda *received: signals.append(received[0]))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, former)
-    if came:
+        signal.signal(signal.SIGINT, previous_handler)
+    if signals:
         raise KeyboardInterrupt

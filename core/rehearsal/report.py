@@ -1,4 +1,4 @@
-"""What a rehearsal has shown, and how long the run would be."""
+"""The report of a rehearsal, and the predicted duration of the run."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ UNITS = (("days", 86400.0), ("h", 3600.0), ("min", 60.0))
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Rehearsal:
-    """What would happen in a run, how long it would last and how large it would be; `print` shows it.
+    """The result of a rehearsal: problems, plan, duration and size of the run; `print` shows it.
 
     Attributes:
         name: the run's name.
-        problems: what would go wrong, in sentences; empty where all is well.
-        warnings: what the short run warned of, some of which only a short run has.
-        notes: what it noted, and what could not be put back.
+        problems: what would go wrong, in sentences; empty if nothing would.
+        warnings: warnings of the short run; some apply only to a short run.
+        notes: notes of the short run, and objects that could not be restored.
         plan: what the run would do, as `run.report.plan()` says.
-        prediction: how long it would last; rough, as each figure is measured once or twice.
-        seconds: all of it; None where its length is not known.
+        prediction: its duration; rough, because each figure is measured once or twice.
+        seconds: the total duration; None if its length is unknown.
         resume: the report of the resume in a line; empty if nothing saves.
-        checkpoint_bytes: of one checkpoint; None where no plugin wrote one.
-        bytes: of the checkpoints that would be there at once, with the one that is being written; None where that is
-            not known.
-        free_bytes: on the disk that they would be written to, before the run.
-        gpu_bytes: the most that tensors took on the GPU; None on another device.
-        redirected: where plugins would write, by their names; here they wrote to a temporary folder.
-        unredirected: plugins that hold a path and have no `rehearse(folder)`: they wrote where they always do.
+        checkpoint_bytes: the size of one checkpoint; None if no plugin wrote one.
+        bytes: the size of the checkpoints that exist at once, with the one being written; None if unknown.
+        free_bytes: free space on the disk of the checkpoints, before the run.
+        gpu_bytes: the peak of tensor memory on the GPU; None on another device.
+        redirected: where plugins would write, by their names; the rehearsal wrote to a temporary folder.
+        unredirected: plugins that hold a path and have no `rehearse(folder)`: they wrote to their usual path.
         left_out: plugins that took no part.
         events: the names of the events of the short run, in order.
-        resumed_events: those of the run that resumed it.
+        resumed_events: the events of the run that resumed it.
     """
 
     name: str
@@ -67,7 +66,7 @@ class Rehearsal:
 
     @property
     def seconds(self) -> float | None:
-        """How long the run would last; None where its length is not known."""
+        """The predicted duration of the run; None if its length is unknown."""
         return self.prediction.seconds
 
     def __repr__(self) -> str:
@@ -81,7 +80,7 @@ class Rehearsal:
         lines += [f"left out: {', '.join(self.left_out)}"] * bool(self.left_out)
         lines += [f"not redirected: {', '.join(self.unredirected)}"] * bool(self.unredirected)
         lines += [*self.notes, *(f"WARNING: {warning}" for warning in self.warnings)]
-        lines += [f"PROBLEM: {problem}" for problem in self.problems] or ["no problem was found"]
+        lines += [f"PROBLEM: {problem}" for problem in self.problems] or ["no problems"]
         return printable_lines("\n".join([f"rehearsal of {self.plan}", *map(WRAPPED.fill, lines)]))
 
     def _done(self) -> str:
@@ -92,17 +91,17 @@ class Rehearsal:
             (self.events.count("save_point"), "save"),
         ]
         parts = [f"{number} {word}{'s' * (number != 1)}" for number, word in counts if number]
-        return ", ".join([*parts, f"a resume ({self.resume})" if self.resume else "no resume, as nothing saves"])
+        return ", ".join([*parts, f"a resume ({self.resume})" if self.resume else "no resume, because nothing saves"])
 
     def _duration(self) -> str:
-        each = self.prediction
+        times = self.prediction
         parts = [
-            f"{_number(each.steps)} steps of {_time(each.step_seconds)}, the first {_time(each.first_step_seconds)}",
-            *_several(each.validations, "validations", each.validation_seconds),
-            *_several(each.saves, "saves", each.save_seconds),
+            f"{_number(times.steps)} steps of {_time(times.step_seconds)}, the first {_time(times.first_step_seconds)}",
+            *_counted(times.validations, "validations", times.validation_seconds),
+            *_counted(times.saves, "saves", times.save_seconds),
         ]
-        whole = "a time that is not known" if self.seconds is None else f"about {_time(self.seconds)}"
-        return f"{whole}, roughly: {'; '.join(parts)}"
+        total = "an unknown time" if self.seconds is None else f"about {_time(self.seconds)}"
+        return f"{total}, roughly: {'; '.join(parts)}"
 
     def _size(self) -> str:
         if self.checkpoint_bytes is None:
@@ -119,11 +118,11 @@ def _number(value: int | None) -> str:
     return "an unknown number of" if value is None else f"{value:,}"
 
 
-def _several(number: int | None, what: str, seconds: float | None) -> list[str]:
+def _counted(number: int | None, plural: str, seconds: float | None) -> list[str]:
     if number == 0:
         return []
-    said = what.removesuffix("s") if number == 1 else what
-    return [f"{_number(number)} {said}" + ("" if seconds is None else f" of {_time(seconds)}")]
+    word = plural.removesuffix("s") if number == 1 else plural
+    return [f"{_number(number)} {word}" + ("" if seconds is None else f" of {_time(seconds)}")]
 
 
 def _time(seconds: float) -> str:
@@ -142,14 +141,14 @@ def _bytes(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a run was to be.
+    """The plan of a run.
 
     Attributes:
-        text: its plan.
+        text: the plan as text.
         name: the run's name.
-        short: the options of `fit` that make it so short that each phase of the training data is read once.
-        totals: what it would count, where that is known: `epochs`, `batches`, `samples`, `steps`.
-        validation_batches: of one validation, of this process; None where that is unknown.
+        short: options of `fit` that shorten the run to one pass over each phase of the training data.
+        totals: known totals of `epochs`, `batches`, `samples`, `steps`.
+        validation_batches: batches of one validation in this process; None if unknown.
     """
 
     text: str
@@ -160,10 +159,11 @@ class Planned:
 
 
 def plan_of(run: Any) -> Planned:
-    """Return what a run that is not entered would be."""
     factors = batch_factors(run)
     limits = run.settings.limits
-    lengths = [run.data.evaluation_length(each, limits.get(name)) for name, each in run.data.validation_loaders.items()]
+    lengths = [
+        run.data.evaluation_length(loader, limits.get(name)) for name, loader in run.data.validation_loaders.items()
+    ]
     return Planned(
         text=run.report.plan(),
         name=run.name,
@@ -174,23 +174,25 @@ def plan_of(run: Any) -> Planned:
 
 
 def _short(run: Any, phases: int) -> dict[str, int | None]:
-    if run.length.max_epochs is None and None in run.data.lengths:  # schedulers that need a length know none by epochs
+    if (
+        run.length.max_epochs is None and None in run.data.lengths
+    ):  # a scheduler that needs a length cannot count epochs
         return {"epochs": None, "steps": min(run.length.max_steps, STEPS * phases)}
     return {"epochs": phases}
 
 
 def _totals(run: Any, window: int | None, samples: int | None) -> dict[str, float]:
     batches = run.length.batches_per_epoch if len(run.settings.train) == 1 else None
-    a_step = None if window is None or batches is None else ceil(batches / min(window, batches))
+    steps_per_epoch = None if window is None or batches is None else ceil(batches / min(window, batches))
     totals: dict[str, float] = (
         {} if run.length.planned_steps is None else {"steps": run.length.planned_steps, "fraction": 1.0}
     )
-    if run.length.max_epochs is not None and (run.length.max_steps is None or a_step):
+    if run.length.max_epochs is not None and (run.length.max_steps is None or steps_per_epoch):
         totals["epochs"] = run.length.max_epochs
-    if "steps" in totals and a_step and batches is not None:
-        totals["epochs"] = totals["steps"] // a_step
-        rest = totals["steps"] % a_step * (window or 1)
-        totals["batches"] = totals["epochs"] * batches + min(rest, batches)
+    if "steps" in totals and steps_per_epoch and batches is not None:
+        totals["epochs"] = totals["steps"] // steps_per_epoch
+        remaining_batches = totals["steps"] % steps_per_epoch * (window or 1)
+        totals["batches"] = totals["epochs"] * batches + min(remaining_batches, batches)
         if samples is not None and window:
             totals["samples"] = totals["batches"] * samples // window
     return totals
@@ -198,17 +200,17 @@ def _totals(run: Any, window: int | None, samples: int | None) -> dict[str, floa
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How long a run would last; None where that is not known.
+    """The predicted duration of a run; None if unknown.
 
     Attributes:
-        steps: how many.
-        step_seconds: of one, measured on the second.
-        first_step_seconds: of the first, which may compile.
-        validations: how many.
-        validation_seconds: of one with all its batches.
-        saves: how many.
-        save_seconds: of one.
-        seconds: of all of it.
+        steps: the number of steps.
+        step_seconds: of one step, measured on the second.
+        first_step_seconds: of the first step, which may compile.
+        validations: the number of validations.
+        validation_seconds: of one validation with all its batches.
+        saves: the number of saves.
+        save_seconds: of one save.
+        seconds: in total.
     """
 
     steps: int | None
@@ -222,9 +224,8 @@ class Prediction:
 
 
 def predict(planned: Planned, seen: Seen, plugins: Iterable[Any]) -> Prediction:
-    """Return how long a run would last, from what a short one took."""
-    first, rest = seen.steps[0], seen.steps[1:] or seen.steps
-    steps, step = planned.totals.get("steps"), mean(rest)
+    first, later_steps = seen.steps[0], seen.steps[1:] or seen.steps
+    steps, step = planned.totals.get("steps"), mean(later_steps)
     training = None if steps is None else first + (steps - 1) * step
     totals = planned.totals | ({} if training is None else {"seconds": training})
     times = _forecasts(plugins, totals)
@@ -234,7 +235,7 @@ def predict(planned: Planned, seen: Seen, plugins: Iterable[Any]) -> Prediction:
     validations, saves = (counts[0] if seen.validations else 0), (counts[1] if seen.saves else 0)
     parts = [
         training,
-        *(_product(number, each) for number, each in ((validations, validation), (saves, save))),
+        *(_product(number, seconds) for number, seconds in ((validations, validation), (saves, save))),
     ]
     return Prediction(
         steps=None if steps is None else int(steps),
@@ -244,19 +245,19 @@ def predict(planned: Planned, seen: Seen, plugins: Iterable[Any]) -> Prediction:
         validation_seconds=validation,
         saves=saves,
         save_seconds=save,
-        seconds=None if None in parts else sum(each or 0.0 for each in parts),
+        seconds=None if None in parts else sum(seconds or 0.0 for seconds in parts),
     )
 
 
 def _forecasts(plugins: Iterable[Any], totals: Mapping[str, float]) -> dict[str, int | None]:
-    """Return how often each thing would be requested; None where a plugin that requests it cannot say."""
+    # None if a plugin that makes requests cannot predict their number
     times: dict[str, int | None] = {}
     for plugin in plugins:
-        own = plugin.forecast(totals) if hasattr(plugin, "forecast") else {}
+        forecast = plugin.forecast(totals) if hasattr(plugin, "forecast") else {}
         for word in ("validation", "save"):
-            if word in own:
+            if word in forecast:
                 before = times.get(word, 0)
-                times[word] = None if before is None else max(before, own[word])
+                times[word] = None if before is None else max(before, forecast[word])
             elif word in getattr(plugin, "asks", ()) and "stop" not in getattr(plugin, "asks", ()):
                 times[word] = None
     return times

@@ -1,4 +1,4 @@
-"""The trace of a run: what happened in it, down to the last bit, and where two runs differ first."""
+"""The trace of a run, bit by bit, and the first difference between two runs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SCALARS = (bool, int, float, complex, str, bytes, NoneType, np.generic)
 NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 RUNS = ("the uninterrupted run", "the interrupted one")
 WORDS = {"draws": "random state", "modules": "weights", "means": "running means", "data": "loader's position"}
-# Parts of a state that name a process, a file or the time. Each rank has its own trace; metrics are facts.
-OF_THE_PROCESS = "objects schema saved_at versions run_name training_id world ranks log_history".split()  # noqa: SIM905
-CLOCKS = ("earlier_seconds", "facts")  # of the progress and of the data, whose facts are sentences of a report
+# Keys of a state that depend on the process, a file or the clock. Each rank has its own trace; metrics are facts.
+UNSTABLE = "objects schema saved_at versions run_name training_id world ranks log_history".split()  # noqa: SIM905
+CLOCKS = ("earlier_seconds", "facts")  # of the progress and the data; the facts of the data are sentences of a report
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value: a scalar, a tensor or an array. Two are equal if kind and digest are.
+    """One value: a scalar, a tensor or an array. Leaves are equal if kind and digest are.
 
     Attributes:
         kind: type, dtype and shape, in words.
         digest: of all bits.
-        sample: for messages: the number or text, or numbers of a tensor (some, if it is large); None if there are none.
+        sample: for messages: a number, a text, or numbers of a tensor (a sample of a large one); None if empty.
     """
 
     kind: str
@@ -48,17 +48,17 @@ class Leaf:
 
 
 def leaves(value: Any) -> dict[str, Leaf]:
-    """Return every value in a nested one by its path: `model.0.weight`, `[1].label`."""
+    """Return all values in a nested one by path, for example `model.0.weight`, `[1].label`."""
     return {path.lstrip("."): leaf for path, leaf in _walk(value, "", ())}
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that a run did or had.
+    """An action or a value of a run.
 
     Attributes:
-        what: such as `batch`, `draws`, `loss`, `metrics`, `modules`, `plugin early_stopping`.
-        when: at which moment of the run, in words.
+        what: for example `batch`, `draws`, `loss`, `metrics`, `modules`, `plugin early_stopping`.
+        when: the moment of the run, in words.
         place: finished epochs, batches of the epoch (with the current one) and optimizer steps.
         leaves: the values by path.
     """
@@ -78,9 +78,9 @@ class Difference:
 
     Attributes:
         what: `batch`, `draws`, `loss`, `metrics`, `modules`, `optimizers`, `schedulers`, `plugin <name>`, `progress` or
-            another part of a checkpoint by its name there; `order` if one run did what the other did not.
+            another key of a checkpoint; `order` if only one run has a fact.
         place: finished epochs, batches of the epoch (with the current one) and optimizer steps.
-        paths: which values of it, such as `model.0.weight`.
+        paths: the values that differ, for example `model.0.weight`.
         text: a sentence.
     """
 
@@ -101,32 +101,34 @@ class Difference:
         names: tuple[str, str] = RUNS,
         aside: frozenset[tuple[str, str]] = frozenset(),
     ) -> Iterator[Difference]:
-        """Yield the differences between two runs, the first one first; none follows one of the order.
+        """Yield the differences between two runs, in order; the first difference in the order of facts is the last.
 
         Args:
             expected: the facts of a run.
             found: the facts of a run that should equal it.
-            names: what to call the two runs.
-            aside: (what, path) of values that are not compared; an empty path is all of them.
+            names: the names of the two runs in messages.
+            aside: (what, path) of values that are not compared; an empty path means all of them.
         """
-        for one, other in zip_longest(expected, found, fillvalue=END):
-            if (one.what, one.when) != (other.what, other.when):
+        for first, second in zip_longest(expected, found, fillvalue=END):
+            if (first.what, first.when) != (second.what, second.when):
                 texts = [
-                    f"{name} has {_name(fact)} {fact.when}" for name, fact in zip(names, (one, other), strict=True)
+                    f"{name} has {_name(fact)} {fact.when}" for name, fact in zip(names, (first, second), strict=True)
                 ]
-                yield cls("order", max(one.place, other.place), (), f"what happens differs: {', '.join(texts)}")
+                yield cls("order", max(first.place, second.place), (), f"the order differs: {', '.join(texts)}")
                 return
-            paths = [path for path in {**one.leaves, **other.leaves} if one.leaves.get(path) != other.leaves.get(path)]
-            paths = [path for path in paths if aside.isdisjoint([(one.what, path), (one.what, "")])]
+            paths = [
+                path for path in {**first.leaves, **second.leaves} if first.leaves.get(path) != second.leaves.get(path)
+            ]
+            paths = [path for path in paths if aside.isdisjoint([(first.what, path), (first.what, "")])]
             if paths:
-                yield cls(one.what, other.place, tuple(paths), _sentence(one, other, paths, names))
+                yield cls(first.what, second.place, tuple(paths), _sentence(first, second, paths, names))
 
 
 class Tracer:
-    """Records the facts of a run. Each waits for the device.
+    """Record the facts of a run. Each fact waits for the device.
 
     Args:
-        add: called with each fact, such as the `append` of a list.
+        add: called with each fact, for example the `append` of a list.
     """
 
     def __init__(self, add: Callable[[Fact], object]) -> None:
@@ -137,7 +139,7 @@ class Tracer:
         return [bus.on(event, self.record, lane=Lane.REPORT) for event in RECORDED]
 
     def record(self, run: Run, event: Event) -> None:
-        """Record what there is to record at an event."""
+        """Record the facts of an event."""
         if isinstance(event, BatchStart):
             self._add(run, "batch", leaves(run.batch), begun=1)
         elif isinstance(event, BatchEnd):
@@ -152,7 +154,7 @@ class Tracer:
             self.state(run, AT_THE_END)
 
     def losses(self, run: Run) -> None:
-        """Record the losses of the batch that has ended."""
+        """Record the losses of the finished batch."""
         losses = () if run.control.skips_batch else run.stepping.batch_losses
         self._add(run, "loss", leaves(losses[0] if len(losses) == 1 else losses))
 
@@ -162,11 +164,12 @@ class Tracer:
         self._add(run, "metrics", leaves(event.metrics), f"in the {event.name.removesuffix('_end')} {place}")
 
     def state(self, run: Run, when: str) -> None:
-        """Record the state of a run, without what may differ between two equal runs. On several ranks a collective.
+        """Record the state of a run, without values that may differ between equal runs. A collective.
 
-        Plugins that the training does not depend on are left out, and so are the strings of the others: files, dates.
+        Plugins that do not affect the training are excluded, and strings of the others, for example file names and
+        dates.
         """
-        state = {name: value for name, value in run.state_dict().items() if name not in OF_THE_PROCESS}
+        state = {name: value for name, value in run.state_dict().items() if name not in UNSTABLE}
         for name in ("progress", "data"):
             state[name] = {key: value for key, value in state[name].items() if key not in CLOCKS}
         plugins = state.pop("plugins")
@@ -178,23 +181,23 @@ class Tracer:
                 numbers = {path: leaf for path, leaf in leaves(value).items() if leaf.kind != "str"}
                 self._add(run, f"plugin {name}", numbers, when)
 
-    def _add(self, run: Run, what: str, values: Mapping[str, Leaf], when: str = "", *, begun: int = 0) -> None:
+    def _add(self, run: Run, name: str, values: Mapping[str, Leaf], when: str = "", *, begun: int = 0) -> None:
         place = _place(run, begun)
-        self._add_fact(Fact(what, when or "in epoch {}, batch {}, step {}".format(*place), place, values))
+        self._add_fact(Fact(name, when or "in epoch {}, batch {}, step {}".format(*place), place, values))
 
 
 def _place(run: Run, begun: int = 0) -> tuple[int, int, int]:
     return run.progress.epoch, run.progress.batch + begun, run.progress.steps
 
 
-def _sentence(one: Fact, other: Fact, paths: Sequence[str], names: tuple[str, str]) -> str:
-    name, path = _name(one), paths[0]
+def _sentence(first: Fact, second: Fact, paths: Sequence[str], names: tuple[str, str]) -> str:
+    name, path = _name(first), paths[0]
     differ = "differ" if name.endswith("s") and not name.endswith("ss") else "differs"
-    if one.what == "draws":
+    if first.what == "draws":
         generators = ", ".join(dict.fromkeys(path.split(".")[0].split("[")[0] for path in paths))
-        return f"{name} ({generators}) {differ} {one.when}"
-    values = _values(one.leaves.get(path), other.leaves.get(path), names)
-    return f"{name}{path and f' ({path})'} {differ} {one.when}: {values}"
+        return f"{name} ({generators}) {differ} {first.when}"
+    values = _values(first.leaves.get(path), second.leaves.get(path), names)
+    return f"{name}{path and f' ({path})'} {differ} {first.when}: {values}"
 
 
 def _name(fact: Fact) -> str:
@@ -202,13 +205,13 @@ def _name(fact: Fact) -> str:
     return f"the state of plugin {plugin!r}" if plugin else f"the {WORDS.get(kind, kind)}"
 
 
-def _values(one: Leaf | None, other: Leaf | None, names: tuple[str, str]) -> str:
-    if not one or not other or one.kind != other.kind or not isinstance(one.sample, np.ndarray | NoneType):
-        return ", ".join(f"{leaf or 'nothing'} in {name}" for leaf, name in zip((one, other), names, strict=True))
+def _values(first: Leaf | None, second: Leaf | None, names: tuple[str, str]) -> str:
+    if not first or not second or first.kind != second.kind or not isinstance(first.sample, np.ndarray | NoneType):
+        return ", ".join(f"{leaf or 'nothing'} in {name}" for leaf, name in zip((first, second), names, strict=True))
     with np.errstate(invalid="ignore"):
-        distances = np.zeros(1) if one.sample is None else np.abs(one.sample - other.sample)
+        distances = np.zeros(1) if first.sample is None else np.abs(first.sample - second.sample)
     largest = np.max(distances, initial=0, where=np.isfinite(distances))
-    return f"{f'by up to {largest:.3g}' if largest > 0 else 'in some bits'} ({one.kind})"
+    return f"{f'by up to {largest:.3g}' if largest > 0 else 'in some bits'} ({first.kind})"
 
 
 def _walk(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, Leaf]]:
@@ -222,13 +225,13 @@ def _walk(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, 
     elif isinstance(value, NAMED):
         name = f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else value.__name__
         yield path, Leaf("name", name, name)
-    elif id(value) not in above:  # what contains itself is walked once
+    elif id(value) not in above:  # a value inside itself is walked once
         for key, part in _parts(value):
             yield from _walk(part, f"{path}{key}", (*above, id(value)))
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a container, or what pickle would save of another object, with the last item of each path."""
+    # the items of a container, or the pickled parts of another object
     if isinstance(value, Mapping):
         yield from ((f".{key}" if isinstance(key, str) else f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, list | tuple | np.ndarray | set | frozenset):
@@ -237,7 +240,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     else:
         try:
             reduced = value.__reduce_ex__(4)
-        except TypeError:  # pickle refuses it: only its type counts
+        except TypeError:  # not picklable: only its type is compared
             reduced = type(value).__qualname__
         if isinstance(reduced, str):
             yield "", reduced
@@ -255,7 +258,6 @@ def _tensor_leaf(value: Tensor) -> Leaf:
 
 
 def _numbers(flat: Any) -> Any:
-    """Return one number as such, and some of several as a new array."""
     sample = flat[:: 1 + len(flat) // SAMPLE]
     is_tensor = isinstance(sample, Tensor)
     numbers = sample.to(torch.float64, copy=True).numpy() if is_tensor else sample.astype(np.float64)

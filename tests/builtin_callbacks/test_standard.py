@@ -246,7 +246,7 @@ def test_a_run_by_steps(tmp_path: Path) -> None:
 def test_a_run_without_validation_data_keeps_the_last_and_says_so(tmp_path: Path) -> None:
     result = fit(tmp_path)
     assert result.warnings == ()
-    assert "No checkpoint is the best by 'validation/loss': fit was given no validation data." in result.notes
+    assert "No checkpoint is the best by 'validation/loss': fit has no validation data." in result.notes
     assert "nothing is validated, as fit was given no validation data" in result.notes
     assert fit(tmp_path / "last", keep_best=0).warnings == ()
     assert result.progress.validations == 0

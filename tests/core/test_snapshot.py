@@ -417,7 +417,7 @@ def test_the_learning_rate_of_the_checkpoint_continues_and_a_changed_one_is_a_wa
     result, again = fit(supervised(), cut, optimizer=adam(0.5), epochs=2)
 
     assert result.warnings == (
-        "The program's learning rate 0.5 has no effect: the resumed run continues with its own, 0.1. To change it, set "
+        "The program's learning rate 0.5 has no effect: the resumed run continues with 0.1. To change it, set "
         "it in a handler of CheckpointLoaded: in optimizer.param_groups, and in the base_lrs of a scheduler.",
     )
     assert fit(supervised(), cut)[0].warnings == ()

@@ -205,7 +205,7 @@ def test_a_plugin_of_which_the_checkpoint_knows_nothing_keeps_what_it_has_and_th
     plugin = Summing()
     result = goes_back(plugin, lambda states: states.pop("summing"))
     assert plugin.sums == {"batches": 7}
-    assert "plugins that keep what they have, the checkpoint has no state of them: summing" in result.notes
+    assert "plugins without state in the checkpoint keep their state: summing" in result.notes
     assert result.resume.reasons
 
 

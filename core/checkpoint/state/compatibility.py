@@ -21,7 +21,7 @@ def class_names(parts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def saved_scheduler_classes(run: Run, saved: Mapping[str, Any]) -> dict[str, str]:
-    # Helios saved no classes, so they are assumed to be those of the run
+    # Helios saved no classes, so the run's are assumed
     saved_classes, now = saved.get("scheduler_kinds", {}), class_names(run.schedulers)
     return {name: saved_classes.get(name) or now.get(name, "unknown") for name in saved["schedulers"]}
 
@@ -45,7 +45,7 @@ def check_optimizers(run: Run, saved: Mapping[str, Any]) -> None:
 def find_differences(
     run: Run, saved: Mapping[str, Any], versions: Mapping[str, str], fresh_plugins: Iterable[str]
 ) -> Iterator[str]:
-    """Yield each difference between the program that saved and the one that resumes, in a sentence.
+    """Yield a sentence for each difference between the saving and the resuming program.
 
     Args:
         run: the run, with its state loaded.

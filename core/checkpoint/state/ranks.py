@@ -18,7 +18,7 @@ from ....events.errors import describe_error
 from ...engines.sharded.states import ShardingEngine, States, empty_tensors, join_states
 from ...system.errors import is_of_machine
 from .compatibility import restore_groups
-from .schema import with_numbers
+from .schema import map_leaves, with_numbers
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
@@ -46,7 +46,9 @@ def gather_rank_parts(engine: Engine, snapshot: Mapping[str, Any]) -> list[dict[
     mine = dict(_items(snapshot))
     digests: list[dict[Key, bytes]] = engine.gather_objects({key: digest(mine[key]) for key in mine})
     of_main = digests[0]
-    differing = {key: _to_cpu(item) for key, item in mine.items() if digests[engine.rank][key] != of_main.get(key)}
+    differing = {
+        key: map_leaves(item, _to_cpu) for key, item in mine.items() if digests[engine.rank][key] != of_main.get(key)
+    }
     differing |= {key: None for key in of_main if key not in mine}  # a plugin of the main rank only
     parts: list[dict[Key, Any]] = engine.gather_objects(differing)
     return [_nested(items) for items in parts]
@@ -112,14 +114,7 @@ def _nested(items: Mapping[Key, Any]) -> dict[str, Any]:
 
 
 def _to_cpu(value: Any) -> Any:
-    # another process may have other devices
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return type(value)({key: _to_cpu(item) for key, item in value.items()})
-    if isinstance(value, list | tuple):
-        return type(value)([_to_cpu(item) for item in value])
-    return value
+    return value.detach().cpu() if isinstance(value, Tensor) else value
 
 
 def _pieces(value: Any) -> Iterator[bytes | memoryview]:

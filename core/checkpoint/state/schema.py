@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -225,6 +225,15 @@ def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield f"a key of {path}", key
         if type(item) not in PLAIN:
             yield f"{path}[{brief(key)}]", item
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    # rebuilds nested dicts, lists and tuples with each other value changed
+    if type(value) in MAPPINGS:
+        return type(value)({key: map_leaves(item, change) for key, item in value.items()})
+    if type(value) in SEQUENCES:
+        return type(value)([map_leaves(item, change) for item in value])
+    return change(value)
 
 
 def brief(value: Any) -> str:

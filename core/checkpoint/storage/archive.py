@@ -14,6 +14,7 @@ import pickletools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from io import FileIO
 from itertools import chain
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from ....events.checks import PLAIN
-from ..state.schema import CONTAINERS, MAPPINGS, SEQUENCES
+from ..state.schema import CONTAINERS, MAPPINGS, SEQUENCES, map_leaves
 from .files import PIECE, ArchiveWriter, Files
 from .manifest import Entry, encode
 from .untrusted_files import open_regular
@@ -45,8 +46,8 @@ def compacted(state: Any) -> tuple[Any, int]:
     share memory; so do copies of the same slice.
     """
     tensors, plain_bytes = _contents(state)
-    if loose := _oversized_storages(tensors):
-        state = _rebuilt(state, loose, {})
+    if oversized := _oversized_storages(tensors):
+        state = map_leaves(state, partial(_with_compact_storage, oversized=oversized, made={}))
         tensors, plain_bytes = _contents(state)
     return state, SLACK + plain_bytes + PER_TENSOR * len(tensors) + _bytes(tensors)
 
@@ -81,12 +82,12 @@ def _bytes(tensors: list[Tensor]) -> int:
 
 
 def _oversized_storages(tensors: list[Tensor]) -> set[int]:
-    # also those that are viewed with several dtypes
+    # also storages that are viewed with several dtypes
     views: dict[int, dict[View, int]] = {}
     sizes: dict[int, int] = {}
     dtypes: dict[int, set[torch.dtype]] = {}  # by address: storages of NumPy arrays may share memory
     addresses: dict[int, int] = {}
-    for tensor in filter(_has_memory, tensors):
+    for tensor in filter(has_memory, tensors):
         storage = tensor.untyped_storage()
         number, address = storage._cdata, storage.data_ptr()
         sizes[number], addresses[number] = storage.nbytes(), address
@@ -96,25 +97,21 @@ def _oversized_storages(tensors: list[Tensor]) -> set[int]:
     return loose | {number for number, address in addresses.items() if address and len(dtypes[address]) > 1}
 
 
-def _rebuilt(value: Any, loose: set[int], made: dict[View, Tensor]) -> Any:
-    if type(value) in MAPPINGS:
-        return type(value)({key: _rebuilt(item, loose, made) for key, item in value.items()})
-    if type(value) in SEQUENCES:
-        return type(value)([_rebuilt(item, loose, made) for item in value])
-    if not _has_memory(value) or value.untyped_storage()._cdata not in loose:
-        return value
-    view = (value.untyped_storage()._cdata, *_view(value))
+def _with_compact_storage(tensor: Any, oversized: set[int], made: dict[View, Tensor]) -> Any:
+    if not has_memory(tensor) or tensor.untyped_storage()._cdata not in oversized:
+        return tensor
+    view = (tensor.untyped_storage()._cdata, *_view(tensor))
     if view not in made:
-        made[view] = value.detach().clone(memory_format=torch.contiguous_format)
-    form = (*view, type(value), value.requires_grad)  # a frozen view of a trained tensor stays separate
+        made[view] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    form = (*view, type(tensor), tensor.requires_grad)  # a frozen view of a trained tensor stays separate
     if form not in made:
         copy = made[view].detach()
-        copy = nn.Parameter(copy, requires_grad=False) if type(value) is nn.Parameter else copy
-        made[form] = copy.requires_grad_(value.requires_grad)
+        copy = nn.Parameter(copy, requires_grad=False) if type(tensor) is nn.Parameter else copy
+        made[form] = copy.requires_grad_(tensor.requires_grad)
     return made[form]
 
 
-def _has_memory(value: Any) -> bool:
+def has_memory(value: Any) -> bool:
     return (
         type(value) in (Tensor, nn.Parameter)
         and value.layout is torch.strided

@@ -35,7 +35,7 @@ def checkpoint_name(run_name: str, epoch: int, step: int, metadata: str = "") ->
 
 @lru_cache
 def run_part(run_name: str) -> str:
-    # the digest keeps the prefixes of "a b" and "a-b" apart, and those of long names with the same beginning
+    # the digest gives "a b" and "a-b", and long names with the same beginning, different prefixes
     if clean(run_name) == run_name:
         return run_name
     digest = hashlib.sha256(run_name.encode()).hexdigest()[:NAME_DIGITS]
@@ -62,17 +62,17 @@ class Hidden(NamedTuple):
     """The hidden files of a run. Those that end in `.tmp` are not finished: the next start removes them.
 
     Attributes:
-        data: a checkpoint while it is written, or one with shards while it is removed.
+        data: a checkpoint while it is written, or a checkpoint with shards while it is removed.
         shards: the folder into which ranks write shards.
         small: a small file while it is written.
-        former: a second name of a checkpoint while it is replaced; restored if that fails.
+        previous: a second name of a checkpoint while it is replaced; restored if that fails.
         lock: the lock file of the process that writes.
     """
 
     data: Path
     shards: Path
     small: Path
-    former: Path
+    previous: Path
     lock: Path
 
     @classmethod
@@ -86,7 +86,7 @@ MARK = b'"format": "heliograph checkpoint"'
 END, END_SIZE = b"PK\5\6", 22  # the last record of a zip archive; its last two bytes are the length of the comment
 NEAR = 4096  # bytes: most manifests are shorter
 MOST = 2**16 - 1  # bytes of a manifest, as of any comment of a zip archive
-CHECKSUM, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not that of the data
+CHECKSUM, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not the digest of the data
 YEARS_1_TO_9999 = (-6e10, 2.5e11)  # about, in seconds since 1970
 JudgedBy = tuple[str, str, float | None]
 _JSON = json.JSONEncoder(sort_keys=True, allow_nan=False)
@@ -350,8 +350,8 @@ def _all_typed(values: Any, name: str, *kinds: type) -> dict[str, Any]:
 
 def _with_checksum(facts: Mapping[str, Any]) -> bytes:
     content, after = _canonical(facts), min(name for name in facts if name > "sha256")
-    before, line, rest = content.partition(f'\n  "{after}": '.encode())
-    return b"".join((before, CHECKSUM, hashlib.sha256(content).hexdigest().encode(), b'",', line, rest))
+    before, line, tail = content.partition(f'\n  "{after}": '.encode())
+    return b"".join((before, CHECKSUM, hashlib.sha256(content).hexdigest().encode(), b'",', line, tail))
 
 
 def _canonical(facts: Mapping[str, Any]) -> bytes:

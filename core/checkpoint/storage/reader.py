@@ -70,7 +70,7 @@ class Manifests:
         self._is_steady = False
 
     def names(self, *, again: bool = False) -> dict[str, Stamp]:
-        # stamps of checkpoints and pointers by name; within `steady`, those of the last listing
+        # stamps of checkpoints and pointers by name; within `steady`, from the last listing
         if again or not self._is_steady:
             try:
                 names = self.files.names(self.folder)
@@ -98,7 +98,7 @@ class Manifests:
         return lambda name: name.startswith(prefix) or "_epoch_" not in name
 
     def recent(self, run_name: str) -> list[FoundFile]:
-        """Return the files that may be the newest checkpoint of a run: those that its pointers name, and newer ones.
+        """Return the files that may be the newest checkpoint of a run: targets of its pointers, and newer files.
 
         A pointer is a hint: it may name an older checkpoint than the newest. But a store writes its files with
         increasing times, so a newer file has a later time. Without a usable pointer, all files that may be of the run
@@ -351,7 +351,7 @@ def entries(folder: Path | Manifests, run_name: str, scope: Scope = "run") -> tu
     Args:
         folder: the folder.
         run_name: the name that the program gave the run.
-        scope: which manifests are read: `recent`, those that may be of the newest checkpoints of the run; `run`, those
+        scope: which manifests are read: `recent`, files that may be the newest checkpoints of the run; `run`, files
             that may be of the run by their file names; `folder`, all of them.
 
     Raises:

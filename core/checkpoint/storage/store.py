@@ -89,8 +89,10 @@ class Store:
                 files = self._manifests.recent(self.run_name)
                 self._date = max(max(stamp[2:3], default=0) for stamp in [(), *self._manifests.names().values()])
             notes += self._sweep()
-            for former in {file.entry.former_shards for file in files if file.entry and file.run_name == self.run_name}:
-                self._remove_shards(former)
+            for shards_name in {
+                file.entry.former_shards for file in files if file.entry and file.run_name == self.run_name
+            }:
+                self._remove_shards(shards_name)
             self._sequence = reader.highest_sequence(files, self.run_name)
             self._has_just_looked = True
             return notes + reader.unreadable_notes(files)
@@ -126,7 +128,7 @@ class Store:
                 lock.acquire()
             self._own_lock.release()
             self._own_lock = lock
-            self._pointed.clear()  # other stores may have written those of this name
+            self._pointed.clear()  # other stores may have written pointers of this name
         self.training_id, self.name = training_id, name
 
     def save(
@@ -391,7 +393,7 @@ class Store:
 
     def _sweep(self) -> list[str]:
         hidden, files = self._hidden, self._files
-        leftovers = [path for path in (hidden.data, hidden.former, hidden.small, hidden.shards) if files.exists(path)]
+        leftovers = [path for path in (hidden.data, hidden.previous, hidden.small, hidden.shards) if files.exists(path)]
         if hidden.data in leftovers:
             with suppress(ValueError, FileNotFoundError):  # it was not complete, or is a broken link
                 if shards := reader.read_manifest(hidden.data, files=files).shards:
@@ -424,11 +426,11 @@ class Store:
             files.rename(hidden.shards, self.folder / entry.shards[0])
         if replaces:
             with suppress(NotImplementedError):
-                files.link(path, hidden.former)
+                files.link(path, hidden.previous)
         files.rename(hidden.data, path)
         files.sync_folder(self.folder)
         if replaces:
-            files.unlink(hidden.former)
+            files.unlink(hidden.previous)
 
     def _undo(self, entry: Entry, replaces: bool, error: BaseException) -> bool:
         # By the files that exist: an interrupt may come between any two steps. False if the new file stays: it has
@@ -436,8 +438,8 @@ class Store:
         files, hidden, is_restored = self._files, self._hidden, not replaces
         try:
             if not files.exists(hidden.data) and self._is_at(entry):  # it was renamed
-                if files.exists(hidden.former):
-                    files.rename(hidden.former, entry.path)
+                if files.exists(hidden.previous):
+                    files.rename(hidden.previous, entry.path)
                 elif replaces:
                     return False
                 else:

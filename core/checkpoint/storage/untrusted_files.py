@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from ...system.errors import is_of_machine
-from ..state.schema import MAPPINGS, SEQUENCES, check_tree
+from ..state.schema import CONTAINERS, MAPPINGS, check_tree
 
 FOLLOW_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these
 _FLAGS: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -124,7 +124,7 @@ def _records(file: BufferedReader, path: Path) -> list[ZipInfo]:
 
 
 def check_archive(file: BufferedReader, path: Path) -> None:
-    """Compare the sizes of an archive's records with that of the file, before any of them is read.
+    """Compare the sizes of an archive's records with the size of the file, before any record is read.
 
     Torch does not compress. A compressed record could expand a thousandfold in memory.
 
@@ -146,7 +146,7 @@ def check_content(value: Any, path: Path) -> None:
     except ValueError as error:
         raise ValueError(f"{path} cannot be used: {error}") from None
     size = path.stat().st_size
-    for tensor in _tensors(value, set()):
+    for tensor in tensors_in(value):
         claimed = prod(tensor.shape) * tensor.element_size()
         if tensor.layout is torch.strided and claimed > max(size, EXPANDED):
             raise ValueError(
@@ -155,13 +155,16 @@ def check_content(value: Any, path: Path) -> None:
             )
 
 
-def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif type(value) in (*MAPPINGS, *SEQUENCES) and id(value) not in seen:
-        seen.add(id(value))
-        for item in value.values() if type(value) in MAPPINGS else value:
-            yield from _tensors(item, seen)
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    # a shared container is visited once
+    pending, seen = [value], set[int]()
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif type(value) in CONTAINERS and id(value) not in seen:
+            seen.add(id(value))
+            pending += value.values() if type(value) in MAPPINGS else value
 
 
 LARGE = 2**14  # bytes of a record whose content is verified by its CRC-32
@@ -262,7 +265,7 @@ def read_with_stand_ins(path: Path, records: Collection[str] = (), texts: str = 
     check_whole(path)
     try:
         stand_ins = {name: _stand_in(name, records, texts) for name in get_unsafe_globals_in_checkpoint(path)}
-    except Exception as error:  # noqa: BLE001  # what is not a pickle of torch's fails in many ways
+    except Exception as error:  # noqa: BLE001  # another pickle than torch's fails in many ways
         refuse_unread(path, error)
     refuse_unknown(path, [name for name, stand_in in stand_ins.items() if stand_in is None])
     try:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import heliograph as h
 import torch
-from heliograph.builtin_callbacks.checkpoint.ring_buffer import Owner, Ring, quick_writer
+from heliograph.builtin_callbacks.checkpoint.verify_resume import Owner, Ring, quick_writer
 from heliograph.core.checkpoint.storage import read_manifest
 from heliograph.core.context import RunContext
 from heliograph.tests.stores import seal_as

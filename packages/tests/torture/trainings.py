@@ -353,7 +353,7 @@ class Folder:
     def _save(self, checkpoint: Checkpoint, run: FakeRun) -> None:
         if run.saved is not None:
             run.checkpoints.training_id, run.progress.steps = run.saved["training_id"], run.saved["progress"]["steps"]
-            checkpoint.find_own(run, CheckpointLoaded(run.checkpoints.resumed_from))  # type: ignore[arg-type]
+            checkpoint.find_existing(run, CheckpointLoaded(run.checkpoints.resumed_from))  # type: ignore[arg-type]
         for _ in range(self.random.randint(0, 3)):
             run.progress.steps += self.random.choice([0, 1, 1])
             run.progress.batches += 1

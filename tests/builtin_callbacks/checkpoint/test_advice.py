@@ -13,8 +13,8 @@ from heliograph.tests.kit import class_batches, fit
 def test_one_that_has_every_is_not_advised_to_take_it(tmp_path: Path) -> None:
     result = fit(Checkpoint(tmp_path, every=Every(steps=2)).when(lambda run: False), train=class_batches(4), epochs=1)
     assert result.warnings == (
-        f"No checkpoint was written to {tmp_path}, no save was asked for in 4 steps: its every= asks only "
-        f"while it is on, so let its when() hold, or enable it, in time.",
+        f"No checkpoint was written to {tmp_path}, no save was requested in 4 steps: its every= requests saves only "
+        f"while the plugin is on, so check its when() or enable it.",
     )
 
 
@@ -32,6 +32,6 @@ def test_a_folder_that_is_gone_is_said_and_nothing_in_it_is_named_as_what_to_res
     assert "unchanged" not in str(caught.value)
     newest = folder / "run_epoch_0_iter_2.pth"
     assert any(
-        note.endswith(f"the newest checkpoint was {newest}, of step 2, and is gone: nothing is there to resume")
+        note.endswith(f"the newest checkpoint was {newest}, of step 2, and is missing: no run can resume it")
         for note in caught.value.__notes__
     )

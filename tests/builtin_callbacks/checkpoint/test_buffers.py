@@ -82,14 +82,14 @@ def test_new_and_resized_tensors_get_buffers_and_unused_ones_go() -> None:
 
     assert place(second["stays"]) == kept
     assert [each.tolist() for each in second.values()] == [[1.0] * 4, [2.0] * 3, [3.0] * 4]
-    assert {size.bytes: len(kept) for size, kept in buffers._kept.items()} == {16: 2, 12: 1}
+    assert {size.bytes: len(kept) for size, kept in buffers._buffers_by_size.items()} == {16: 2, 12: 1}
 
 
 def test_reserved_buffers_are_those_that_are_used() -> None:
     buffers, state = Buffers(), {"a": torch.ones(3), "b": torch.ones(3), "c": torch.ones(1, dtype=torch.int64)}
     buffers.reserve(sizes_of({"a": state["a"]}))
     buffers.reserve(sizes_of(state))
-    reserved = {storage.data_ptr() for kept in buffers._kept.values() for storage in kept}
+    reserved = {storage.data_ptr() for kept in buffers._buffers_by_size.values() for storage in kept}
 
     assert len(reserved) == 3
     assert {place(each) for each in buffers.copy(state).values()} == reserved

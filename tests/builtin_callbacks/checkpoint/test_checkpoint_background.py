@@ -252,7 +252,7 @@ def test_buffers_are_reserved_at_the_start_and_used_by_every_save(make: Make, di
     def look(run: Run) -> None:
         finish_writing(checkpoint)
         buffers = checkpoint._writer._buffers  # type: ignore[attr-defined]  # it is the one in the background
-        reserved.append({kept.data_ptr() for each in buffers._kept.values() for kept in each})
+        reserved.append({kept.data_ptr() for each in buffers._buffers_by_size.values() for kept in each})
 
     at(trainer.bus, BatchEnd, look, batches=1)  # before the first step's state is reserved, after the weights are
     at(trainer.bus, BatchEnd, look, batches=2)
@@ -356,9 +356,9 @@ def test_at_most_one_is_in_flight_and_the_waiting_is_reported(
     assert disk.most == 1
     assert len(list(tmp_path.glob("*.pth"))) == 4
     (note,) = result.notes
-    assert note.startswith("background saves: 3 of 4 waited for the former one, ")
+    assert note.startswith("background saves: 3 of 4 waited for the previous one, ")
     (message,) = caplog.messages
-    assert re.match(r"a save waited [24].00 s for the former one", message)  # its pruning may be waited for, too
+    assert re.match(r"a save waited [24].00 s for the previous one", message)  # its pruning may be waited for, too
 
 
 # Errors surface.

@@ -332,8 +332,8 @@ def test_a_checkpoint_that_writes_none_is_missed(tmp_path: Path) -> None:
         def never(self, run: Run, event: LastBoundary) -> None: ...
 
     assert warnings_of(Asks(), Checkpoint(tmp_path)) == (
-        f"No checkpoint was written to {tmp_path}, no save was asked for in 6 steps: give it "
-        f"every=Every(epochs=1), which also asks for one at the end.",
+        f"No checkpoint was written to {tmp_path}, no save was requested in 6 steps: set every=Every(epochs=1), which "
+        f"also saves the end.",
     )
 
 
@@ -353,10 +353,10 @@ def test_a_best_that_nothing_was_measured_for_is_missed(tmp_path: Path) -> None:
 
 
 def test_a_schedule_whose_saves_nobody_writes_says_so_at_the_start() -> None:
-    words = "Saves are requested, and no plugin writes any: add Checkpoint('runs/x') to the plugins."
+    words = "Saves are requested, but no plugin writes them: add Checkpoint('runs/x') to the plugins."
     assert warnings_of(SaveSchedule(Every(epochs=1))) == (words,)
     trainer = Trainer([SaveSchedule(Every(epochs=1))], device="cpu", strict=True)
-    with pytest.raises(StrictError, match="no plugin writes any") as info:
+    with pytest.raises(StrictError, match="no plugin writes them") as info:
         trainer.fit(linear_classifier(), class_batches(6), optimizer=adam(), epochs=1)
     assert info.value.result is None
 
@@ -370,7 +370,7 @@ def test_any_handler_of_a_save_may_be_who_writes() -> None:
     trainer = Trainer([SaveSchedule(Every(epochs=1)), Writer()], device="cpu")
     with trainer.plugins.disabled("writer"):
         assert kit.fit(trainer).warnings == (
-            "Saves are requested, and plugin 'writer', which would write them, is disabled.",
+            "Saves are requested, but plugin 'writer', which writes them, is disabled.",
         )
     trainer.bus.on(SavePoint, lambda run, event: None)
     with trainer.plugins.disabled("writer"):
@@ -394,11 +394,11 @@ def test_a_checkpoint_that_is_disabled_in_mid_run_says_what_it_did_not_save(tmp_
     trainer = Trainer(plugins, device="cpu")
     path = tmp_path / "run_epoch_0_iter_2.pth"
     assert kit.fit(trainer, train=class_batches(6)).warnings == (
-        f"Plugin 'checkpoint' is disabled since step 3, and no other plugin writes saves: the newest checkpoint is "
-        f"{path}, of step 2, and 4 steps are not in it.",
+        f"Plugin 'checkpoint' is disabled since step 3, and no other plugin writes checkpoints: the newest "
+        f"checkpoint is {path}, of step 2, and 4 steps are not in it.",
     )
     assert kit.fit(trainer).warnings == (
-        "Saves are requested, and plugin 'checkpoint', which would write them, is disabled.",
+        "Saves are requested, but plugin 'checkpoint', which writes them, is disabled.",
     )
 
 
@@ -411,8 +411,11 @@ def test_so_does_a_writer_of_other_files_or_of_none(tmp_path: Path) -> None:
         def write(self, run: Run, event: SavePoint) -> None:
             run.checkpoints.last = self.path
 
-    said = "Plugin 'writer' is disabled since step 3, and no other plugin writes saves:"
-    for path, words in ((tmp_path / "a.pt", f"the newest checkpoint is {tmp_path / 'a.pt'}"), (None, "there is none")):
+    said = "Plugin 'writer' is disabled since step 3, and no other plugin writes checkpoints:"
+    for path, words in (
+        (tmp_path / "a.pt", f"the newest checkpoint is {tmp_path / 'a.pt'}"),
+        (None, "there is no checkpoint"),
+    ):
         plugins = [SaveSchedule(Every(steps=2)), Writer(path), Disable("writer", 3)]
         assert warnings_of(*plugins) == (f"{said} {words}.",)
 

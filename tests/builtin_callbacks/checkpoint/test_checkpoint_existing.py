@@ -91,7 +91,7 @@ def test_a_run_that_rolls_back_stays_the_training_that_it_is(batches: Make, sgd:
     tuned = train(Checkpoint(tmp_path / "a", resume=pretrained), 5, epochs=2, name="tuned")
 
     assert "rolled back" in str(tuned)
-    assert f"{pretrained} is of run 'pretrained': run 'tuned' begins there as a training of its own" in tuned.notes
+    assert f"{pretrained} is of run 'pretrained': run 'tuned' starts a new training from it" in tuned.notes
     assert training_of(tuned.last_checkpoint) != training_of(pretrained)
     assert checkpoint_names(tmp_path / "a") == ["pretrained_epoch_1_iter_3.pth", "tuned_epoch_2_iter_4.pth"]
 
@@ -177,8 +177,8 @@ def test_a_rerun_without_resume_loses_nothing_of_the_former(
         result = fit(Checkpoint(tmp_path), epochs=2)
 
     said = (
-        f"{tmp_path} holds another training under the name 'run' (1 in all, the newest is {FIRST}): it stays, and this "
-        f"one is written as 'run-2'"
+        f"{tmp_path} holds another training under the name 'run' (1 in total, the newest is {FIRST}): it is kept, "
+        f"and this run is written as 'run-2'"
     )
     assert result.notes == (said,)
     assert ("heliograph", logging.WARNING, said) in caplog.record_tuples
@@ -271,7 +271,7 @@ def test_replaced_when_the_first_of_this_run_is_written(fit: Make, tmp_path: Pat
     result = fit(checkpoint, Watch(), epochs=2)
 
     assert events[0] == (FIRST, "on_existing='replace'")
-    assert "is removed when the first checkpoint of this one is written, on_existing='replace'" in result.notes[0]
+    assert "is removed when the first checkpoint of this run is written, on_existing='replace'" in result.notes[0]
     assert checkpoint_names(tmp_path) == ["run_epoch_2_iter_6-2.pth", SECOND]
     assert storage.read_manifest(result.last_checkpoint).run_name == "run"
     assert training_of(tmp_path / SECOND) != training_of(result.last_checkpoint)
@@ -285,7 +285,7 @@ def test_renamed_checkpoints_and_those_of_helios_are_not_replaced(fit: Make, tmp
     before = contents(tmp_path)
     result = fit(Checkpoint(tmp_path, resume=Resume(None, on_existing="replace")), epochs=1)
 
-    assert "2 stay" in result.notes[0]
+    assert "2 are kept" in result.notes[0]
     assert checkpoint_names(tmp_path) == ["mine.pth", FIRST, SECOND]
     assert contents(tmp_path)["mine.pth"] == before["mine.pth"]
     assert contents(tmp_path)[SECOND] == before[SECOND]
@@ -332,7 +332,7 @@ def test_auto_begins_afresh_where_the_newest_training_has_nothing_whole_and_name
     damaged.write_bytes(damaged.read_bytes()[:-9])
     result = fit(Checkpoint(tmp_path, resume="auto"), epochs=1)
 
-    said = f"starts fresh: none of the 1 checkpoints of the newest training of 'run' in {tmp_path} can be used"
+    said = f"starts fresh: none of the 1 checkpoints of the newest training of 'run' in {tmp_path} is usable"
     assert said in result.notes
     assert (
         f"skipped: other trainings of the name are not continued; resume one of them by its path, "
@@ -351,8 +351,8 @@ def test_auto_resumes_the_one_that_was_written_last_and_warns(
     result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
 
     said = (
-        f"2 trainings in {tmp_path} were asked for as 'run': this run continues 'run-2', from "
-        f"run-2_epoch_1_iter_3.pth, and leaves alone 'run' ({FIRST}); to continue one of those, give its path, "
+        f"2 trainings in {tmp_path} have the name 'run': this run continues 'run-2', from run-2_epoch_1_iter_3.pth, "
+        f"and does not change 'run' ({FIRST}); to continue one of those, set its path, "
         f"resume={str(tmp_path / FIRST)!r}"
     )
     assert said in result.notes
@@ -370,9 +370,9 @@ def test_auto_refuses_the_name_that_only_the_files_of_another_have(fit: Make, tm
     fit(Checkpoint(tmp_path))
     second = fit(Checkpoint(tmp_path), epochs=3)
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match="asked for as 'run' writes there under that name") as caught:
+    with pytest.raises(ValueError, match="run 'run' writes there under that name") as caught:
         fit(Checkpoint(tmp_path, resume="auto"), name="run-2", epochs=4)
-    assert "give the run name='run', or resume=" in str(caught.value)
+    assert "set name='run' or resume=" in str(caught.value)
     assert repr(str(second.last_checkpoint)) in str(caught.value)
     assert contents(tmp_path) == before
 

@@ -233,7 +233,7 @@ def test_an_observers_state_that_some_rank_cannot_save_is_left_out_there(
     reported = ranks(2).run(train_with_unsaved, tmp_path, failing)
     for rank, (status, notes, later, value) in enumerate(reported):
         left_out = f"plugin 'unsaved': its state is not saved; state_dict: SystemExit: {rank}"
-        fresh = "plugins that start fresh, the checkpoint has no state of them: unsaved"
+        fresh = "plugins without state in the checkpoint start fresh: unsaved"
         assert status == "completed"
         assert notes == [left_out] * (rank in failing)
         assert later == [fresh] * (rank in failing)
@@ -485,8 +485,8 @@ def test_the_main_rank_finishes_what_it_writes_when_a_peer_fails(ranks: Pool, tm
     assert [note[:25] for note in main[2]] == ["the newest checkpoint is "]
     assert other[:2] == ("ArithmeticError", [])
     assert other[2] == [
-        "the save under way is finished by the main rank, and not reported on this one, as the run did not end on all "
-        "ranks together"
+        "the running save is finished by the main rank, without a report on this rank, because the run did not end on "
+        "all ranks together"
     ]
     assert storage.load(tmp_path / "run_epoch_0_iter_2.pth")["progress"]["steps"] == 2
 
@@ -690,7 +690,7 @@ def test_all_ranks_are_of_one_training(ranks: Pool, tmp_path: Path) -> None:
     identities, names, notes = zip(*first, strict=True)
     assert names == ("run_epoch_0_iter_4.pth", "run-2_epoch_0_iter_4.pth", "run-2_epoch_1_iter_10.pth")
     assert identities[0] != identities[1] == identities[2]
-    assert any("this one is written as 'run-2'" in note for note in notes[1])
+    assert any("this run is written as 'run-2'" in note for note in notes[1])
     assert storage.read_manifest(tmp_path / names[2]).training == identities[2]
     assert "training_id" not in storage.load(tmp_path / names[2])["ranks"][1]
 

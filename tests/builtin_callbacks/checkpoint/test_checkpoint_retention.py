@@ -26,8 +26,7 @@ from heliograph import (
     ValidationStart,
     on,
 )
-from heliograph.builtin_callbacks.checkpoint.folder import CheckpointFolder
-from heliograph.builtin_callbacks.checkpoint.retention import Retention
+from heliograph.builtin_callbacks.checkpoint.folder import CheckpointFolder, Retention
 from heliograph.core.checkpoint import storage
 from heliograph.events import CheckpointPruned, Event
 from heliograph.tests.kit import adam, checkpoint_names, contents
@@ -383,6 +382,6 @@ def test_without_validation_data_there_is_no_best_and_that_is_said(
 ) -> None:
     trainer = Trainer([Checkpoint(tmp_path, every=Every(epochs=1), **MONITOR)], device="cpu")
     result = trainer.fit(scripted([1.0, 2.0]), batches(1), optimizer=adam(0.1), epochs=2)
-    assert result.warnings == ("No checkpoint is the best by 'validation/loss': fit was given no validation data.",)
+    assert result.warnings == ("No checkpoint is the best by 'validation/loss': fit has no validation data.",)
     assert result.best_checkpoint is None
     assert checkpoint_names(tmp_path) == ["run_epoch_2_iter_2.pth"]

@@ -198,7 +198,8 @@ def test_verify_refuses_what_is_not_safe_to_load(command: Said, write: Make) -> 
     torch.save({"evil": Path}, path)
     seal_as(path, entry)
     assert command("verify", path) == 1
-    assert f"The checkpoint {path} is intact" in command.error
+    assert f"The checkpoint {path}" in command.error
+    assert "it is intact" in command.error
     assert "cannot be read: UnpicklingError" in command.error
 
 
@@ -222,7 +223,7 @@ def test_migrate_prints_what_it_changed(command: Said, old: Path, tmp_path: Path
     assert f"{tmp_path / OLD}: would be migrated to schema {SCHEMA}" in command.out
     assert command("migrate", tmp_path) == 0
     assert (
-        f"{tmp_path / OLD}: migrated to schema {SCHEMA}, the former file is {OLD}.backup\n"
+        f"{tmp_path / OLD}: migrated to schema {SCHEMA}, the original is {OLD}.backup\n"
         "    read the layout of Helios 1.1.0; the run is called 'golden', after the file\n" in command.out
     )
     assert command("migrate", tmp_path / OLD) == 0
@@ -293,7 +294,7 @@ def test_a_damaged_checkpoint_counts_for_nothing(command: Said, write: Make, tmp
     damage(write(3, 0.5))
     assert command("prune", tmp_path, "--keep-last", 1) == 0
     damaged, newest, removed = command.out.splitlines()
-    assert damaged.startswith(f"kept     {tmp_path / 'run_3.pth'}: damaged, look at it: ")
+    assert damaged.startswith(f"kept     {tmp_path / 'run_3.pth'}: damaged, inspect it: ")
     assert newest == f"kept     {tmp_path / 'run_2.pth'}: among the newest"
     assert removed == f"removed  {tmp_path / 'run_1.pth'}"
 

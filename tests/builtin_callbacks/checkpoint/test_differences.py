@@ -4,8 +4,7 @@ import math
 import struct
 
 import pytest
-from heliograph.builtin_callbacks.checkpoint.ring_buffer import Row
-from heliograph.builtin_callbacks.checkpoint.verify_resume import difference, distinguish
+from heliograph.builtin_callbacks.checkpoint.verify_resume import Row, difference, distinguish
 from heliograph.events.resume_facts import verified
 
 ROW = Row(253, 13, 253, 2024, 0.4513, 0, 253)
@@ -32,9 +31,9 @@ def test_how_many_were_equal(steps: int, text: str) -> None:
         ({"steps": 252}, "optimizer steps 252, was 253"),
         ({"samples": 2020}, "samples 2,020, was 2,024"),
         ({"batch": 14, "loss": 0.1}, "batch of the epoch 14, was 13"),
-        ({"loss": 0.0, "end": -253}, "the batch was left out, not trained on"),
-        ({"others": 5}, "the loss of another optimizer than the first"),
-        ({"others": 5, "loss": 0.5}, "loss of the first optimizer 0.5, was 0.4513"),
+        ({"loss": 0.0, "end": -253}, "the batch was skipped, not trained on"),
+        ({"other_digest": 5}, "the loss of an optimizer other than the first"),
+        ({"other_digest": 5, "loss": 0.5}, "loss of the first optimizer 0.5, was 0.4513"),
     ],
 )
 def test_what_differs(changes: dict[str, float], text: str) -> None:
@@ -45,7 +44,7 @@ def test_what_differs(changes: dict[str, float], text: str) -> None:
 
 def test_a_batch_that_was_left_out_before() -> None:
     before = ROW._replace(loss=0.0, end=-253)
-    assert difference(before, ROW).endswith("the batch was trained on, not left out")
+    assert difference(before, ROW).endswith("the batch was trained on, not skipped")
 
 
 def test_numbers_have_the_digits_that_it_takes() -> None:

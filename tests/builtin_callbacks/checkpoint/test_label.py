@@ -49,7 +49,7 @@ def test_what_is_not_measured_yet_is_left_out_and_noted_once(tmp_path: Path) -> 
     assert names[:2] == ["run_epoch_0_iter_1.pth", "run_epoch_0_iter_2.pth"]
     ends = ["run_epoch_1_iter_3_loss", "run_epoch_2_iter_4_loss"]
     assert [name.rpartition("_")[0] for name in names[2:]] == ends
-    note = "the checkpoint of step 1 is named without 'validation/loss', which was not measured before"
+    note = "the checkpoint of step 1 is named without 'validation/loss', which was not measured yet"
     assert result.notes == (note,)
     assert result.warnings == ()
 
@@ -99,7 +99,7 @@ def test_a_preempted_run_is_saved_before_its_first_validation(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["validation/los", "validaton/loss", "validation/accuracy"])
 def test_a_metric_that_no_validation_measures_is_refused_by_the_first(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"^The checkpoint's name asks for '{name}', which is not a metric.*Known: va"):
+    with pytest.raises(ValueError, match=f"^The checkpoint's name needs '{name}', which is not a metric.*Known: va"):
         fit_twice(Checkpoint(tmp_path), CheckpointLabel(f"{{{name}}}"))
 
     assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_2.pth"]  # the one of before
@@ -107,7 +107,7 @@ def test_a_metric_that_no_validation_measures_is_refused_by_the_first(name: str,
 
 @pytest.mark.parametrize("name", ["train/los", "train/accuracy"])
 def test_a_metric_that_no_step_measures_is_refused_by_the_first_log(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"^The checkpoint's name asks for '{name}', .* Known: train/loss[.]\n"):
+    with pytest.raises(ValueError, match=f"^The checkpoint's name needs '{name}', .* Known: train/loss[.]\n"):
         fit_twice(Checkpoint(tmp_path), CheckpointLabel(f"{{{name}}}"), LogSchedule(Every(steps=1)))
 
 
@@ -129,11 +129,11 @@ def test_a_metric_that_never_comes_is_a_warning(tmp_path: Path) -> None:
         return fit_twice(Checkpoint(tmp_path), CheckpointLabel("a_{train/loss:.3f}"), **options)
 
     warning = (
-        "CheckpointLabel asks for 'train/loss', which was never measured: checkpoints are named without it, from step "
-        "1 on. Did you mean 'validation/loss'? Known: validation/loss."
+        "CheckpointLabel needs 'train/loss', which was never measured: the names of checkpoints lack it, from step 1 "
+        "on. Did you mean 'validation/loss'? Known: validation/loss."
     )
     assert train().warnings == (warning,)
-    with pytest.raises(StrictError, match="asks for 'train/loss', which was never measured"):
+    with pytest.raises(StrictError, match="needs 'train/loss', which was never measured"):
         train(strict=True)
 
 
@@ -235,7 +235,7 @@ def test_long_metadata_keeps_place_and_suffix(fit: Make, tmp_path: Path, letter:
 
 def test_a_template_of_a_missing_metric_lists_and_suggests(fit: Make, batches: Make, tmp_path: Path) -> None:
     label = CheckpointLabel("{validation/los}")
-    with pytest.raises(ValueError, match=r"asks for 'validation/los', which is not a metric. Did you mean") as info:
+    with pytest.raises(ValueError, match=r"needs 'validation/los', which is not a metric. Did you mean") as info:
         fit(Checkpoint(tmp_path), label, VALIDATIONS, validation=batches(1), epochs=1)
 
     assert "Known: validation/loss" in str(info.value)
@@ -243,7 +243,7 @@ def test_a_template_of_a_missing_metric_lists_and_suggests(fit: Make, batches: M
 
 
 def test_a_function_that_returns_no_string(fit: Make, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"label of a checkpoint is a string, and the function returned 3"):
+    with pytest.raises(TypeError, match=r"label of a checkpoint must be a string, the function returned 3"):
         fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: 3))  # type: ignore[arg-type, return-value]
 
 

@@ -157,10 +157,10 @@ def test_a_save_that_comes_when_the_best_is_loaded_back_is_not_written_and_that_
 
     assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_2.pth"]
     assert result.warnings == (
-        "A save was asked for when the best checkpoint had been loaded back, and was not written: the weights are no "
-        "longer those of step 3. Request it at LastBoundary, as SaveSchedule does, or earlier.",
+        "A save was requested after the best checkpoint was loaded, and was not written: the weights are no longer "
+        "from step 3. Request it at LastBoundary, as SaveSchedule does, or earlier.",
         f"The newest checkpoint in {tmp_path} is of step 2, and the run ended at step 3: 1 step is not in it. "
-        f"Checkpoint(..., every=...) saves the end, too, and so does a SaveSchedule without at_end=False.",
+        f"To save the end, use Checkpoint(..., every=...), or a SaveSchedule without at_end=False.",
     )
 
 
@@ -171,7 +171,7 @@ def test_nan_is_no_best_to_load_back(fit: Make, scripted: Make, tmp_path: Path) 
     assert torch.equal(task.model.weight, watch.trained)
     assert result.warnings == (
         "At the end, validation/loss is nan: the training diverged. NaNGuard('raise') finds the first such step.",
-        "LoadBest has loaded nothing back: no checkpoint is the best.",
+        "LoadBest loaded nothing: no checkpoint is the best.",
         "No checkpoint is the best: 'validation/loss' was NaN at all of them.",
     )
 
@@ -183,10 +183,10 @@ def test_without_a_best_it_says_so(scripted: Make, batches: Make, tmp_path: Path
 
     assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_3.pth"]
     assert result.warnings == (
-        "LoadBest has loaded nothing back: no checkpoint is the best.",
-        "No checkpoint is the best by 'validation/loss', since none was saved where it was measured: it was measured "
-        "last at step 2, and the last save was at step 3. Let them meet, as in ValidationSchedule(steps=100) and "
-        "Checkpoint(..., every=Every(steps=200)).",
+        "LoadBest loaded nothing: no checkpoint is the best.",
+        "No checkpoint is the best by 'validation/loss', because none was saved at the step of a measurement: it was "
+        "measured last at step 2, and the last save was at step 3. Measure and save at common steps, for example with "
+        "ValidationSchedule(steps=100) and Checkpoint(..., every=Every(steps=200)).",
     )
 
 
@@ -264,9 +264,9 @@ def test_what_it_loads_is_checked() -> None:
 @pytest.mark.parametrize(
     ("kinds", "found"),
     [
-        ([], "none ranks any"),
-        ([(Checkpoint, {})], "none ranks any"),
-        ([(WeightsCheckpoint, MONITOR)], "none ranks any"),
+        ([], "no plugin ranks checkpoints"),
+        ([(Checkpoint, {})], "no plugin ranks checkpoints"),
+        ([(WeightsCheckpoint, MONITOR)], "no plugin ranks checkpoints"),
         ([(Checkpoint, MONITOR), (WeightsCheckpoint, {})], ""),
         ([(WeightsCheckpoint, MONITOR), (Checkpoint, MONITOR)], ""),
     ],
@@ -284,13 +284,13 @@ def test_one_plugin_must_rank_full_checkpoints(
 
 
 def test_several_that_rank_are_refused(fit: Make, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^LoadBest.* 2 rank some"):
+    with pytest.raises(ValueError, match=r"^LoadBest.* 2 plugins rank checkpoints"):
         fit(Checkpoint(tmp_path, **MONITOR), [1.0], LoadBest(), WeightsCheckpoint(tmp_path / "w", **MONITOR))
 
 
 def test_without_validation_data_it_is_refused(scripted: Make, batches: Make, tmp_path: Path) -> None:
     trainer = Trainer([Checkpoint(tmp_path, every=Every(epochs=1), **MONITOR), LoadBest()], device="cpu")
-    with pytest.raises(ValueError, match="LoadBest needs 'validation/loss', and there is no validation data"):
+    with pytest.raises(ValueError, match="LoadBest needs 'validation/loss', but there is no validation data"):
         trainer.fit(scripted([1.0]), batches(1), optimizer=adam(0.1), epochs=1)
 
 

@@ -4,13 +4,7 @@ import gc
 import weakref
 
 import torch
-from heliograph.builtin_callbacks.checkpoint.ring_buffer import (
-    CHUNK,
-    LOOK_EVERY,
-    Batch,
-    WaitingLosses,
-    copied,
-)
+from heliograph.builtin_callbacks.checkpoint.verify_resume import CHUNK, POLL_EVERY, LossBatch, WaitingLosses, copied
 from torch import Tensor
 
 
@@ -41,7 +35,7 @@ class Device:
         return losses.clone(), self.arrivals[-1]
 
     def add(self, number: int, *values: float) -> list[tuple[int, list[float]]]:
-        batch = Batch((number, number, number, number), [torch.tensor(value) for value in values])
+        batch = LossBatch((number, number, number, number), [torch.tensor(value) for value in values])
         return [(each.counters[0], found) for each, found in self.losses.add(batch)]
 
 
@@ -62,8 +56,8 @@ def test_the_device_is_asked_every_now_and_then() -> None:
     for number in range(1, CHUNK + 1):
         device.add(number, 0.5)
     device.arrivals[0].is_there = True
-    found = [len(device.add(CHUNK + number, 0.5)) for number in range(1, LOOK_EVERY + 1)]
-    assert found == [0] * (LOOK_EVERY - 1) + [CHUNK]
+    found = [len(device.add(CHUNK + number, 0.5)) for number in range(1, POLL_EVERY + 1)]
+    assert found == [0] * (POLL_EVERY - 1) + [CHUNK]
 
 
 def test_batches_come_in_their_order_with_those_that_were_left_out() -> None:

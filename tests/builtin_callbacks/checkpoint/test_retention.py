@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from heliograph.builtin_callbacks.checkpoint.retention import Retention, ranked, reasons_to_keep
+from heliograph.builtin_callbacks.checkpoint.folder import Retention, ranked, reasons_to_keep
 from heliograph.core.checkpoint.storage import Entry
 from heliograph.core.checkpoint.storage.manifest import best_first
 from heliograph.core.metrics.monitor import Monitor

@@ -8,16 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from heliograph.builtin_callbacks.checkpoint.ring_buffer import (
-    HEAD,
-    OFFSETS,
-    ROW,
-    ROWS,
-    SIZE,
-    Owner,
-    Ring,
-    Row,
-)
+from heliograph.builtin_callbacks.checkpoint.verify_resume import HEAD, OFFSETS, ROW, ROWS, SIZE, Owner, Ring, Row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +29,7 @@ def written(path: Path, *rows: Row) -> Path:
 
 
 def rows_of(path: Path) -> list[Row]:
-    found = Ring.found(path, TRAINING)
+    found = Ring.open_existing(path, TRAINING)
     assert found is not None
     ring, owner = found
     assert owner == OWNER
@@ -51,7 +42,7 @@ def test_what_was_written_is_found(tmp_path: Path) -> None:
     rows = [row(1), row(2, left_out=True), row(3, math.inf)]
     path = written(tmp_path / "a", *reversed(rows))
     assert rows_of(path) == rows
-    assert [each.is_left_out for each in rows_of(path)] == [False, True, False]
+    assert [each.is_skipped for each in rows_of(path)] == [False, True, False]
     assert path.stat().st_size == SIZE < 400_000
 
 
@@ -62,7 +53,7 @@ def test_the_latest_rows_take_the_place_of_the_oldest(tmp_path: Path) -> None:
 
 def test_later_rows_are_dropped(tmp_path: Path) -> None:
     path = written(tmp_path / "a", *map(row, range(1, 8)))
-    found = Ring.found(path, TRAINING)
+    found = Ring.open_existing(path, TRAINING)
     assert found is not None
     ring, _ = found
     ring.drop(4)
@@ -92,7 +83,7 @@ def test_rows_are_compared_by_their_bits() -> None:
 def test_foreign_content_is_not_believed_and_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a"
     path.write_bytes(content)
-    assert Ring.found(path, TRAINING) is None
+    assert Ring.open_existing(path, TRAINING) is None
     assert path.read_bytes() == content
     assert rows_of(written(path, row(1))) == [row(1)]
 
@@ -103,7 +94,7 @@ def test_a_head_of_another_kind_is_not_believed(tmp_path: Path, at: int) -> None
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
-    assert Ring.found(path, TRAINING) is None
+    assert Ring.open_existing(path, TRAINING) is None
 
 
 def test_a_row_out_of_its_place_is_not_believed(tmp_path: Path) -> None:
@@ -122,7 +113,7 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     for name in ("link", "broken", "folder", "fifo"):
-        for work in (lambda path: Ring.found(path, TRAINING), lambda path: Ring.new(path, OWNER)):
+        for work in (lambda path: Ring.open_existing(path, TRAINING), lambda path: Ring.new(path, OWNER)):
             with pytest.raises(OSError, match="not a regular file"):
                 work(tmp_path / name)
     assert other.read_text() == "mine"
@@ -133,7 +124,7 @@ def test_another_name_of_a_file_is_not_written_through(tmp_path: Path) -> None:
     other = tmp_path / "other"
     os.link(path, other)
     before = other.read_bytes()
-    assert Ring.found(path, TRAINING) is None
+    assert Ring.open_existing(path, TRAINING) is None
     written(path, row(2))
     assert other.read_bytes() == before
 

@@ -25,7 +25,7 @@ from heliograph import (
     WeightsCheckpoint,
     on,
 )
-from heliograph.builtin_callbacks.checkpoint import ring_buffer
+from heliograph.builtin_callbacks.checkpoint import verify_resume
 from heliograph.core.checkpoint import storage
 from heliograph.tests.kit import checkpoint_names, class_batches, fit, linear_classifier, sgd
 
@@ -98,13 +98,13 @@ class Late(Plugin):
 def test_one_that_comes_late_says_that_it_does_nothing(tmp_path: Path) -> None:
     saver = Checkpoint(tmp_path / "a", **BEST)
     result = train(ValidationSchedule(epochs=1), saver, Late(LoadBest()), validation=class_batches(1))
-    assert any("LoadBest has loaded nothing back: it was registered" in each for each in result.warnings)
+    assert any("LoadBest loaded nothing: it was registered" in each for each in result.warnings)
 
     task = linear_classifier()
     task.model.bias.requires_grad_(False)
     optimizer = torch.optim.SGD((each for each in task.model.parameters() if each.requires_grad), lr=0.1)
     result = train(Checkpoint(tmp_path / "b", **EVERY), Late(TrainedOnly()), task=task, optimizer=optimizer)
-    assert any("TrainedOnly leaves nothing out" in each for each in result.warnings)
+    assert any("TrainedOnly has no effect on the checkpoints" in each for each in result.warnings)
     assert result.last_checkpoint is not None
     assert "bias" in storage.load(result.last_checkpoint)["modules"]["model"]
 
@@ -158,6 +158,6 @@ def test_a_state_is_reduced_as_a_whole(background: bool, tmp_path: Path) -> None
 
 
 def test_the_file_of_losses_needs_no_flag_that_only_posix_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_buffer, "CLOSES", 0)
+    monkeypatch.setattr(verify_resume, "CLOSES", 0)
     monkeypatch.delattr(os, "O_CLOEXEC")
     assert train(Checkpoint(tmp_path, **EVERY)).warnings == ()

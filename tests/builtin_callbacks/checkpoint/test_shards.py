@@ -314,8 +314,8 @@ def test_shards_that_a_peer_left_unfinished_are_no_checkpoint(ranks: Pool, tmp_p
         assert each["saved"] == []
         assert each["beside"] == []  # no thread still uses the group that is left
         assert each["notes"][:1] == [
-            "the save under way is abandoned: its shards are not a checkpoint without the other ranks, as the run did "
-            "not end on all ranks together"
+            "the running save is abandoned: without the other ranks its shards are not a checkpoint, because the run "
+            "did not end on all ranks together"
         ]
     store = storage.Store(tmp_path, "run")
     notes = store.open()
@@ -371,7 +371,7 @@ def test_a_save_is_finished_together_after_an_interrupt(ranks: Pool, tmp_path: P
 def test_a_state_without_its_file_has_no_shards(ranks: Pool, tmp_path: Path) -> None:
     ranks(2).run(write_shards, tmp_path)
     path = tmp_path / "run_epoch_0_iter_2.pth"
-    with pytest.raises(ValueError, match="weights lie in shards beside its file"):
+    with pytest.raises(ValueError, match="weights of the state are in shards"):
         join_shards(storage.load(path), None)
     (shards_path(storage.read_manifest(path)) / "__1_0.distcp").write_bytes(b"")
     with pytest.raises(ValueError, match=r"The shards in .*\.shards cannot be read: rank 0: "):
@@ -467,4 +467,4 @@ def test_the_command_line_makes_one_file(ranks: Pool, tmp_path: Path, capsys: py
     assert "has no shards" in capsys.readouterr().err
     path.with_suffix(".pinned").touch()
     assert main(["consolidate", str(path)]) == 1
-    assert "is pinned, and so is not replaced" in capsys.readouterr().err
+    assert "is pinned, so it is not replaced" in capsys.readouterr().err

@@ -162,8 +162,8 @@ def test_weights_are_loaded_onto_the_base_and_the_best_ones_loaded_back(tmp_path
 def test_where_all_is_trained_it_says_so(tmp_path: Path) -> None:
     result = trained(tmp_path, kit.linear_classifier(), steps=2)
     assert result.warnings == (
-        "TrainedOnly leaves out frozen weights, and all weights of this task are trained: freeze the others with "
-        "requires_grad_(False), or leave the plugin out.",
+        "TrainedOnly has no effect, because all weights of this task are trained: freeze weights with "
+        "requires_grad_(False), or remove the plugin.",
     )
 
 
@@ -185,7 +185,7 @@ def test_ranks_save_and_resume_what_is_trained(ranks: Pool, tmp_path: Path) -> N
 
 def test_weights_divided_among_ranks_are_refused(ranks: Pool, tmp_path: Path) -> None:
     (message,) = ranks(1).run(refusal_of_shards, str(tmp_path))
-    assert message.startswith("TrainedOnly is for an engine that has whole weights, and an FSDPEngine divides them")
+    assert message.startswith("TrainedOnly needs an engine with full weights, but an FSDPEngine shards them")
 
 
 def refusal_of_shards(folder: str) -> str:

@@ -15,17 +15,11 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.builtin_callbacks.checkpoint import verify_resume as module
-from heliograph.builtin_callbacks.checkpoint.ring_buffer import OFFSETS, ROW, SIZE, Ring
+from heliograph.builtin_callbacks.checkpoint.verify_resume import HIDDEN_STATE, OFFSETS, ROW, SIZE, Ring
 from heliograph.tests import kit
 from heliograph.tests.kit import adam, random_batches, saving, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
-
-NOTHING = (
-    "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict; or the data have "
-    "changed"
-)
-
 
 # Real kills.
 
@@ -112,7 +106,9 @@ def test_a_difference_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture
     fit(tmp_path, 9)
     with caplog.at_level(logging.WARNING, "heliograph"):
         fit(tmp_path, 9, at=2)
-    assert caplog.messages == [f"the resumed run DIVERGED at step 7: loss 3.014, was 2.01; likely cause: {NOTHING}"]
+    assert caplog.messages == [
+        f"the resumed run DIVERGED at step 7: loss 3.014, was 2.01; likely cause: {HIDDEN_STATE}"
+    ]
 
 
 def test_a_difference_is_a_warning_and_equal_steps_are_none(tmp_path: Path) -> None:
@@ -120,7 +116,7 @@ def test_a_difference_is_a_warning_and_equal_steps_are_none(tmp_path: Path) -> N
     assert not [warning for warning in fit(tmp_path, 9).warnings if "DIVERGED" in warning]
     (warning,) = [warning for warning in fit(tmp_path, 9, at=2).warnings if "DIVERGED" in warning]
     assert "DIVERGED at step 7: loss 3.014, was 2.01" in warning
-    assert NOTHING in warning
+    assert HIDDEN_STATE in warning
 
 
 def test_a_handler_that_changes_the_rate_in_a_resumed_epoch_is_named(tmp_path: Path) -> None:
@@ -150,10 +146,10 @@ def test_raise_and_raise_again(tmp_path: Path) -> None:
         with pytest.raises(h.ResumeDiffers) as caught:
             fit(tmp_path, 20, h.VerifyResume("raise"), at=2)
     error = caught.value
-    assert (error.step, error.batch, error.path, error.causes) == (7, 7, tmp_path / ".run.steps", NOTHING)
+    assert (error.step, error.batch, error.path, error.causes) == (7, 7, tmp_path / ".run.steps", HIDDEN_STATE)
     assert str(error) == (
         f"The resumed run DIVERGED at step 7: loss 3.014, was 2.01 (batch 7 of the run, compared with "
-        f"the killed run in {tmp_path / '.run.steps'}). Likely cause: {NOTHING}. To continue anyway: "
+        f"the killed run in {tmp_path / '.run.steps'}). Likely cause: {HIDDEN_STATE}. To continue anyway: "
         f"VerifyResume('note')."
     )
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
@@ -167,7 +163,7 @@ def test_an_unknown_choice_is_refused() -> None:
 
 def test_without_a_checkpoint_nothing_is_kept_or_compared(tmp_path: Path) -> None:
     result = kit.fit(h.VerifyResume("raise"), task=Counting(nn.Linear(4, 2), 0), train=random_batches(3, 3))
-    assert result.warnings == ("VerifyResume compares nothing: no plugin brings it, as Checkpoint(folder) does.",)
+    assert result.warnings == ("VerifyResume compares nothing: no plugin brings it. Register Checkpoint(folder).",)
     assert result.notes == ()
 
 
@@ -180,7 +176,7 @@ def test_a_plugin_of_somebody_else_can_bring_it(tmp_path: Path) -> None:
         def write(self, run: h.Run, event: h.SavePoint) -> None: ...
 
     kit.fit(Writer(), task=Counting(nn.Linear(4, 2), 0), train=random_batches(3, 3))
-    assert len(Ring.found(tmp_path / ".other.steps", bytes(16)) or ()) == 0
+    assert len(Ring.open_existing(tmp_path / ".other.steps", bytes(16)) or ()) == 0
     assert (tmp_path / ".other.steps").stat().st_size == SIZE
 
 
@@ -212,9 +208,9 @@ def test_an_epochs_end_between_the_save_and_the_kill(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_that_came_further_than_the_file_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from heliograph.builtin_callbacks.checkpoint import ring_buffer
+    from heliograph.builtin_callbacks.checkpoint import verify_resume
 
-    monkeypatch.setattr(ring_buffer, "MASK", 3)
+    monkeypatch.setattr(verify_resume, "MASK", 3)
     fit(tmp_path, 7, keep_last=None)
     first = tmp_path / "run_epoch_0_iter_5.pth"
     fit(tmp_path, 14, resume=str(first), keep_last=None)
@@ -308,7 +304,7 @@ def test_what_is_no_file_of_ours_switches_the_proof_off(tmp_path: Path, kind: st
     path.symlink_to(other) if kind == "link" else os.mkfifo(path)
     for _ in range(2):
         result = fit(tmp_path, 8)
-        said = f"repeated steps are not compared, nor kept for it: [Errno 17] not a regular file: '{path}'"
+        said = f"replayed steps are neither compared nor recorded: [Errno 17] not a regular file: '{path}'"
         assert said in result.notes
         assert report(result) == (0, None)
     assert other.read_text() == "mine"
@@ -325,7 +321,7 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     result = fit(tmp_path, 12)
     assert result.status == "completed"
-    assert "repeated steps are not compared, nor kept for it: [Errno 28] No space left on device" in result.notes
+    assert "replayed steps are neither compared nor recorded: [Errno 28] No space left on device" in result.notes
 
 
 def test_switched_off_and_on_again(tmp_path: Path) -> None:
@@ -347,8 +343,8 @@ def test_other_batches_are_not_compared_and_that_is_said(tmp_path: Path) -> None
     result = fit(tmp_path, 12, h.GradientAccumulation(2))
     assert report(result) == (0, None)
     assert (
-        "the steps that are done again were not compared: the global batch was 1 rank x batch_size 1 x accumulation 1, "
-        "and is 1 rank x batch_size 1 x accumulation 2" in result.notes
+        "replayed steps not verified: the global batch was 1 rank x batch_size 1 x accumulation 1, and is 1 rank x "
+        "batch_size 1 x accumulation 2" in result.notes
     )
 
 
@@ -356,7 +352,7 @@ def test_other_batches_are_not_compared_and_that_is_said(tmp_path: Path) -> None
 
 
 def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from heliograph.builtin_callbacks.checkpoint import ring_buffer
+    from heliograph.builtin_callbacks.checkpoint import verify_resume
 
     class Arrival:
         def __init__(self) -> None:
@@ -369,11 +365,11 @@ def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         def synchronize(self) -> None:
             pass
 
-    monkeypatch.setattr(ring_buffer.Rows, "_reads_at_once", lambda self, losses: False)
+    monkeypatch.setattr(verify_resume.RowReader, "_reads_at_once", lambda self, losses: False)
     monkeypatch.setattr(module, "is_plain", lambda run: False)
-    monkeypatch.setattr(ring_buffer, "start_fetch", lambda losses: (losses, Arrival()))
-    monkeypatch.setattr(ring_buffer, "CHUNK", 2)
-    monkeypatch.setattr(ring_buffer, "LOOK_EVERY", 1)
+    monkeypatch.setattr(verify_resume, "start_fetch", lambda losses: (losses, Arrival()))
+    monkeypatch.setattr(verify_resume, "CHUNK", 2)
+    monkeypatch.setattr(verify_resume, "POLL_EVERY", 1)
     fit(tmp_path, 9)
     assert report(fit(tmp_path, 9)) == (4, None)
     assert report(fit(tmp_path, 9, at=3)) == (2, "DIVERGED at step 8: loss 1.901, was 1.267")
@@ -484,7 +480,7 @@ def fit_without_a_folder(folder: Path) -> list[Any]:
 
 def test_a_rank_that_does_not_see_the_folder_says_so(ranks: Pool, tmp_path: Path) -> None:
     said = (
-        f"rank 1: repeated steps are not compared, nor kept for it: [Errno 2] No such file or directory: "
+        f"rank 1: replayed steps are neither compared nor recorded: [Errno 2] No such file or directory: "
         f"'{tmp_path / '.run.steps.1'}'"
     )
     for _, second in ranks(2).run(fit_without_a_folder, tmp_path):
@@ -500,4 +496,4 @@ def test_another_number_of_ranks_is_not_compared_and_that_is_said(ranks: Pool, t
     task = Counting(nn.Linear(4, 2), 0)
     result = kit.fit(*plugins, task=task, train=batches, optimizer=sgd(0.01), steps=12)
     assert report(result) == (0, None)
-    assert "the steps that are done again were not compared: 2 processes had done them" in result.notes
+    assert "replayed steps not verified: world size changed from 2 to 1" in result.notes

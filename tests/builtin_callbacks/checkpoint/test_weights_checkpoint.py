@@ -104,7 +104,7 @@ def test_what_it_has_not_saved_is_said_in_its_name(tmp_path: Path) -> None:
     result = kit.fit(trainer, train=class_batches(2), epochs=2)
 
     assert "is of step 3, and the run ended at step 4" in result.warnings[-1]
-    assert " WeightsCheckpoint(..., every=...) saves the end" in result.warnings[-1]
+    assert "use WeightsCheckpoint(..., every=...)" in result.warnings[-1]
 
 
 def test_a_run_that_goes_back_does_not_use_it(tmp_path: Path) -> None:

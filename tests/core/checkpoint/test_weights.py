@@ -506,7 +506,7 @@ class TestEvaluations:
             Trainer(two, device="cpu").test(task, class_batches(2), weights="last")
         made = trainer(tmp_path, keep_best=0, monitor=None)
         task, _ = overfit(made)
-        with pytest.raises(ValueError, match=r"none was judged by a metric.* or take the last one instead\."):
+        with pytest.raises(ValueError, match=r"none is ranked by a metric.* or use the last one\."):
             made.test(task, class_batches(2), weights="best")
 
     def test_the_weights_that_were_measured_are_loaded(self, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_the_report_is_a_text_for_people(tmp_path: Path) -> None:
     assert "500 steps of " in text
     assert "; 10 validations of " in text
     assert f"; to {tmp_path / 'runs'}" in text
-    assert text.endswith("no problem was found")
+    assert text.endswith("no problems")
 
 
 def test_a_length_that_is_not_known_is_not_predicted() -> None:
@@ -153,7 +153,7 @@ def test_a_length_that_is_not_known_is_not_predicted() -> None:
     assert found.prediction.steps is None
     assert found.seconds is None
     assert found.prediction.saves == 0
-    assert "a time that is not known" in str(found)
+    assert "an unknown time" in str(found)
 
 
 @pytest.mark.parametrize("steps", [1, 20])
@@ -500,7 +500,7 @@ def test_what_would_be_resumed_is_noted_and_not_loaded(tmp_path: Path) -> None:
     def plugins() -> list[Any]:
         return [RNGCapture(), Checkpoint(tmp_path, every=Every(epochs=1), resume="auto")]
 
-    note = f"what resume='auto' finds for {tmp_path} is not loaded in a rehearsal"
+    note = f"a rehearsal does not load the checkpoint of resume='auto' for {tmp_path}"
     assert note not in rehearse(plugins(), validation=None).notes
     Trainer(plugins(), device="cpu").fit(linear_classifier(), class_batches(2), optimizer=adam(), epochs=1)
     assert rehearse(plugins(), validation=None).notes.count(note) == 1

@@ -128,7 +128,7 @@ def test_large_tensors_of_the_data_are_watched_and_small_ones_put_back() -> None
         small.add_(1)
         large.add_(1)
     assert small.sum() == 0
-    assert former.objects.tensors.changed == ["a tensor of the data, [524288], was written to while it was read"]
+    assert former.objects.tensors.changed == ["a tensor of the data, [524288], was modified during the rehearsal"]
 
 
 def test_iterators_are_named() -> None:

@@ -150,11 +150,11 @@ def test_one_run_that_does_more_than_the_other() -> None:
     whole = first_of(longer, shorter)
     assert whole is not None
     assert whole.text == (
-        "what happens differs: one has the loss in epoch 0, batch 2, step 1, the other has the end of the run"
+        "the order differs: one has the loss in epoch 0, batch 2, step 1, the other has the end of the run"
     )
     beyond = first_of(shorter, longer)
     assert beyond is not None
-    assert beyond.text.startswith("what happens differs: one has the end of the run, the other has the loss in epoch 0")
+    assert beyond.text.startswith("the order differs: one has the end of the run, the other has the loss in epoch 0")
 
 
 def test_values_that_are_set_aside() -> None:

@@ -355,9 +355,9 @@ def test_a_shorter_length_than_what_is_done_leaves_nothing_to_do_and_the_result_
         rates, result = train(warmup_cosine(0.2), *plugins, **length)
         assert rates == []
         assert result.warnings == (
-            f"Nothing is left to train: fit was asked for {asked}, and the training that it resumes is past that, at "
-            f"epoch 3, batch 0, step 15. epochs= and steps= count from the start of the training: ask for more, or "
-            f"begin another one with resume=None.",
+            f"Nothing to train: fit got {asked}, but the resumed training is already at epoch 3, batch 0, step 15. "
+            f"epochs= and steps= count from the start of the training: increase them, or start another training with "
+            f"resume=None.",
         )
 
 

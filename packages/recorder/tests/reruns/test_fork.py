@@ -439,7 +439,7 @@ def test_the_pages_of_its_parent_stay_as_they_are(tmp_path: Path) -> None:
     before = {name: (tmp_path / name).read_text() for name in ("log.csv", "log.jsonl")}
     result = fork(tmp_path / "x", tracked, at=6, into=tmp_path / "y", change=halve_rate)
     assert {name: (tmp_path / name).read_text()[: len(text)] for name, text in before.items()} == before
-    assert any("plugins that start fresh" in note for note in result.notes)
+    assert any("checkpoint start fresh: " in note for note in result.notes)
 
 
 def test_its_parent_is_a_hyper_parameter_for_trackers(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from heliograph.packages.recorder.tests.with_kernel import repeated_kills
 from heliograph.tests import kit, sampling
-from heliograph.tests.builtin_callbacks.checkpoint.test_verify_resume import NOTHING, Counting
+from heliograph.tests.builtin_callbacks.checkpoint.test_verify_resume import HIDDEN_STATE, Counting
 from heliograph.tests.kit import adam, random_batches, saving
 from heliograph_recorder import Recorder, replay
 from torch import nn
@@ -43,7 +43,7 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ("two_losses", [[13, 3, None]]),
         ("accumulates", [[33, 1, None]]),
         ("counts", [[13, 2, "DIVERGED at step 13: loss 2.969, was 1.979"]]),
-        ("second_loss_differs", [[12, 1, "DIVERGED at step 12: the loss of another optimizer than the first"]]),
+        ("second_loss_differs", [[12, 1, "DIVERGED at step 12: the loss of an optimizer other than the first"]]),
     ],
 )
 def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, reported: list[Any]) -> None:
@@ -59,7 +59,7 @@ def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, repor
 def test_a_difference_is_reported_with_its_likely_cause(killed: Path) -> None:
     result = json.loads((killed / "counts" / "result").read_text())
     assert result["reasons"] == ["untracked: module __main__.calls (functools._lru_cache_wrapper, not empty)"]
-    assert f"likely cause of the difference: {NOTHING}" in result["text"].splitlines()
+    assert f"likely cause of the difference: {HIDDEN_STATE}" in result["text"].splitlines()
     assert "the resumed run DIVERGED at step 13: loss 2.969, was 1.979" in result["story"]
 
 
