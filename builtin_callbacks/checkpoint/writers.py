@@ -18,8 +18,8 @@ from torch import Tensor, UntypedStorage, nn
 
 from ...core.checkpoint.state.ranks import INDEX, cause_of
 from ...core.checkpoint.storage.files import digest_of
-from ...core.distributed.ranks.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
-from ...core.engines.sharded.states import ShardingEngine
+from ...core.distributed.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
+from ...core.engines.sharded_states import ShardingEngine
 from ...core.engines.weights import state_of
 from ...events import BatchEnd, Engine, Handle, Lane, Run
 

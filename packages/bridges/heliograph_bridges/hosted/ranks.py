@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from heliograph import Request
-from heliograph.core.distributed.ranks.shared_control import SharedControl
+from heliograph.core.distributed.shared_control import SharedControl
 from heliograph.events import Verb
 from heliograph.spi import ProcessEngine
 
