@@ -86,7 +86,7 @@ def test_a_rank_that_came_back_is_not_taken_for_its_former_self(agent: TCPStore,
     nonce = agent.get(OFFER).decode().split('"')[1]
     agent.set(f"heliograph/{nonce}/join/1", "of a dead rank 1")
     agent.set(f"heliograph/{nonce}/go", f'["{nonce}", "of a dead rank 1"]')
-    with pytest.raises(TimeoutError, match="rank 0 of 2 did not come"):
+    with pytest.raises(TimeoutError, match="rank 0 of 2 did not arrive"):
         join(1, 2, timeout=0.0).result()
 
 
@@ -100,12 +100,12 @@ def test_says_that_rank_0_is_missing(join: Join) -> None:
     with pytest.raises(TimeoutError, match=r"rank 0 of 2 did not arrive within 0 s; rank 1 waited"):
         join(1, timeout=0.0).result()
     assert_shared(join(0), join(1))
-    with pytest.raises(TimeoutError, match="rank 0 of 2 did not come"):
+    with pytest.raises(TimeoutError, match="rank 0 of 2 did not arrive"):
         join(1, timeout=0.0).result()
 
 
 def test_ranks_that_expect_different_numbers_of_ranks_are_reported(join: Join) -> None:
-    with pytest.raises(TimeoutError, match="rank 1 of 2 did not come"):
+    with pytest.raises(TimeoutError, match="rank 1 of 2 did not arrive"):
         join(0, 2, timeout=0.0).result()
     with pytest.raises(TimeoutError, match="Rank 1 expects 3 ranks, but rank 0 expects 2: set the same WORLD_SIZE"):
         join(1, 3, timeout=0.0).result()

@@ -58,7 +58,7 @@ def receive(*watches: Watch) -> None:
     """Return when each watch has looked at the store since."""
     for watch in watches:
         for _ in range(2):
-            watch._do(lambda: None)
+            watch._run_job(lambda: None)
 
 
 def test_a_failure_is_received_by_the_others(made: Made) -> None:
@@ -171,7 +171,7 @@ def test_a_rank_that_is_in_no_collective_is_named_with_its_functions(made: Made,
 
 def test_a_rank_that_is_said_to_hang_says_so_itself_when_it_continues(made: Made) -> None:
     (one, other) = made()
-    other._do(lambda: other._report_failure(Failure(0, "hung", "it is in no collective")))
+    other._run_job(lambda: other._report_failure(Failure(0, "hung", "it is in no collective")))
     error = one.explain(RuntimeError(BROKEN))
     assert str(error) == "rank 0 hung: it is in no collective"
 
@@ -264,7 +264,7 @@ def test_a_rank_that_others_saw_hang_says_once_where_it_is(made: Made, ended: Si
     _, other = made(limits=Limits(grace=0.0))
     other.place = lambda: "in train, epoch 3"
     seen = Failure(1, "hung", "it is in no collective; in train, epoch 3")
-    other._do(lambda: other._report_failure(seen))
+    other._run_job(lambda: other._report_failure(seen))
     text = ended.get()
     assert text.startswith(
         "heliograph: rank 1 is ended: its run did not end within 0 s after the failure of a rank (rank 1 hung). It "
