@@ -78,7 +78,7 @@ def test_an_apple_gpu_is_taken_where_there_is_no_other(gpus: Any, monkeypatch: p
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert choose_engine().device.type == "mps"
     assert choose_engine(use_cpu=False).device.type == "mps"
-    with pytest.raises(RuntimeError, match="use_cpu=False wants a GPU"):
+    with pytest.raises(RuntimeError, match="use_cpu=False needs a GPU"):
         choose_device(member(0), {"use_cpu": False})  # it serves one process
 
 
