@@ -5,7 +5,7 @@
 # Train, evaluate, predict
 from .builtin_callbacks.standard import standard as standard
 from .core.checkpoint.weights import load_weights as load_weights
-from .core.distributed.launch import launch as launch
+from .core.distributed.launcher import launch as launch
 from .core.metrics.means import accuracy as accuracy
 from .core.outputs.files import read_prediction_batches as read_prediction_batches
 from .core.outputs.files import read_predictions as read_predictions
@@ -18,9 +18,9 @@ from .core.trainer import Trainer as Trainer
 
 # Engines
 from .core.engines.device import DeviceEngine as DeviceEngine
-from .core.engines.parallel.data_parallel import DataParallelEngine as DataParallelEngine
-from .core.engines.parallel.ddp import DDPEngine as DDPEngine
-from .core.engines.sharded.fsdp import FSDPEngine as FSDPEngine
+from .core.engines.data_parallel import DataParallelEngine as DataParallelEngine
+from .core.engines.ddp import DDPEngine as DDPEngine
+from .core.engines.fsdp import FSDPEngine as FSDPEngine
 
 # Data
 from .core.data.loaders import LoaderParams as LoaderParams

@@ -228,7 +228,7 @@ class RunContext(LineVerbs, ABC):
     @cached_property
     def means(self) -> Means:
         if self.control.is_shared:
-            from .distributed.ranks.means import SharedMeans
+            from .distributed.means import SharedMeans
 
             return SharedMeans(self.engine, cache(self.note))
         from .metrics import means
@@ -297,7 +297,7 @@ class RunContext(LineVerbs, ABC):
         self.hooks.call_positioned()
         mark = partial(setattr, self.work, "is_last_seen")
         if is_shared:
-            from .distributed.ranks.common_batches import read_together
+            from .distributed.shared_control import read_together
 
             if length is not None:
                 remaining: int | None = int(min(length, last)) - batch
@@ -443,7 +443,7 @@ def _control(run: RunContext) -> Control:
     if run.engine.world_size == 1:
         control = Control(run.progress)
     else:
-        from .distributed.ranks.shared_control import SharedControl
+        from .distributed.shared_control import SharedControl
 
         control = SharedControl(run)
     control.max_skips = run.settings.max_skipped_steps

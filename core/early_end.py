@@ -65,7 +65,7 @@ def leave_group(run: RunContext, error: BaseException, place: str) -> tuple[Base
             cause = watch.explain(error)
             if cause is error:
                 watch.announce(error, place)
-            from .distributed.ranks.failure import release_groups
+            from .distributed.failure import release_groups
 
             release_groups(error)
         try:

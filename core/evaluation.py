@@ -177,7 +177,7 @@ class Evaluation:
 
     def _exchange(self) -> None:
         """Replace the means of each set by those over all ranks."""
-        from .distributed.ranks.means import Terms, compute_together, merge_means
+        from .distributed.means import Terms, compute_together, merge_means
 
         run, progress = self._run, self._run.progress
         shared = {dataset: means for dataset, means in self._means.items() if isinstance(means, Terms)}

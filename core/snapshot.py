@@ -28,7 +28,7 @@ from .checkpoint.state.rates import base_rates
 from .checkpoint.state.schema import SCHEMA, WEIGHTS_ONLY, as_plain, check_resumable, check_schema, versions
 from .checkpoint.storage import read_manifest
 from .context import RunContext
-from .engines.sharded.states import ShardingEngine
+from .engines.sharded_states import ShardingEngine
 from .engines.weights import check_fits
 
 

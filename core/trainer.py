@@ -14,7 +14,7 @@ from ..plugins import Plugins
 from ..plugins.hints import OF_RUN, explains_arguments, explains_attributes
 from . import loop, settings
 from .data.module import DataModule
-from .engines.choice.engine_choice import make_engine
+from .engines.engine_choice import make_engine
 from .engines.options import EngineOptions
 from .host import current_host
 from .result import RunResult

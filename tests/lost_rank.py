@@ -24,7 +24,7 @@ from heliograph import (
     TrainStart,
     on,
 )
-from heliograph.core.distributed.ranks.group import Board, GlooRounds
+from heliograph.core.distributed.group import Board, GlooRounds
 from heliograph.tests.ranks_pool import Way, travelling
 from torch import Tensor, nn
 

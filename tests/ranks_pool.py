@@ -40,11 +40,7 @@ Way = Literal["board", "gloo"]  # of the messages between ranks
 @contextmanager
 def travelling(way: Way) -> Iterator[None]:
     """Let messages travel by gloo within, as between machines; or as they do on one."""
-    with (
-        patch("heliograph.core.distributed.ranks.group.open_board", return_value=None)
-        if way == "gloo"
-        else nullcontext()
-    ):
+    with patch("heliograph.core.distributed.group.open_board", return_value=None) if way == "gloo" else nullcontext():
         yield
 
 

@@ -1,6 +1,6 @@
 """What ranks compute when they accumulate, beside another run and beside one process; what they exchange for it.
 
-Without accumulation, and on fewer ranks: `core/engines/parallel/test_ddp.py`. Metrics: `core/data/test_on_ranks.py`.
+Without accumulation, and on fewer ranks: `core/engines/test_ddp.py`. Metrics: `core/data/test_on_ranks.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from heliograph import DDPEngine, GradientAccumulation, Run, Supervised, Task, Trainer
-from heliograph.tests.core.engines.parallel.test_ddp import (
+from heliograph.tests.core.engines.test_ddp import (
     assert_equal,
     difference,
     micro_batches,

@@ -303,7 +303,7 @@ def evaluate_for_long(rank: int) -> list[str]:
         received.append(event.name)
         assert engine.watch is not None
         while engine.watch.failure() is None:
-            engine.watch._do(lambda: None)
+            engine.watch._run_job(lambda: None)
 
     trainer = Trainer(engine=engine)
     trainer.bus.on(ValidationBatchEnd, wait_for_news)

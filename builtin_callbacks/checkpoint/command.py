@@ -32,7 +32,7 @@ from ...core.checkpoint.storage.reader import read_pointer
 from ...core.checkpoint.storage.store import Store
 from ...core.checkpoint.weights import WHICH, RunFilter, export_weights, find_weights
 from ...core.metrics.monitor import Monitor
-from ...core.system.errors import OF_MACHINE
+from ...core.system.errors import MACHINE_ERRORS
 from ...core.system.extras import printable_lines
 from ...events.checks import known_names, printable
 from .folder import by_training, ranked, reasons_to_keep
@@ -170,7 +170,7 @@ def _process(items: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
         try:
             for line in act(item):
                 print(printable_lines(line))
-        except (ValueError, *OF_MACHINE) as error:
+        except (ValueError, *MACHINE_ERRORS) as error:
             status = _print_error(" ".join([str(error) or repr(error), *getattr(error, "__notes__", ())]))
     return status
 

@@ -11,7 +11,7 @@ from ...core.checkpoint.state.compatibility import load_scheduler
 from ...core.checkpoint.state.frozen import with_frozen
 from ...core.checkpoint.state.ranks import load_parts
 from ...core.checkpoint.storage import Entry, State
-from ...core.distributed.ranks.failure import on_main
+from ...core.distributed.failure import on_main
 from ...core.engines.weights import LEFT_WEIGHTS, load_average, measured_average
 from ...core.host import ended_for_good
 from ...core.metrics.monitor import Monitor

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...core.checkpoint import storage
 from ...core.checkpoint.storage import Entry, JudgedBy
-from ...core.distributed.ranks.failure import on_main
-from ...core.engines.sharded.states import ShardingEngine
+from ...core.distributed.failure import on_main
+from ...core.engines.sharded_states import ShardingEngine
 from ...core.host import ended_for_good, is_preempted
 from ...core.metrics.monitor import Monitor
 from ...core.objects.program import report_late_listeners

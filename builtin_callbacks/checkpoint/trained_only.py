@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...core.checkpoint.state.frozen import FrozenWeights
-from ...core.engines.sharded.states import ShardingEngine
+from ...core.engines.sharded_states import ShardingEngine
 from ...core.system.extras import kind_of
 from ...events import Lane, Run, RunClosed, TrainStart
 from ...plugins import Plugin, on

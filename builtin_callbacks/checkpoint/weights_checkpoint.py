@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ...core.checkpoint.storage import Entry
-from ...core.distributed.ranks.failure import on_main
+from ...core.distributed.failure import on_main
 from ...events import Run
 from ...plugins.filters import Filter
 from .plugin import Checkpoint

@@ -21,8 +21,8 @@ from ...core.checkpoint.state.schema import map_leaves
 from ...core.checkpoint.storage.archive import has_memory
 from ...core.checkpoint.storage.files import digest_of
 from ...core.checkpoint.storage.untrusted_files import tensors_in
-from ...core.distributed.ranks.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
-from ...core.engines.sharded.states import ShardingEngine
+from ...core.distributed.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
+from ...core.engines.sharded_states import ShardingEngine
 from ...core.engines.weights import state_of
 from ...events import BatchEnd, Engine, Handle, Lane, Run
 

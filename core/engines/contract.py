@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...events import Engine
 
 if TYPE_CHECKING:
-    from ..distributed.ranks.watch import Watch
+    from ..distributed.watch import Watch
 
 
 class LoopEngine(Engine, Protocol):

@@ -15,7 +15,7 @@ from .options import PrecisionName
 
 if TYPE_CHECKING:
     from ...events.engine import Reduction
-    from ..distributed.ranks.watch import Watch
+    from ..distributed.watch import Watch
     from .precision import Determinism
 
 
@@ -174,13 +174,13 @@ class DeviceEngine:
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
         """Return a copy of a tensor, or a number; refuse the same values as with several ranks."""
-        from ..distributed.ranks.exchange import reduce_alone
+        from ..distributed.exchange import reduce_alone
 
         return reduce_alone(value, how)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensor of the only rank."""
-        from ..distributed.ranks.exchange import check_gathered
+        from ..distributed.exchange import check_gathered
 
         check_gathered(tensor)
         return [tensor]
@@ -191,7 +191,7 @@ class DeviceEngine:
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Return the value of the only rank."""
-        from ..distributed.ranks.exchange import check_source
+        from ..distributed.exchange import check_source
 
         check_source(source, self.world_size)
         return value

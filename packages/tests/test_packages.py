@@ -36,10 +36,10 @@ PRIVATE = """
     core.data.loaders.evaluation_loader core.data.loaders.is_dataset core.data.loaders.make_loader
     core.data.loaders.params_of_one_process core.data.order.sizes.Share core.data.sources.contract.FactsDataset
     core.data.sources.contract.Sourced core.data.sources.contract.Reading core.data.sources.contract.Stateless
-    core.data.training_data.TrainingData core.distributed.launch.exceptions.Carried
-    core.distributed.launch.exceptions.ProcessFailure core.distributed.launch.launcher.KeptRanks
-    core.distributed.launch.launcher.environment core.distributed.launch.queue.child_queue
-    core.distributed.ranks.shared_control.SharedControl core.engines.options.EngineOptions
+    core.data.training_data.TrainingData core.distributed.exceptions.Carried
+    core.distributed.exceptions.ProcessFailure core.distributed.launcher.KeptRanks
+    core.distributed.launcher.environment core.distributed.queue.child_queue
+    core.distributed.shared_control.SharedControl core.engines.options.EngineOptions
     core.engines.weights.check_fits core.engines.weights.load_module core.loop.publish core.metrics.means.Means
     core.metrics.window_losses.Fetched core.rehearsal.objects.KeptObjects core.run_end.close_run
     core.settings.FitOptions core.settings.Settings core.settings.check_name core.stepping.changes.refuse_change

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....events import Engine, Run
 from ....events.errors import describe_error
-from ...engines.sharded.states import ShardingEngine, States, empty_tensors, join_states
+from ...engines.sharded_states import ShardingEngine, States, empty_tensors, join_states
 from ...system.errors import is_of_machine
 from .compatibility import restore_groups
 from .schema import map_leaves, with_numbers

@@ -143,7 +143,7 @@ def variants(stack: ExitStack, folder: Path) -> dict[str, Turn]:
     mine = batches[dist.get_rank() :: RANKS]
     engine, remote = h.DDPEngine("gloo", device="cpu"), h.DDPEngine("gloo", device="cpu")
     stack.enter_context(engine.process())
-    with patch("heliograph.core.distributed.ranks.group.open_board", return_value=None):  # as on several machines
+    with patch("heliograph.core.distributed.group.open_board", return_value=None):  # as on several machines
         stack.enter_context(remote.process())
     return {
         HAND: partial(by_hand, mine, False),

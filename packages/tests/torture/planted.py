@@ -220,13 +220,13 @@ DEFECTS = (
     ),
     defect(
         "ranks: only the main rank is asked",
-        "    for rank, ballot in enumerate(ballots):\n        for what, request in ballot.requests.items():\n",
-        "    for rank, ballot in enumerate(ballots[:1]):\n        for what, request in ballot.requests.items():\n",
+        "    for rank, ballot in enumerate(ballots):\n        for key, request in ballot.requests.items():\n",
+        "    for rank, ballot in enumerate(ballots[:1]):\n        for key, request in ballot.requests.items():\n",
     ),
     defect(
         "ranks: a rank does not wait for the others",
-        "if settles or all(SUMMARY.unpack(each)[0] for each in self._open[-1]):",
-        "if settles or any(SUMMARY.unpack(each)[0] for each in self._open[-1]):",
+        "if settles or all(SUMMARY.unpack(summary)[0] for summary in self._open[-1]):",
+        "if settles or any(SUMMARY.unpack(summary)[0] for summary in self._open[-1]):",
     ),
     defect(
         "ranks: what a rank asks for is no news",

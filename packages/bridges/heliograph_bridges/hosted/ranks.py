@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from heliograph.core.distributed.ranks.shared_control import SharedControl
+from heliograph.core.distributed.shared_control import SharedControl
 from heliograph.events import Request, Verb
 from heliograph.spi import ProcessEngine
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.engines.choice.device_choice import find_engine
+from heliograph.core.engines.ddp import DDPEngine
 from heliograph.core.engines.device import DeviceEngine
+from heliograph.core.engines.device_choice import find_engine
 from heliograph.core.engines.options import PrecisionName
-from heliograph.core.engines.parallel.ddp import DDPEngine
 from heliograph.tests.core.engines.training import (
     Fitting,
     Generating,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heliograph import launch
-from heliograph.core.distributed.launch.launcher import KeptRanks
+from heliograph.core.distributed.launcher import KeptRanks
 from heliograph.spi import check_number, check_whole_number
 
 

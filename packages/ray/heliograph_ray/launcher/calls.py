@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from heliograph.core.distributed.launch.queue import child_queue
+from heliograph.core.distributed.queue import child_queue
 from heliograph.spi import describe_error, require
 
 from ..cluster import connect

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Never
 
-from heliograph.core.distributed.launch.exceptions import ProcessFailure
+from heliograph.core.distributed.exceptions import ProcessFailure
 
 from .attempts import GroupTracker, WorkerGroup
 from .capacity import explain_start_timeout

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from heliograph.core.distributed.launch.launcher import environment
+from heliograph.core.distributed.launcher import environment
 
 from ..cluster import KEEPERS, connected_address
 from .attempts import RayValues

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from heliograph.core.distributed.launch.launcher import environment
+from heliograph.core.distributed.launcher import environment
 from heliograph.spi import require
 
 from ..cluster import intervals

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from heliograph.core.distributed.launch.exceptions import Carried
+from heliograph.core.distributed.exceptions import Carried
 from heliograph.spi import require
 
 from ..session import Notice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from heliograph.core.distributed.launch.exceptions import Carried
+from heliograph.core.distributed.exceptions import Carried
 from heliograph.spi import describe_error, hosted_by, require, with_article
 
 from .failures import WorkerFailed, is_secondary

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from heliograph import RunResult
-from heliograph.core.distributed.launch.exceptions import Carried
+from heliograph.core.distributed.exceptions import Carried
 from heliograph.spi import hosted_by, require
 
 from ..session import StoredReport

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from heliograph.core.data.draws import rng
-from heliograph.core.distributed.launch import queue
+from heliograph.core.distributed import queue
 from heliograph.tests.ranks_pool import Pool
 
 

@@ -12,7 +12,7 @@ import torch
 from heliograph.core.checkpoint import storage
 from heliograph.packages.ray.tests.creators import creators
 from heliograph.packages.ray.tests.creators.creators import make, weights
-from heliograph.tests.core.distributed.launch.test_launch import has_ended
+from heliograph.tests.core.distributed.test_launch import has_ended
 from heliograph_ray.creators import LocalLauncher
 from heliograph_ray.creators.packed_state import unpack_state
 

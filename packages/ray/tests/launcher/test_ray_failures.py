@@ -6,7 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
-from heliograph.core.distributed.launch.exceptions import Carried
+from heliograph.core.distributed.exceptions import Carried
 from heliograph.core.system.errors import RankFailed
 from heliograph_ray.launcher.attempts import WorkerGroup
 from heliograph_ray.launcher.failures import AttemptFailure, WorkerFailed, classify_failure, is_secondary

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from heliograph.core.distributed.launch.exceptions import Carried
+from heliograph.core.distributed.exceptions import Carried
 from heliograph.core.system.errors import RankFailed
 from heliograph_ray.launcher import capacity, driver_loop
 from heliograph_ray.launcher.attempts import Attempt, GroupTracker, summarize_attempts

@@ -11,7 +11,8 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.distributed.launch import child_queue, queue
+from heliograph.core.distributed import queue
+from heliograph.core.distributed.queue import child_queue
 from heliograph.core.host import current_host
 from heliograph_ray import RayReport
 from heliograph_ray.launcher import worker

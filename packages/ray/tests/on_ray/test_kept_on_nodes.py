@@ -11,8 +11,8 @@ import ray
 from heliograph.packages.ray.tests.on_ray import calls
 from heliograph.packages.ray.tests.on_ray.clusters import drain, several_nodes
 from heliograph.packages.ray.tests.on_ray.fault_runs import Scenario, read_samples, train
-from heliograph.tests.core.distributed.launch.jobs import pid_and_sum
-from heliograph.tests.core.distributed.launch.test_launch import has_ended
+from heliograph.tests.core.distributed.jobs import pid_and_sum
+from heliograph.tests.core.distributed.test_launch import has_ended
 from heliograph_ray import RayLauncher
 from heliograph_ray.launcher import kept
 from heliograph_ray.launcher.fit import Fit

@@ -16,8 +16,8 @@ from heliograph.packages.ray.tests.creators import creators
 from heliograph.packages.ray.tests.creators.creators import make, weights
 from heliograph.packages.ray.tests.on_ray import calls
 from heliograph.packages.ray.tests.on_ray.fault_runs import Fault, Scenario, read_samples, train
-from heliograph.tests.core.distributed.launch.jobs import pid_and_sum
-from heliograph.tests.core.distributed.launch.test_launch import has_ended
+from heliograph.tests.core.distributed.jobs import pid_and_sum
+from heliograph.tests.core.distributed.test_launch import has_ended
 from heliograph_ray import RayLauncher
 from heliograph_ray.creators import LocalLauncher
 from heliograph_ray.launcher.attempts import Work

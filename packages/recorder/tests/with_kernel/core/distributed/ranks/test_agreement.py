@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import heliograph as h
-from heliograph.tests.core.distributed.ranks.test_agreement import train
+from heliograph.tests.core.distributed.test_agreement import train
 from heliograph.tests.ranks_pool import Pool
 from heliograph_recorder import Recorder
 

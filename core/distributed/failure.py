@@ -1,0 +1,207 @@
+"""The failure of a rank: how it is reported, and how errors that follow from it are recognized."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from dis import opname
+from typing import Any, Generic, Self, TypeVar, cast
+
+from torch.distributed import DistError, ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+
+from ...events import Engine
+from ...events.errors import describe_error, error_text
+from ..system.errors import RankFailed
+
+# The names of the backends in their errors.
+BROKEN = re.compile(r"\bgloo\b|\bNCCL\b|\bProcessGroup\w*\b|\bpair closure\b")
+TIMED_OUT = "Timed out"  # in gloo's error after a timeout, which has no type of its own
+
+
+class LateRankError(DistError):
+    """A rank is alive, but did not arrive in time."""
+
+
+class JsonFacts:
+    """A dataclass that ranks exchange as JSON."""
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Self:
+        return cls(**json.loads(text))
+
+    def write(self: Any) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(JsonFacts):
+    """The report about the rank that failed first.
+
+    Attributes:
+        rank: the one that failed.
+        kind: the qualified name of the exception's type; `died`, `hung` or `left` if another rank reports it.
+        text: the exception's text, or the observation about that rank.
+        place: where in the run it was.
+        interrupt: whether it was a Ctrl-C.
+    """
+
+    rank: int
+    kind: str
+    text: str = ""
+    place: str = ""
+    interrupt: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int, place: str) -> Self:
+        """Return the report about an exception."""
+        return cls(rank, qualified_name(type(error)), error_text(error), place, isinstance(error, KeyboardInterrupt))
+
+    def as_error(self) -> BaseException:
+        """Return the exception for the other ranks: KeyboardInterrupt after a Ctrl-C, else RankFailed."""
+        error = RankFailed(self.rank, self.kind, self.text, self.place)
+        return KeyboardInterrupt(str(error)) if self.interrupt else error
+
+
+def qualified_name(kind: type[BaseException]) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_broken_collective(error: BaseException) -> bool:
+    """Return True if an exception in the chain is a collective that another rank did not complete."""
+    return any(map(_is_broken, error_chain(error)))
+
+
+def is_late(error: BaseException) -> bool:
+    """Return True if an exception in the chain is a collective that timed out."""
+    return any(map(_is_late, error_chain(error)))
+
+
+def release_groups(error: BaseException) -> None:
+    """Clear the frames of an exception that refer to a process group.
+
+    While there is a reference to a gloo group, its connections stay open and the other ranks keep waiting.
+    """
+    for link in error_chain(error):
+        trace = link.__traceback__
+        while trace is not None:
+            frame, trace = trace.tb_frame, trace.tb_next
+            variables = frame.f_locals  # a dict that stays with the frame
+            if any(map(_holds_group, variables.values())):
+                try:
+                    frame.clear()
+                except RuntimeError:  # it is still running
+                    continue
+                variables.clear()
+
+
+def _holds_group(value: object) -> bool:
+    # torch's wrappers pass groups on in tuples and dicts of arguments.
+    parts = value if type(value) is tuple else value.values() if type(value) is dict else (value,)
+    return any(isinstance(part, ProcessGroup | DistributedDataParallel) for part in parts)
+
+
+def _is_broken(error: BaseException) -> bool:
+    if isinstance(error, DistError):
+        return True
+    return (
+        isinstance(error, RuntimeError) and bool(BROKEN.search(error_text(error))) and not _was_raised_in_python(error)
+    )
+
+
+def _is_late(error: BaseException) -> bool:
+    return isinstance(error, LateRankError) or (_is_broken(error) and TIMED_OUT in error_text(error))
+
+
+def _was_raised_in_python(error: BaseException) -> bool:
+    # An error with a `raise` is user code, whatever its text; errors of a backend come from C++. The functions in the
+    # traceback show nothing, because user code runs within torch's wrappers and may call collectives itself.
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+def error_chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and the errors in its `__cause__` and `__context__`."""
+    seen: dict[int, BaseException] = {}
+    pending: list[BaseException | None] = [error]
+    while pending:
+        link = pending.pop()
+        if link is not None and id(link) not in seen:
+            seen[id(link)] = link
+            pending += [link.__context__, link.__cause__]
+    yield from seen.values()
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOutcome(Generic[T]):
+    """The outcome of some work on one rank.
+
+    Attributes:
+        value: the return value.
+        error: the exception, or None.
+    """
+
+    value: T | None = None
+    error: Exception | None = None
+
+    def value_or_raise(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return cast("T", self.value)
+
+
+def outcome_of(work: Callable[[], T]) -> WorkOutcome[T]:
+    """Run some work; an interrupt is not an outcome and propagates."""
+    try:
+        return WorkOutcome(work())
+    except Exception as error:  # noqa: BLE001  # raised on every rank
+        return WorkOutcome(error=error)
+
+
+def on_main(engine: Engine, work: Callable[[], T]) -> T:
+    """Run some work on the main rank only; return its value, or raise its error, on all ranks. A collective."""
+    if engine.world_size == 1:
+        return work()
+    return value_of_main(engine, outcome_of(work) if engine.is_main else None)
+
+
+def value_of_main(engine: Engine, outcome: WorkOutcome[T] | None) -> T:
+    """Return the main rank's value, or raise its error, on all ranks. A collective.
+
+    Args:
+        engine: connects the ranks.
+        outcome: the outcome on the main rank.
+    """
+    shared: WorkOutcome[T] = engine.broadcast(None if outcome is None else _portable(outcome, 0))
+    return (outcome or shared).value_or_raise()
+
+
+def values_of_ranks(engine: Engine, outcome: WorkOutcome[T]) -> list[T]:
+    """Return the values of all ranks, or raise the error of the first rank that failed. A collective."""
+    outcomes: list[WorkOutcome[T]] = engine.gather_objects(_portable(outcome, engine.rank))
+    outcomes[engine.rank] = outcome
+    return [result.value_or_raise() for result in outcomes]
+
+
+def _portable(outcome: WorkOutcome[T], rank: int) -> WorkOutcome[T]:
+    # An error that cannot be pickled keeps only its text.
+    if outcome.error is None:
+        return outcome
+    try:
+        error = pickle.loads(pickle.dumps(outcome.error))  # noqa: S301  # our own
+    except Exception:  # noqa: BLE001  # pickling the user's class may raise anything
+        error = RuntimeError(describe_error(outcome.error))
+    error.add_note(f"heliograph: raised on rank {rank}")
+    return WorkOutcome(error=error)

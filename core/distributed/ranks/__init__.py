@@ -1,1 +1,0 @@
-"""Ranks: how several processes find each other, agree, and end together."""

@@ -1,0 +1,528 @@
+"""The watch of each rank over the others: report a failure, notice one of another rank, end a process that hangs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from time import monotonic, sleep
+from types import FrameType
+from typing import Any, Literal, Self
+
+from torch.distributed import DistError
+from torch.distributed.distributed_c10d import Store
+
+from ...events import CATALOGUE, Event, Lane, Run
+from ...events import catalogue as ev
+from ...events.bus import FunctionName, Handle, Subscription
+from ...events.errors import place_of
+from ..system.errors import SEEN
+from .failure import Failure, JsonFacts, is_broken_collective, is_late
+
+Waiting = Callable[[], tuple[str, float] | None]
+Job = Callable[[], None]
+FIRST, NOTED = "failure", "noted"  # keys in the store
+ACKNOWLEDGED = 1.0  # seconds for the other ranks to read a failure before the store ends with its host
+BOUND = 5.0  # maximum seconds that the main thread waits for this thread
+logger = logging.getLogger("heliograph")
+ANSWERS = 2.0  # seconds in which a live rank answers
+FRAMES = 6  # functions named in a report
+BELOW = (
+    "torch.",
+    "heliograph.core.distributed.",
+    "heliograph.core.engines.",
+)  # not named: the same in every collective
+
+
+@dataclass(slots=True)
+class Limits:
+    """The limits of a watch; they may be changed at any time.
+
+    Attributes:
+        report_after: seconds in one collective after which the places of all ranks are logged, and again after twice
+            that.
+        grace: seconds that a run has to end after another rank has failed, before the process is ended; the time of
+            writing a checkpoint is not counted.
+    """
+
+    report_after: float = 60.0
+    grace: float = 30.0
+
+
+class Watch:
+    """The watch of one rank over its group; its thread communicates with the other ranks through the store.
+
+    A wait in a collective of gloo cannot be interrupted from within. So a rank that fails announces it and then leaves
+    the group, which breaks the collectives of the other ranks; the announcement explains their errors. The other ranks
+    wait for a failed rank, from their next collective on:
+
+    - If its code fails: until it has left the group, a fraction of a second.
+    - If its process dies: the same, and 2 s for the roll call that shows which rank is gone.
+    - If it hangs or is stopped: for the engine's `timeout`, and the same 2 s. Its process ends itself `limits.grace`
+    later,
+      after it has finished writing a checkpoint, unless it is stopped.
+
+    When a wait gets long, the place of each rank is logged. While a collective waits, Python runs no signal handlers: a
+    SIGTERM or Ctrl-C takes effect when it returns.
+
+    Args:
+        store: the store of this group's processes; the watch uses a clone.
+        rank: this rank.
+        world_size: the number of ranks.
+        waiting: returns the name of the current collective of this thread and its start by `time.monotonic()`, or None.
+        host: the rank whose process hosts the store; None if torchrun's agent does.
+        limits: when waits are reported, and when the process is ended.
+        interval: seconds between two polls of the store.
+        abort: aborts the current collective of this thread, if the backend supports it (nccl).
+
+    Attributes:
+        notices: posted texts, by topic.
+        place: returns the place of the run; None outside of a run.
+        leaves: whether the main thread is ending its run.
+        is_lost: whether the store is gone.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        waiting: Waiting,
+        host: int | None = 0,
+        limits: Limits | None = None,
+        interval: float = 0.2,
+        abort: Callable[[], None] | None = None,
+    ) -> None:
+        self._failure: Failure | None = None
+        self.notices: dict[str, str] = {}
+        self.place: Callable[[], str] | None = None
+        self.leaves = self.is_lost = False
+        self.limits = limits or Limits()
+        clone: Store = store.clone()  # type: ignore[attr-defined]  # a client supports one thread at a time
+        self._store, self._news = clone, News(clone, rank, world_size)
+        self._rank, self._world_size, self._host = rank, world_size, host
+        self._waiting, self._interval, self._abort = waiting, interval, abort
+        self._watched, self._lock = threading.get_ident(), threading.Lock()
+        self._writes = 0  # checkpoints being written, during which the process is not ended
+        self._noted_at = self._grace_since = self._waits_since = 0.0
+        self._next_report = math.inf
+        self._reports = self._calls = 0
+        self._rolls: list[Roll] = []
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="heliograph-watch", daemon=True)
+        self._thread.start()
+
+    # For the main thread.
+
+    def announce(self, error: BaseException, place: str) -> None:
+        """Announce to all ranks that this one fails; only the first announcement counts.
+
+        Args:
+            error: the error.
+            place: where in the run it occurred.
+        """
+        self.leaves = True
+        failure = Failure.of(error, self._rank, place)
+        self._run_job(lambda: self._report_failure(failure))
+
+    def failure(self) -> Failure | None:
+        """Return the first failure that this rank has read, at no cost."""
+        return self._failure
+
+    def check(self) -> None:
+        """Raise if a rank is known to have failed, at no cost.
+
+        Raises:
+            RankFailed: it has; KeyboardInterrupt if it was interrupted.
+        """
+        if self._failure is not None:
+            raise self._failure.as_error()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return the cause of an error: RankFailed for a collective that another rank broke, else the error itself.
+
+        If no rank announced a failure, a roll call follows. A rank that does not answer within 2 s has died, or hangs
+        if the collective timed out. A rank outside of any collective hangs, or has left the group.
+
+        Args:
+            error: the exception; it becomes the cause of the returned one.
+
+        Returns:
+            The error, RankFailed, or KeyboardInterrupt if a rank was interrupted.
+        """
+        if not is_broken_collective(error):
+            return error
+        roll = None
+        self.leaves = True
+        self._run_job(self._read_failure)
+        if self._failure is None and not self.is_lost:
+            roll = self._call_roll()
+            self._run_job(lambda: self._find_culprit(roll, is_late(error)))
+        failure = self._failure
+        if failure is not None and (failure.rank != self._rank or failure.kind in SEEN):
+            explained = failure.as_error()
+            explained.__cause__ = error
+            error = explained
+        if roll is not None:
+            error.add_note(f"heliograph: places of the ranks, requested by rank {self._rank}:\n{roll}")
+        elif self.is_lost:
+            error.add_note("heliograph: the store through which ranks report failures is gone.")
+        return error
+
+    def post(self, topic: str, text: str) -> None:
+        """Post a text for all ranks, without waiting; only the first text of a topic counts."""
+        self.notices.setdefault(topic, text)
+        self._jobs.put(lambda: self._news.post(topic=topic, text=text))
+
+    def posted(self, topic: str) -> str | None:
+        """Return the text of a topic if this rank has read it, at no cost."""
+        return self.notices.get(topic)
+
+    def follow(self, run: Run) -> Callable[[], None]:
+        """Track the place of a run, and end the process if the run hangs; return a function that ends this."""
+        self.place, unfollow = follow(run)
+
+        def end() -> None:
+            self.place = None
+            unfollow()
+
+        return end
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Return a context for writing a checkpoint, in any thread, during which the process is not ended."""
+        with self._lock:
+            self._writes += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writes -= 1
+
+    def close(self) -> None:
+        """End the thread; may be called twice."""
+        self._jobs.put(None)
+        self._thread.join(BOUND)
+
+    def _run_job(self, job: Job) -> None:
+        # Waits for the thread, but not for ever: the store may be out of reach.
+        done = threading.Event()
+
+        def reported() -> None:
+            try:
+                job()
+            finally:
+                done.set()
+
+        if self._thread.is_alive():
+            self._jobs.put(reported)
+            done.wait(BOUND)
+
+    def _call_roll(self) -> Roll:
+        roll = self._new_roll(is_report=False)
+        self._run_job(lambda: self._open(roll))
+        roll.done.wait(BOUND)
+        return roll
+
+    # Jobs of the watch's thread.
+
+    def _find_culprit(self, roll: Roll, was_late: bool) -> None:
+        # Reports the rank that broke a collective silently, if the answers show it.
+        self._read_failure()
+        if self._failure is not None:
+            return
+        silence = f"no sign of life for {roll.limit:g} s"
+        if roll.missing and was_late:  # a dead process would break the connection at once
+            silence += ": its process is stopped (SIGSTOP), or its machine cannot be reached"
+            self._report_failure(Failure(roll.missing[0], "hung", silence))
+        elif roll.missing:
+            self._report_failure(Failure(roll.missing[0], "died", silence))
+        elif roll.working:
+            rank = roll.working[0]
+            self._report_failure(Failure(rank, "hung" if was_late else "left", f"it {roll.answers[rank]}"))
+
+    def _report_failure(self, failure: Failure) -> None:
+        # Only the first failure counts.
+        first = Failure.read(self._first(FIRST, failure.write()))
+        self._learn(first)
+        if first != failure:
+            return
+        self._news.post(failure=True)
+        end = monotonic() + ACKNOWLEDGED
+        while self._host == self._rank and self._store.add(NOTED, 0) < self._world_size and monotonic() < end:
+            sleep(self._interval / 10)
+
+    def _read_failure(self) -> None:
+        if self._store.check([FIRST]):
+            self._learn(Failure.read(self._store.get(FIRST)))
+
+    # The loop of the thread.
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=self._interval / 10 if self._rolls else self._interval)
+                if job is None:
+                    return
+            except Empty:
+                job = None
+            try:
+                if job is not None:
+                    job()
+                if not self.is_lost:
+                    self._exchange()
+            except DistError:  # `Watch.explain` reports it
+                self.is_lost = True
+                if self._failure is None and self._host not in (None, self._rank):
+                    self._failure = Failure(self._host, "died", "its store is gone")
+                while self._rolls:
+                    self._rolls.pop().done.set()
+            self._enforce_failure()
+
+    def _exchange(self) -> None:
+        for message in self._news.fresh():
+            self._read_message(message)
+        for roll in self._rolls[:]:
+            if roll.collect(self._store):
+                self._rolls.remove(roll)
+                if roll.is_report:
+                    logger.warning("rank %d waits in a collective. Places of the ranks:\n%s", self._rank, roll)
+        self._report_wait()
+
+    def _read_message(self, message: dict[str, Any]) -> None:
+        if "failure" in message:
+            self._read_failure()
+        elif "topic" in message:
+            self.notices.setdefault(message["topic"], message["text"])
+        else:
+            if message["is_report"]:
+                self._reports += 1
+                self._next_report = 2 * max(self._seconds_waited(), self.limits.report_after)
+            self._store.set(f"{message['roll']}/{self._rank}", self._status().write())
+
+    def _learn(self, failure: Failure) -> None:
+        if self._failure is None:
+            self._failure = failure
+            self._store.add(NOTED, 1)
+
+    def _status(self) -> RankStatus:
+        place = "" if self.place is None else self.place()
+        return RankStatus.of(self._watched, self._waiting(), place, leaves=self.leaves)
+
+    def _new_roll(self, *, is_report: bool) -> Roll:
+        self._calls += 1
+        return Roll(f"roll/{self._rank}/{self._calls}", self._world_size, is_report=is_report)
+
+    def _open(self, roll: Roll) -> None:
+        self._rolls.append(roll)
+        self._news.post(roll=roll.name, is_report=roll.is_report)
+
+    def _report_wait(self) -> None:
+        # One rank reports for all.
+        if self._seconds_waited() < self._next_report:
+            return
+        self._next_report *= 2
+        if self._first(f"report/{self._reports}", str(self._rank)) == str(self._rank):
+            self._open(self._new_roll(is_report=True))
+
+    def _seconds_waited(self) -> float:
+        # 0 outside of a collective.
+        waiting = self._waiting()
+        if waiting is None:
+            return 0.0
+        if waiting[1] != self._waits_since:
+            self._waits_since, self._next_report = waiting[1], self.limits.report_after
+        return monotonic() - waiting[1]
+
+    def _first(self, key: str, value: str) -> str:
+        # The first value that any rank has set.
+        first: bytes = self._store.compare_set(key, "", value)
+        return first.decode()
+
+    def _enforce_failure(self) -> None:
+        # Aborts the current collective if the backend can, and finally ends the process.
+        if self._failure is None or self.leaves:
+            return
+        now, waits = monotonic(), self._waiting() is not None
+        self._noted_at = self._noted_at or now
+        if self._abort is not None and waits and now - self._noted_at >= ACKNOWLEDGED:
+            abort, self._abort = self._abort, None
+            abort()
+        if self._writes:  # the grace starts again afterwards
+            self._grace_since = 0.0
+            return
+        self._grace_since = self._grace_since or now
+        if now - self._grace_since >= self.limits.grace and (waits or self.place is not None):
+            ended = f"its run did not end within {self.limits.grace:g} s after the failure of a rank"
+            text, failure = f"heliograph: rank {self._rank} is ended: {ended}", self._failure
+            if failure.rank == self._rank and failure.kind in SEEN:
+                failure = replace(failure, text="")  # the text is the place that follows
+            os.write(2, f"{text} ({failure.as_error()}). It {self._status()}.\n".encode())
+            os._exit(1)  # an exception cannot reach a thread that hangs
+
+
+BELL = "bell"
+
+
+class News:
+    """Messages of all ranks, each rank in its own row. Polling takes one request to the store.
+
+    Args:
+        store: the store of this group's processes.
+        rank: this rank.
+        world_size: the number of ranks.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        self._store, self._rank = store, rank
+        self._posted, self._read, self._rung = 0, [0] * world_size, 0
+
+    def post(self, **message: Any) -> None:
+        """Post a message of plain types; this rank reads it too."""
+        self._store.set(_key(self._rank, self._posted), json.dumps(message))
+        self._posted += 1
+        self._store.add(BELL, 1)
+
+    def fresh(self) -> Iterator[dict[str, Any]]:
+        """Yield the messages since the last call."""
+        rung = self._store.add(BELL, 0)
+        if rung == self._rung:
+            return
+        self._rung = rung
+        for rank in range(len(self._read)):
+            while self._store.check([key := _key(rank, self._read[rank])]):
+                self._read[rank] += 1
+                yield json.loads(self._store.get(key))
+
+
+def _key(rank: int, number: int) -> str:
+    return f"news/{rank}/{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus(JsonFacts):
+    """The status that one rank reports.
+
+    Attributes:
+        state: it waits in a collective, works outside of any, or leaves because one broke.
+        collective: the one in which it waits, or which broke.
+        seconds: of waiting.
+        place: of its run; empty outside of a run.
+        functions: of its main thread, the innermost first; empty if it leaves.
+    """
+
+    state: Literal["waits", "works", "leaves"]
+    collective: str
+    seconds: float
+    place: str
+    functions: str
+
+    @classmethod
+    def of(cls, thread: int, waiting: tuple[str, float] | None, place: str, *, leaves: bool) -> Self:
+        """Return the status of the thread of this number."""
+        name, since = waiting or ("", monotonic())
+        state: Literal["waits", "works", "leaves"] = "leaves" if leaves else "waits" if waiting else "works"
+        frame = None if leaves else sys._current_frames().get(thread)
+        functions = _functions(frame, everything=waiting is None)
+        return cls(state, name, monotonic() - since, place, functions)
+
+    def __str__(self) -> str:
+        kinds = {
+            "waits": f"waits in {self.collective} for {self.seconds:.0f} s",
+            "works": "is in no collective",
+            "leaves": "was waiting too, and leaves now",
+        }
+        parts = [kinds[self.state], self.place, self.functions and f"at {self.functions}"]
+        return "; ".join(part for part in parts if part)
+
+
+class Roll:
+    """A roll call: the watch of every rank answers with its status.
+
+    Args:
+        name: the prefix of the keys of the answers.
+        world_size: the number of ranks.
+        is_report: whether it is logged.
+
+    Attributes:
+        answers: the status of ranks that have answered, by rank.
+        missing: the other ranks.
+        limit: seconds until the roll call ends.
+        done: set when it has ended.
+    """
+
+    def __init__(self, name: str, world_size: int, *, is_report: bool) -> None:
+        self.name, self.is_report, self.limit = name, is_report, ANSWERS
+        self.answers: dict[int, RankStatus] = {}
+        self.missing = list(range(world_size))
+        self.done = threading.Event()
+        self._end = monotonic() + self.limit
+
+    @property
+    def working(self) -> list[int]:
+        """The ranks that are in no collective, while others are or were."""
+        return [rank for rank, status in sorted(self.answers.items()) if status.state == "works"]
+
+    def collect(self, store: Store) -> bool:
+        """Read new answers; return True if the roll call has ended."""
+        for rank in self.missing[:]:
+            if store.check([key := f"{self.name}/{rank}"]):
+                self.answers[rank] = RankStatus.read(store.get(key))
+                self.missing.remove(rank)
+        if not self.missing or monotonic() > self._end:
+            self.done.set()
+        return self.done.is_set()
+
+    def __str__(self) -> str:
+        lines = {rank: str(status) for rank, status in self.answers.items()}
+        lines |= dict.fromkeys(self.missing, f"gives no sign of life for {self.limit:g} s")
+        return "\n".join(f"  rank {rank} {lines[rank]}" for rank in sorted(lines))
+
+
+def _functions(frame: FrameType | None, *, everything: bool) -> str:
+    names: list[str] = []
+    while frame is not None and len(names) < FRAMES:
+        code = frame.f_code
+        if everything or not str(frame.f_globals.get("__name__")).startswith(BELOW):
+            names.append(f"{code.co_name} ({Path(code.co_filename).name}:{frame.f_lineno})")
+        frame = frame.f_back
+    return " < ".join(names)
+
+
+WATCH = FunctionName("watch_of_ranks")  # in plans and handler times
+BATCH_EVENTS = (ev.BatchStart, ev.ForwardEnd, ev.BackwardEnd, ev.GradientsReady, ev.StepEnd)
+QUIET = (
+    *BATCH_EVENTS,
+    ev.Log,
+    ev.ShouldStop,
+    ev.Replay,
+)  # a listener would change the loop, or cost time in every batch
+
+
+def follow(run: Run) -> tuple[Callable[[], str], Callable[[], None]]:
+    """Track the place of a run, and end the process if the run hangs; return a function that ends this."""
+    last = ""
+
+    def note(_: Run, *, event: Event) -> None:
+        nonlocal last
+        last = event.name
+
+    def place() -> str:
+        return f"{place_of(run)}, last event {last or 'none'}"
+
+    handles = ExitStack()
+    for kind in CATALOGUE:
+        if kind not in QUIET:
+            signal, last_of_lane = run.bus.signal(kind), Subscription((Lane.REPORT, sys.maxsize), WATCH)
+            signal.connect(note, weak=False, subscription=last_of_lane)
+            handles.enter_context(Handle(signal, note))
+    return place, handles.close

@@ -1,1 +1,0 @@
-"""Which engine a run gets, and which device a process."""

@@ -1,0 +1,128 @@
+"""The engine of one process on several GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from .device import DeviceEngine
+from .options import PrecisionName
+
+
+class DataParallelEngine(DeviceEngine):
+    """One process, several GPUs: `torch.nn.DataParallel` splits each batch among them.
+
+    During a run, calling a module of the task computes on all GPUs; other methods run on the first. With one GPU or
+    none, nothing is wrapped and the engine is a `DeviceEngine`. It is slower than one process per GPU (`DDPEngine`),
+    but needs no launcher.
+
+    Args:
+        gpus: the GPUs' numbers, the first of which has the modules; by default all that torch sees.
+        modules: the attributes of the task to wrap; by default each module with parameters. Leave out a module that
+            returns a mean over its batch, such as a loss with parameters.
+        precision: as in `DeviceEngine`; applies to all GPUs.
+        deterministic: as in `DeviceEngine`.
+        cudnn_benchmark: as in `DeviceEngine`.
+
+    Raises:
+        ValueError: a GPU does not exist or is named twice; also as `DeviceEngine`.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[int] | None = None,
+        *,
+        modules: Iterable[str] | None = None,
+        precision: PrecisionName = "fp32",
+        deterministic: bool = False,
+        cudnn_benchmark: bool = False,
+    ) -> None:
+        self.gpus = list(range(torch.cuda.device_count())) if gpus is None else check_gpus(gpus)
+        self._chosen = None if modules is None else tuple(modules)
+        self._wrapped: list[tuple[Any, str, Any]] = []
+        super().__init__(
+            torch.device("cuda", self.gpus[0]) if self.gpus else None,
+            precision=precision,
+            deterministic=deterministic,
+            cudnn_benchmark=cudnn_benchmark,
+        )
+
+    def set_up(
+        self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> None:
+        """Move modules to the first GPU, and make the task call wrappers of them.
+
+        Raises:
+            ValueError: a module to wrap is not an attribute of the task.
+        """
+        super().set_up(task, modules, optimizers)
+        parts = dict(task.named_children()) if isinstance(task, nn.Module) else modules
+        chosen = self._chosen
+        if chosen is None:
+            chosen = tuple(name for name, part in parts.items() if any(True for _ in part.parameters()))
+        if unknown := set(chosen) - parts.keys():
+            raise ValueError(
+                f"DataParallelEngine(modules=...) names {', '.join(sorted(unknown))}, but the modules of "
+                f"{type(task).__name__} are {', '.join(sorted(parts)) or 'none'}."
+            )
+        if len(self.gpus) > 1:
+            for name in chosen:
+                previous = vars(task).get(name)
+                # Not registered in an nn.Module, so parameters and state dicts do not change.
+                vars(task)[name] = Split(parts[name], self.gpus)
+                self._wrapped.append((task, name, previous))
+
+    def tear_down(self) -> None:
+        """Make the task call its own modules again."""
+        while self._wrapped:
+            task, name, module = self._wrapped.pop()
+            if isinstance(task, nn.Module):
+                del vars(task)[name]
+            else:
+                vars(task)[name] = module
+
+    def abandon(self) -> None:
+        self.tear_down()
+
+
+class Split(nn.DataParallel[nn.Module]):
+    """A module whose batches are split among GPUs; it forwards other attributes and methods to the module."""
+
+    def __init__(self, module: nn.Module, gpus: Sequence[int]) -> None:
+        super().__init__(module, device_ids=list(gpus))
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        dtype, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
+
+        def under_autocast(replica: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            with torch.autocast("cuda", dtype, enabled):  # a new thread has fp16, not its parent's dtype
+                return replica(*args, **kwargs)
+
+        bound: list[Any] = [partial(under_autocast, replica) for replica in replicas]
+        return super().parallel_apply(bound, inputs, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
+def check_gpus(gpus: Sequence[int]) -> list[int]:
+    """Return the numbers of existing GPUs.
+
+    Raises:
+        TypeError: it is not a list of whole numbers.
+        ValueError: it is empty, or a GPU does not exist or is named twice.
+    """
+    if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence) or not all(type(gpu) is int for gpu in gpus):
+        raise TypeError(f"gpus must be a list of GPU numbers, such as [0, 1], got {gpus!r}.")
+    count = torch.cuda.device_count()
+    if not gpus or len(set(gpus)) < len(gpus) or not set(gpus) <= set(range(count)):
+        visible = f"torch sees {count} GPUs" + f", numbered 0 to {count - 1}" * bool(count)
+        raise ValueError(f"gpus={list(gpus)} must name existing GPUs without repetition: {visible}.")
+    return list(gpus)

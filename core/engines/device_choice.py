@@ -1,0 +1,115 @@
+"""The device of a process, if GPUs are named or several processes train together; engines by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
+from typing import Any, Unpack, cast
+
+import torch
+
+from ...plugins.discovery import Discovered, discover, find
+from ..distributed.membership import Membership, membership
+from .contract import LoopEngine
+from .options import EngineOptions
+
+DEVICE_OPTIONS = ("device", "gpus", "use_cpu")
+
+
+def choose_device(member: Membership, options: EngineOptions) -> str | torch.device | None:
+    """Return the device of this process, or None for the engine's own choice.
+
+    Raises:
+        RuntimeError: a GPU is requested, but there is none.
+        TypeError: `gpus` is not a list of numbers.
+        ValueError: the options contradict each other or the machine's devices.
+    """
+    device, gpus, use_cpu = options.get("device"), options.get("gpus"), options.get("use_cpu")
+    if use_cpu not in (None, True, False):
+        raise TypeError(f"use_cpu must be True, False or None, got {use_cpu!r}.")
+    if device is not None and (gpus is not None or use_cpu is not None):
+        raise ValueError("Give device=, or gpus= and use_cpu=, not both.")
+    if use_cpu and gpus is not None:
+        raise ValueError(f"use_cpu=True and gpus={gpus!r} contradict each other: give one of them.")
+    if use_cpu:
+        return "cpu"
+    if gpus is not None:
+        return _gpu_for(member, gpus)
+    alone = member.world_size == 1  # an Apple GPU serves one process
+    if use_cpu is False and not torch.cuda.is_available() and not (alone and torch.backends.mps.is_available()):
+        raise RuntimeError(
+            "use_cpu=False needs a GPU, but torch sees none. Leave use_cpu out to fall back to the CPU; nvidia-smi and "
+            "torch.version.cuda show why no GPU is visible."
+        )
+    return device
+
+
+def _gpu_for(member: Membership, gpus: Sequence[int]) -> torch.device:
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"gpus={gpus!r} needs CUDA, but torch sees no CUDA device. Leave gpus out to use another device (an Apple "
+            f"GPU is device='mps'); nvidia-smi and torch.version.cuda show why no GPU is visible."
+        )
+    from .data_parallel import check_gpus
+
+    chosen = check_gpus(gpus)
+    if member.world_size == 1 and len(chosen) > 1:
+        raise ValueError(
+            f"gpus={chosen} names {len(chosen)} GPUs, but a single process uses one. To use all, start one process per "
+            f"GPU: torchrun --nproc-per-node={len(chosen)} train.py, or heliograph.launch(main, nprocs={len(chosen)}). "
+            f"One process on several GPUs is engine=DataParallelEngine(gpus={chosen}), which is slower."
+        )
+    if member.local_rank >= len(chosen) or len(chosen) != (member.local_world_size or len(chosen)):
+        raise ValueError(
+            f"gpus={chosen} names {len(chosen)} GPUs, but {member.local_world_size or member.local_rank + 1} processes "
+            f"were started on this machine: each process needs one GPU."
+        )
+    return torch.device("cuda", chosen[member.local_rank])
+
+
+GROUP = "heliograph.engines"
+
+
+def engines() -> list[Discovered]:
+    """Return every installed engine, sorted by name; nothing is imported."""
+    return discover(GROUP)
+
+
+def find_engine(name: str) -> Callable[..., LoopEngine]:
+    """Import the engine class of a name, such as `ddp`, or `package:name` if two packages use one name.
+
+    Raises:
+        ImportError: it cannot be imported; names the broken package and the reason.
+        LookupError: no engine has this name, or several have.
+    """
+    return cast(Callable[..., LoopEngine], find(name, GROUP).load())
+
+
+def named_engine(name: str, **options: Unpack[EngineOptions]) -> LoopEngine:
+    """Return an engine by its name in the entry-point group `heliograph.engines`.
+
+    Args:
+        name: such as `ddp`.
+        **options: see `EngineOptions`; `gpus` and `use_cpu` choose the device of an engine that takes only a device.
+
+    Raises:
+        ImportError: it cannot be imported.
+        LookupError: no engine has this name, or several have.
+        ValueError: the engine does not take an option, or refuses its value.
+    """
+    engine_class = find_engine(name)
+    parameters = signature(engine_class).parameters
+    arguments: dict[str, Any] = dict(options)
+    takes_only_device = "device" in parameters and not parameters.keys() & {"gpus", "use_cpu"}
+    if takes_only_device and arguments.keys() & set(DEVICE_OPTIONS):
+        device = choose_device(membership(), options)
+        arguments = {key: value for key, value in arguments.items() if key not in DEVICE_OPTIONS} | {"device": device}
+    open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+    if not open_ended and (unknown := sorted(arguments.keys() - parameters.keys())):
+        allowed = ", ".join(f"{key}=" for key in parameters if key in EngineOptions.__annotations__)
+        raise ValueError(
+            f"The engine {name!r} has no option {unknown[0]}=. It takes these options of the trainer: "
+            f"{allowed or 'none'}. Pass its own options to the engine: "
+            f"Trainer(engine={getattr(engine_class, '__name__', name)}(...))."
+        )
+    return engine_class(**arguments)

@@ -1,1 +1,0 @@
-"""Engines of several processes, or of several GPUs, each with the complete model."""

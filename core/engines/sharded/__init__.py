@@ -1,1 +1,0 @@
-"""The engine that shards the weights."""
