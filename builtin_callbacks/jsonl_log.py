@@ -54,18 +54,15 @@ class JsonlLog(Plugin):
         self._lost, self._error = 0, ""
 
     def reset(self) -> None:
-        """Forget the former run; the new one has a name of its own."""
         self._current, self._lost = None, 0
         self._began = self._resumes = self._loaded = self._underway = False
         self._attempt = uuid4().hex[:8]
         self._position, self._last = NOTHING, ""
 
     def describe(self, run: Run) -> str:
-        """Say where lines are written."""
         return f"logs to {self._current or self.path}"
 
     def rehearse(self, folder: Path) -> list[Path]:
-        """Write a file elsewhere."""
         former, self.path = self.path, folder / self.path.name
         return [former.parent]
 
@@ -108,16 +105,13 @@ class JsonlLog(Plugin):
                 run.warn(f"Lines are missing ({self._lost}) in {self._current or self.path}: {self._error}.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many lines there are, the attempt that wrote the last of them, and that line."""
         return {"position": self._position, "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after them."""
         self._position, self._last = state["position"], state["last"]
         self._loaded = True
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

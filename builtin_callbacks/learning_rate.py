@@ -62,11 +62,9 @@ class LearningRate(Plugin):
             self.needs = ("validation" if self.monitor.split == "validation" else "log",)
 
     def reset(self) -> None:
-        """Forget what the former run stepped."""
         self._steps_before, self._stepped, self._ever_stepped, self._updates = 0, set(), set(), {}
 
     def describe(self, run: Run) -> str:
-        """Say which schedulers are stepped, and when."""
         planned = {name: f" of {steps} steps" for name, steps in run.length.scheduler_steps.items()}
         kinds: dict[str, list[str]] = {}
         for name, scheduler in run.schedulers.items():
@@ -180,13 +178,11 @@ class LearningRate(Plugin):
                 self._warn_of_other_length(run, what, getattr(scheduler, "last_epoch", run.progress.steps), name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps when schedulers were last stepped, which optimizers had some since, and planned lengths."""
         planned = {"planned": dict(self._planned)} if self._planned else {}
         updates = {"updates": dict(self._updates)} if self._updates else {}
         return {"steps_before": self._steps_before, "stepped": sorted(self._stepped), **planned, **updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from there."""
         self._steps_before, self._stepped = state["steps_before"], set(state["stepped"])
         self._planned = dict(state.get("planned", {}))
         self._updates |= state.get("updates", {})

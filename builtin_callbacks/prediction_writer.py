@@ -85,5 +85,4 @@ class PredictionWriter(Plugin):
         self._writer = None
 
     def close(self) -> None:
-        """Forget the prediction."""
         self._writer = None

@@ -71,7 +71,6 @@ class Preemption(Plugin):
         self._saved_at: tuple[int, int] | None = None
 
     def describe(self, run: Run) -> str:
-        """Say at which signals."""
         return f"saves and stops at {self._hook.names}"
 
     @on(ev.TrainStart, lane=Lane.TRANSFORM)
@@ -126,7 +125,6 @@ class Preemption(Plugin):
             self._hook.restore()
 
     def close(self) -> None:
-        """Say how the process is to exit where a signal came, and give the handlers back."""
         self._stop_clock()
         self._hook.restore()
         if self._run is not None and self._received is not None:

@@ -85,7 +85,6 @@ class RNGCapture(Plugin):
         return self._generator
 
     def describe(self, run: Run) -> str:
-        """Say what everything random will be seeded with; in a run, a note says it."""
         if run.data.seed is not None:
             return ""
         return f"seeds everything random with {'what torch was seeded with' if self.seed is None else self.seed}"
@@ -153,18 +152,15 @@ class RNGCapture(Plugin):
             self._before_validation = None
 
     def state_dict(self) -> State:
-        """Return the state of every generator."""
         if self._generator is None:
             return {}
         return {**(self._saved or self._capture()), "rank": self._rank}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the state until everybody has taken his; that of another rank is none for this one."""
         self._is_new = state.get("rank", 0) != self._rank
         self._saved = None if self._is_new else state or None
 
     def close(self) -> None:
-        """Let go of a validation that never ended, and let torch say what it was seeded with before the run."""
         self._before_validation = None
         found, self._found = self._found, None
         if found is not None and torch.initial_seed() == self._given:

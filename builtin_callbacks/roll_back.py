@@ -48,11 +48,9 @@ class RollBack(Plugin):
         self._losses = WindowLosses()
 
     def reset(self) -> None:
-        """Forget the former run."""
         self.times, self.skipped, self._paths, self._losses = 0, set(), [], WindowLosses()
 
     def describe(self, run: Run) -> str:
-        """Say when the run goes back, and how often."""
         return f"goes back to the last checkpoint when a loss is not a number, at most {self.max_times} times"
 
     @on(CheckpointSaved)
@@ -92,11 +90,9 @@ class RollBack(Plugin):
             self.skipped |= {(place.epoch, batch) for batch in bad}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how often the run went back, and what it leaves out."""
         return {"times": self.times, "skipped": [list(place) for place in sorted(self.skipped)]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Add what was saved; the state that the run goes back to does not know yet why."""
         self.times = max(self.times, state["times"])
         self.skipped |= {(epoch, batch) for epoch, batch in state["skipped"]}
 

@@ -70,7 +70,6 @@ class Schedule(Plugin):
         self._recurrence = Recurrence(self.filter)
 
     def describe(self, run: Run) -> str:
-        """Say when it is asked for."""
         moments = [str(self.filter), *["at the start"] * self.at_start, *["at the end"] * self.at_end]
         return f"{self.verb} {', '.join(moments)}"
 
@@ -112,7 +111,6 @@ class Schedule(Plugin):
         return self.at_end and run.progress.batches > 0 and self.moment(run.progress) != self._recurrence.last
 
     def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
-        """Return how often it would be asked for."""
         times = self.filter.times(totals)
         if times is None:
             return {}
@@ -120,11 +118,9 @@ class Schedule(Plugin):
         return {self.asks[0]: times + self.at_start + is_left}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return when it was last done, and what is due next."""
         return self._recurrence.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the state until the run has its new origin."""
         self._recurrence.load_state_dict(state)
 
     def moment(self, progress: Progress) -> int:
@@ -183,7 +179,6 @@ class ValidationSchedule(Schedule):
         self.needs = ("validation data",) * required
 
     def describe(self, run: Run) -> str:
-        """Say when there are validations."""
         return super().describe(run) if run.data.validation_sets else ""
 
     @on(ev.TrainStart)

@@ -1,4 +1,4 @@
-"""What plugins have to say of a run: their states, for a checkpoint; their plans before it; what was never called."""
+"""Plugins at the start and end of a run: their states, their descriptions, and handlers that were never called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .entry import PluginEntry
 from .filters import Filter
 from .order import Handler
 
-# What all is well without.
+# A handler of these events need not be called in a training.
 OPTIONAL = frozenset({
     ev.ChangeServed, ev.CheckpointLoaded, ev.CheckpointPruned, ev.CheckpointSaved, ev.LastBoundary, ev.PluginChanged,
     ev.PluginFailed, ev.PredictBatchEnd, ev.PredictBatchStart, ev.PredictEnd, ev.PredictStart, ev.Replay,
@@ -31,9 +31,9 @@ WORDS: dict[type[Event], str] = {
         (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd), "validation"
     ),
 }
-MENDS = {
-    "log": "nobody requested a log: add LogSchedule(steps=50)",
-    "save": "nobody requested a save: add SaveSchedule(epochs=1)",
+REMEDIES = {
+    "log": "no plugin requested a log: add LogSchedule(steps=50)",
+    "save": "no plugin requested a save: add SaveSchedule(epochs=1)",
     "validation": "there was no validation: pass validation= to fit, and add ValidationSchedule(epochs=1)",
 }
 
@@ -41,12 +41,12 @@ MENDS = {
 def uncalled(
     entries: Collection[PluginEntry], emitted: Container[type[Event]], note: Callable[[str], None]
 ) -> Iterator[str]:
-    """Yield a sentence for each handler that was not called, though it is not optional.
+    """Yield a sentence for each required handler that was not called.
 
     Args:
         entries: the plugins.
         emitted: the events of the run.
-        note: called with a line for each plugin whose condition never held, though nobody said that it would.
+        note: called with a line for each plugin whose condition never held and was not expected to.
     """
     asked = {word for entry in entries if entry.is_active for word in entry.declared("asks")}
     for entry in entries:
@@ -72,7 +72,6 @@ def uncalled(
 
 
 def _shut(name: str, gate: ConditionGate, note: Callable[[str], None]) -> Iterator[str]:
-    """Yield a sentence where a condition never held, or where its sets never came."""
     condition = gate.condition
     if not gate.passed:
         said = f"Plugin {name!r} was never on: it is called {condition}"
@@ -80,15 +79,16 @@ def _shut(name: str, gate: ConditionGate, note: Callable[[str], None]) -> Iterat
             yield f"{said}."
         else:
             note(said)
-    for each in condition.sets if gate.seen else ():
-        if each not in gate.seen:
-            yield f"Plugin {name!r} waits for batches of the set {each!r}, which came in no evaluation." + known_names(
-                each, gate.seen
+    for dataset in condition.sets if gate.seen else ():
+        if dataset not in gate.seen:
+            yield (
+                f"Plugin {name!r} waits for batches of the set {dataset!r}, which came in no evaluation."
+                + known_names(dataset, gate.seen)
             )
 
 
 def _has_passed(when: object) -> bool:
-    """Return whether a filter let something through, as far as that can be known; time is nothing to rely on."""
+    """Return whether a filter has passed an event, as far as that is known."""
     return not isinstance(when, Filter) or when.passed or when.unit == "seconds"
 
 
@@ -97,8 +97,8 @@ def _why(events: list[type[Event]], asked: Container[str]) -> str:
         if event is ev.EpochEnd:
             return "the run ended within its first epoch"
         if (word := WORDS.get(event)) is not None:
-            return f"no {word} was due before the run ended" if word in asked else MENDS[word]
-    return f"nobody emitted {_names(events)}"
+            return f"no {word} was due before the run ended" if word in asked else REMEDIES[word]
+    return f"{_names(events)} was never emitted"
 
 
 def _names(events: list[type[Event]]) -> str:
@@ -106,14 +106,13 @@ def _names(events: list[type[Event]]) -> str:
 
 
 class Lines(str):
-    """A text of several lines that a REPL shows as such."""
+    """A text of several lines that a REPL shows without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def plan(bus: Bus) -> str:
-    """Return the handlers of every event that has some, in their order."""
     lines: list[str] = []
     for signal in bus.signals():
         subscriptions = sorted(signal.subscriptions.values(), key=lambda subscription: subscription.position)
@@ -127,7 +126,6 @@ def plan(bus: Bus) -> str:
 
 
 def descriptions(entries: Iterable[PluginEntry], run: Run, forgive: Forgive) -> dict[str, str]:
-    """Return what each active plugin says that it will do in a run, by its name, where it says something."""
     texts: dict[str, str] = {}
     for entry in entries:
         if not (entry.is_active and hasattr(entry.plugin, "describe")):
@@ -142,7 +140,7 @@ def descriptions(entries: Iterable[PluginEntry], run: Run, forgive: Forgive) -> 
     return {name: text for name, text in texts.items() if text}
 
 
-Check = Callable[[Any, str], object]  # of a state and its name: raises TypeError where it cannot be saved
+Check = Callable[[Any, str], object]  # called with a state and a name for it; raises TypeError if it cannot be saved
 Forgive = Callable[[PluginEntry, str, str, BaseException], bool]
 
 
@@ -150,15 +148,16 @@ class States:
     """The states of a trainer's plugins.
 
     Args:
-        entries: the plugins by their names.
-        forgive: given a plugin, what failed, what comes of it and the error, returns whether the run continues.
+        entries: the plugins by name.
+        forgive: called with a plugin, the failed method, the consequence and the error; returns True if the run
+            continues.
     """
 
     def __init__(self, entries: Mapping[str, PluginEntry], forgive: Forgive) -> None:
         self._entries, self._forgive = entries, forgive
 
     def save(self, check: Check | None = None) -> dict[str, Any]:
-        """Return a copy of every plugin's state by name; an observer's that cannot be had or saved is left out."""
+        """Return a copy of every plugin's state, except those of observers that fail."""
         states: dict[str, Any] = {}
         for entry in self._stateful():
             with self._spared(entry, "state_dict", "its state is not saved"):
@@ -169,13 +168,12 @@ class States:
         return states
 
     def versions(self) -> dict[str, int]:
-        """Return the versions of the states by name, but for those of version 1."""
         return {entry.name: version for entry in self._stateful() if (version := entry.state_version) != 1}
 
     def load(
         self, states: Mapping[str, Any], versions: Mapping[str, int], path: Path | None, *, goes_back: bool
     ) -> tuple[list[str], list[str]]:
-        """Give every plugin its saved state. `Plugins.load_state_dict` says what the arguments are."""
+        """Restore the state of every plugin; see `Plugins.load_state_dict`."""
         missing: list[str] = []
         mine = self._stateful()
         for entry in mine:
@@ -191,18 +189,16 @@ class States:
         return missing, [name for name, state in states.items() if state and name not in names]
 
     def save_filters(self, origin: Progress, check: Check | None = None) -> dict[str, Any]:
-        """Return the state of every handler's filter, by the plugin's name and `<method>/<event>`."""
         states: dict[str, Any] = {}
         for entry in self._entries.values():
             with self._spared(entry, "state_dict of a filter", "the states of its filters are not saved"):
-                if own := {key: when.state_dict(origin) for key, when in entry.stateful_filters().items()}:
+                if filter_states := {key: when.state_dict(origin) for key, when in entry.stateful_filters().items()}:
                     if check is not None and entry.is_observer:
-                        check(own, "the state of its filters")
-                    states[entry.name] = own
+                        check(filter_states, "the state of its filters")
+                    states[entry.name] = filter_states
         return states
 
     def load_filters(self, origin: Progress, states: Mapping[str, Any]) -> None:
-        """Give every handler's filter its saved state; one without begins where the run began."""
         for entry in self._entries.values():
             with self._spared(entry, "load_state_dict of a filter", "its filters begin here"):
                 for key, when in entry.stateful_filters().items():
@@ -212,13 +208,12 @@ class States:
         return [entry for entry in self._entries.values() if hasattr(entry.plugin, "state_dict")]
 
     @contextmanager
-    def _spared(self, entry: PluginEntry, what: str, consequence: str) -> Iterator[None]:
-        """Continue in spite of what an observer's state raises; name the plugin in what another's raises."""
+    def _spared(self, entry: PluginEntry, method: str, consequence: str) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            if not self._forgive(entry, what, consequence, error):
-                error.add_note(f"heliograph: in {what} of plugin {entry.name!r}")
+            if not self._forgive(entry, method, consequence, error):
+                error.add_note(f"heliograph: in {method} of plugin {entry.name!r}")
                 raise
 
     def _has_something(self, entry: PluginEntry) -> bool:
@@ -227,34 +222,32 @@ class States:
         return True
 
     def _give(self, entry: PluginEntry, state: Any, version: int, path: Path | None) -> None:
-        """Restore a plugin from a state, migrated if needed."""
         where = f"continue from its state in {path or 'the snapshot'}"
         with self._spared(entry, "load_state_dict", "it continues without its state"):
             if version > (now := entry.state_version):
                 raise ValueError(
-                    f"Plugin {entry.name!r} cannot {where}: that is of version {version}, and the plugin reads up to "
-                    f"{now}. Update the plugin's package. {_other_name(entry)}"
+                    f"Plugin {entry.name!r} cannot {where}: the state has version {version}, but the plugin reads "
+                    f"versions up to {now}. Update the plugin's package. {_other_name(entry)}"
                 )
             state = deepcopy(state)
             if version < now:
-                mend = f"It has to take a state of version {version}. {_other_name(entry)}"
-                with _explained(entry, where, "migrate_state", mend):
+                remedy = f"It must accept a state of version {version}. {_other_name(entry)}"
+                with _explained(entry, where, "migrate_state", remedy):
                     state = entry.plugin.migrate_state(state, version)
             with _explained(entry, where, "load_state_dict", f"{OTHER_FORM} {_other_name(entry)}"):
                 entry.plugin.load_state_dict(state)
 
     def _empty(self, entry: PluginEntry, path: Path | None) -> None:
-        """Return a plugin to where it had nothing to remember."""
         where = f"go back to {path or 'a snapshot'}, where it had an empty state"
         with (
             self._spared(entry, "load_state_dict({})", "it keeps what it has"),
-            _explained(entry, where, "load_state_dict({})", "It has to take what its state_dict returned."),
+            _explained(entry, where, "load_state_dict({})", "It must accept every result of its state_dict."),
         ):
             entry.plugin.load_state_dict({})
 
 
 def copied(state: Any) -> Any:
-    """Return a deep copy: most states are plain values in dicts and lists, each of which `deepcopy` asks ten things."""
+    """Return a deep copy; faster than `deepcopy` for plain values in dicts and lists."""
     return _copied(state, {})
 
 
@@ -268,28 +261,27 @@ def _copied(state: Any, memo: dict[int, Any]) -> Any:
     if copy is None:
         copy = memo[id(state)] = kind()
         if kind is list:
-            copy += [each if type(each) in PLAIN else _copied(each, memo) for each in state]
+            copy += [item if type(item) in PLAIN else _copied(item, memo) for item in state]
         else:
-            for key, each in state.items():
-                copy[_copied(key, memo)] = each if type(each) in PLAIN else _copied(each, memo)
+            for key, item in state.items():
+                copy[_copied(key, memo)] = item if type(item) in PLAIN else _copied(item, memo)
     return copy
 
 
 OTHER_FORM = (
-    "If its state had another form then, use the version of the plugin that saved it, or give the plugin a "
-    "state_version and a migrate_state."
+    "If the format of its state has changed, use the version of the plugin that saved it, or define state_version and "
+    "migrate_state."
 )
 
 
 @contextmanager
-def _explained(entry: PluginEntry, where: str, method: str, mend: str) -> Iterator[None]:
-    """Name the plugin and the file in what one of its methods raises."""
+def _explained(entry: PluginEntry, where: str, method: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        what = f"Plugin {entry.name!r} cannot {where}: {method} raised {describe_error(error)}"
-        raise ValueError(f"{what}. {mend}") from error
+        summary = f"Plugin {entry.name!r} cannot {where}: {method} raised {describe_error(error)}"
+        raise ValueError(f"{summary}. {remedy}") from error
 
 
 def _other_name(entry: PluginEntry) -> str:
-    return f"As {type(entry.plugin).__name__}(...).named('{entry.name}_2') it starts fresh."
+    return f"To start it fresh, rename it: {type(entry.plugin).__name__}(...).named('{entry.name}_2')."

@@ -95,7 +95,6 @@ class ProgressBar(Plugin):
         self._has_begun = False
 
     def reset(self) -> None:
-        """Forget the former run's bars and numbers."""
         self._restart()
         self._has_begun = False
 
@@ -183,7 +182,6 @@ class ProgressBar(Plugin):
         self._display.finish(run, event.status)
 
     def close(self) -> None:
-        """Remove every bar."""
         self._display.close()
 
     def _restart(self) -> None:
@@ -271,7 +269,6 @@ class PlainLines:
             self._print(line)
 
     def close(self) -> None:
-        """Forget the run."""
         self.restart()
 
     def _write_place(self, run: Run, more: list[str]) -> None:
@@ -377,7 +374,6 @@ class Bars:
         self._write([*text.joined([*facts, *metrics], width), *verdict, *text.warnings(run, width)])
 
     def close(self) -> None:
-        """Remove the bars."""
         self.restart()
 
     def _rows(self) -> list[Any]:
@@ -501,7 +497,6 @@ class NotebookBars(Bars):
         self._output, self._lines = None, []
 
     def close(self) -> None:
-        """Remove the bars; what was announced stays."""
         super().close()
         if self._output is not None:
             self._drawn()

@@ -47,7 +47,6 @@ class CSVLog(Tracker):
         self._reached = NEVER  # the last row of a file that is continued
 
     def describe(self, run: Run) -> str:
-        """Say where rows are written."""
         return f"logs to {self.path}"
 
     def open(self, page: Page) -> str:
@@ -84,7 +83,6 @@ class CSVLog(Tracker):
         self._close_sheet()
 
     def close(self) -> None:
-        """Close the file, also where it could not be finished."""
         super().close()
         self._close_sheet()
 
@@ -168,7 +166,6 @@ class Sheet:
             self._rewrite(self.columns, kept)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _rows(self) -> list[Row]:

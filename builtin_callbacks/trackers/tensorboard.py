@@ -51,11 +51,9 @@ class TensorBoard(Tracker):
         self._latest: dict[str, float] = {}
 
     def describe(self, run: Run) -> str:
-        """Say where curves are written."""
         return f"logs to {self.folder / (self._page_id or '')}"
 
     def rehearse(self, folder: Path) -> list[Path]:
-        """Write the curves elsewhere."""
         former, self.folder = self.folder, folder
         return [former]
 
@@ -65,7 +63,6 @@ class TensorBoard(Tracker):
             _summaries()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Import what draws the records that the checkpoint had waiting, if they are not all metrics."""
         super().load_state_dict(state)
         if any(each.kind != "scalars" for each in self._waiting):
             _summaries()
@@ -123,7 +120,6 @@ class TensorBoard(Tracker):
         self._close_file()
 
     def close(self) -> None:
-        """Close the file, also where it could not be finished."""
         super().close()
         self._close_file()
 
@@ -216,7 +212,6 @@ class EventFile:
         self._write(self._events(summaries, step))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _events(self, summaries: Iterable[Any], step: int) -> list[Any]:

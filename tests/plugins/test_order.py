@@ -97,7 +97,7 @@ def test_demands_are_transitive() -> None:
 
 
 def test_a_cycle_is_refused_and_named() -> None:
-    sentence = r"^The handlers of BatchEnd cannot be ordered, before/after and lanes form a cycle: (.*)\.$"
+    sentence = r"^The handlers of BatchEnd cannot be ordered: before, after and lanes form a cycle: (.*)\.$"
     with pytest.raises(ValueError, match=sentence) as caught:
         order(plugin("a", after="b"), plugin("b", after="c"), plugin("c", after="a"), plugin("d"))
     found = re.match(sentence, str(caught.value))
