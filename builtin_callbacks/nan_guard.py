@@ -65,15 +65,15 @@ class NaNGuard(Plugin):
             self._skips.pop(name, None)
             return
         skips = self._skips[name] = self._skips.get(name, 0) + 1
-        bad_loss = f"the {run.stepping.label('loss')} is {next(iter(bad.values()))}"
+        loss = f"the {run.stepping.label('loss')} is {next(iter(bad.values()))}"
         if self.action == "raise" or skips > self.max_skips:
             times = f", {skips} windows in a row" if skips > 1 else ""
             raise FloatingPointError(
-                f"{bad_loss} at step {run.progress.steps}{times}: lower the learning rate, clip gradients, check the data."
+                f"{loss} at step {run.progress.steps}{times}: lower the learning rate, clip gradients, check the data."
             )
-        run.control.skip_step(bad_loss)
+        run.control.skip_step(loss)
         if self.action == "stop":
-            self._stop_reason = f"{bad_loss} at step {run.progress.steps}"
+            self._stop_reason = f"{loss} at step {run.progress.steps}"
             run.control.stop(self._stop_reason)
 
     @on(CheckpointLoaded)

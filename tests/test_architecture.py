@@ -58,7 +58,6 @@ LAYERS = [
     "core",
     "builtin_callbacks",
     "builtin_callbacks.checkpoint",
-    "builtin_callbacks.progress_bar",
     "builtin_callbacks.trackers",
     "builtin_callbacks.standard",
     "__main__",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import heliograph.builtin_callbacks.progress_bar.plugin as module
+import heliograph.builtin_callbacks.progress_bar as module
 import pytest
 import torch
 from heliograph import (
