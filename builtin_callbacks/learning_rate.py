@@ -120,7 +120,7 @@ class LearningRate(Plugin):
             text = f"scheduler {type(scheduler).__name__} was made for {before[name]} steps, the run now plans {now}"
             run.data.report_difference(f"the {text}")
             if isinstance(scheduler, WarmupScheduler):
-                run.note(f"the {text}: from step {run.progress.steps} on the learning rate is that of the new length")
+                run.note(f"the {text}: from step {run.progress.steps} on, the learning rate follows the new length")
             else:
                 run.warn(
                     f"The {text}: its restored state may contain the previous length. Resume with the previous length, "

@@ -95,7 +95,7 @@ class Preemption(Plugin):
 
     @on(ev.SavePoint, lane=Lane.MEASURE, optional=True)
     def note_save(self, run: Run, event: ev.SavePoint) -> None:
-        """Record what was saved, if a plugin writes it."""
+        """Record that the state was saved."""
         if run.plugins.writes_saves():
             self._saved_at = _place(run)
 

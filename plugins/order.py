@@ -71,8 +71,8 @@ class HandlerOrder:
 class EventOrder:
     """The handlers of one event, in a stable topological order.
 
-    In each lane, the handler that was registered first runs first among those that may run next. Adding or removing a
-    handler moves only the handlers that must run after it.
+    In each lane, the next handler is the one that was registered first among all that are allowed next. Adding or
+    removing a handler moves only the handlers that must run after it.
     """
 
     def __init__(self, event: str) -> None:

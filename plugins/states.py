@@ -135,7 +135,7 @@ def descriptions(entries: Iterable[PluginEntry], run: Run, forgive: Forgive) -> 
             if entry.gate is not None:
                 texts[entry.name] = f"{texts[entry.name]}, {entry.gate.condition}".lstrip(", ")
         except BaseException as error:
-            if not forgive(entry, "describe", "it cannot say what it will do", error):
+            if not forgive(entry, "describe", "the plan does not describe it", error):
                 raise
     return {name: text for name, text in texts.items() if text}
 
@@ -157,7 +157,7 @@ class States:
         self._entries, self._forgive = entries, forgive
 
     def save(self, check: Check | None = None) -> dict[str, Any]:
-        """Return a copy of every plugin's state, except those of observers that fail."""
+        """Return a copy of every plugin's state, without observers that fail."""
         states: dict[str, Any] = {}
         for entry in self._stateful():
             with self._spared(entry, "state_dict", "its state is not saved"):
@@ -238,9 +238,9 @@ class States:
                 entry.plugin.load_state_dict(state)
 
     def _empty(self, entry: PluginEntry, path: Path | None) -> None:
-        where = f"go back to {path or 'a snapshot'}, where it had an empty state"
+        where = f"roll back to {path or 'a snapshot'}, in which its state is empty"
         with (
-            self._spared(entry, "load_state_dict({})", "it keeps what it has"),
+            self._spared(entry, "load_state_dict({})", "its state did not change"),
             _explained(entry, where, "load_state_dict({})", "It must accept every result of its state_dict."),
         ):
             entry.plugin.load_state_dict({})

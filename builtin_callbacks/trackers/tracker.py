@@ -1,4 +1,4 @@
-"""The base class of trackers, which write in a thread of their own."""
+"""The base class of trackers, which write in a separate thread."""
 
 from __future__ import annotations
 

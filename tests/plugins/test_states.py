@@ -212,6 +212,6 @@ def test_a_plugin_that_does_not_take_its_empty_state_fails_the_run_by_name() -> 
     with pytest.raises(ValueError) as caught:
         goes_back(Stubborn())
     assert str(caught.value) == (
-        "Plugin 'stubborn' cannot go back to a snapshot, where it had an empty state: load_state_dict({}) raised "
+        "Plugin 'stubborn' cannot roll back to a snapshot, in which its state is empty: load_state_dict({}) raised "
         "KeyError: 'batches'. It must accept every result of its state_dict."
     )

@@ -119,7 +119,7 @@ def test_an_installed_class_can_be_named(install: Any) -> None:
     with pytest.raises(RuleKeyError, match=r"Undefined metric handler Fat\. Did you mean 'Far'\?"):
         registry.metric_class("Fat")
     install("far_two", "heliograph.rule_metrics", "Far = far_two:Far")
-    with pytest.raises(RuleKeyError, match="Several packages have a rule_metric 'Far': .*far-one:Far"):
+    with pytest.raises(RuleKeyError, match=r"Several packages have a rule_metric 'Far': .*far-one:Far"):
         registry.metric_class("Far")
 
 

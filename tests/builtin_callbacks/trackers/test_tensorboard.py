@@ -127,7 +127,7 @@ def test_nothing_of_another_run_is_purged(
     assert [steps(tmp_path / each, "train/loss") for each in ("", *folders)] == [[1, 2, 3], [1], [1, 2]]
     assert results[0].notes == ()
     (note,) = results[2].notes
-    assert note == f"{tmp_path} holds the curves of another run: those of this one are in {tmp_path / folders[1]}"
+    assert note == f"{tmp_path} contains another run: the curves of this one are in {tmp_path / folders[1]}"
 
 
 def test_a_resumed_run_continues_in_its_own_folder(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_an_evaluation_outside_a_training_leaves_the_curves_of_another_run_alone
 
     (own,) = set(tmp_path.iterdir()) - before
     assert [value for _, value in scalars(own)["validation/loss"]] == [pytest.approx(result.metrics["validation/loss"])]
-    assert result.notes == (f"{tmp_path} holds the curves of another run: those of this one are in {own}",)
+    assert result.notes == (f"{tmp_path} contains another run: the curves of this one are in {own}",)
 
 
 def test_a_resumed_run_in_the_folder_itself_notes_no_other(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:

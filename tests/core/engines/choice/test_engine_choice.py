@@ -228,9 +228,7 @@ def test_an_engine_of_another_package(install: Callable[..., None], monkeypatch:
     engine = Trainer(engine="quantum", precision="bf16", deterministic=True).engine
     assert type(engine) is Quantum
     assert (engine.precision.name, engine.own) == ("bf16", {"deterministic": True})
-    with pytest.raises(
-        LookupError, match="Several packages have an engine 'ddp': .*heliograph:ddp, seco"
-    ):
+    with pytest.raises(LookupError, match=r"Several packages have an engine 'ddp': .*heliograph:ddp, seco"):
         Trainer(engine="ddp")
     assert type(Trainer(engine="second:ddp").engine) is Quantum
 
