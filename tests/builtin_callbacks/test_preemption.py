@@ -51,8 +51,8 @@ from heliograph import (
 )
 from heliograph.core.host import hosted_by
 from heliograph.core.system import signals
-from heliograph.events.recorder import EventRecorder
 from heliograph.plugins import Plugins
+from heliograph.tests.kit import EventRecorder
 
 Make = Callable[..., Any]
 

@@ -32,9 +32,8 @@ from heliograph import (
     ValidationStart,
     on,
 )
-from heliograph.events.recorder import EventRecorder
 from heliograph.tests import kit
-from heliograph.tests.kit import Batch, class_batches, linear_classifier
+from heliograph.tests.kit import Batch, EventRecorder, class_batches, linear_classifier
 from torch import Tensor, nn
 
 

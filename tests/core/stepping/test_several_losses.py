@@ -42,8 +42,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.task import Losses
-from heliograph.events.recorder import EventRecorder
-from heliograph.tests.kit import adam, saving, sgd
+from heliograph.tests.kit import EventRecorder, adam, saving, sgd
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
