@@ -958,7 +958,7 @@ def test_each_scheduler_is_named_once(per: Any, sentence: str) -> None:
 
 @pytest.mark.parametrize("per", [{}, {"generator": "batch"}, "batch"])
 def test_moments_that_there_are_not(per: Any) -> None:
-    with pytest.raises(ValueError, match=r"^LearningRate\(per\) is 'step', 'epoch' or 'plateau', or a dict of these"):
+    with pytest.raises(ValueError, match=r"^LearningRate\(per\) takes 'step', 'epoch' or 'plateau'"):
         LearningRate(per)
 
 
