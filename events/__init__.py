@@ -10,11 +10,11 @@ from .control import Control, History, Pending, Request, Verb
 from .progress import Progress
 
 if TYPE_CHECKING:
+    from .engine import Engine as Engine
+    from .engine import Reduction as Reduction
     from .resume_facts import Position as Position
     from .resume_facts import ResumeFacts as ResumeFacts
     from .run import CheckpointSource as CheckpointSource
-    from .run import Engine as Engine
-    from .run import Reduction as Reduction
     from .run import Run as Run
 
 __all__ = [kind.__name__ for kind in CATALOGUE]
@@ -24,9 +24,9 @@ __all__ += ["Lane", "OrderedSignal", "Pending", "Phase", "PluginName", "Position
 # Protocols and types that a run itself does not need: imported when they are first used.
 _LAZY = {
     "CheckpointSource": "run",
-    "Engine": "run",
+    "Engine": "engine",
     "Position": "resume_facts",
-    "Reduction": "run",
+    "Reduction": "engine",
     "ResumeFacts": "resume_facts",
     "Run": "run",
 }

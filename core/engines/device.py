@@ -14,7 +14,7 @@ from .full_precision import FullPrecision
 from .options import PrecisionName
 
 if TYPE_CHECKING:
-    from ...events.run import Reduction
+    from ...events.engine import Reduction
     from ..distributed.ranks.watch import Watch
     from .precision import Determinism
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from ....events.run import Reduction
+from ....events.engine import Reduction
 
 NAMED = 64  # bytes of a collective's name that the others get
 KIND = Struct(f"<{NAMED}sIq")  # what every collective begins with: its name, a checksum of that, and its size

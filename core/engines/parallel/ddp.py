@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ....events.checks import check_number
-from ....events.run import Reduction
+from ....events.engine import Reduction
 from ...distributed.ranks.exchange import Collective, Exchange, average_gradients, broadcast_tensors
 from ...distributed.ranks.failure import release_groups
 from ...distributed.ranks.group import Board, Group

@@ -157,7 +157,7 @@ DEFECTS = (
     ),
     defect(
         "one: generators of the task are not restored",
-        "            rng.set_generator_state(generator, held)\n",
+        "            rng.set_generator_state(generator, task_state)\n",
         "            pass\n",
     ),
     defect(
