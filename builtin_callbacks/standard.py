@@ -70,7 +70,7 @@ def standard(
         ValueError: `without` has an unknown name, two plugins have the same name, an argument is out of range, or it is
             for a plugin that is replaced or omitted.
     """
-    options = Options(folder, every, log_every, patience, monitor, mode, keep_last, keep_best, seed, resume)
+    options = StandardOptions(folder, every, log_every, patience, monitor, mode, keep_last, keep_best, seed, resume)
     options.check_kinds()
     users_plugins, left_out = _by_name(plugins), _names(without)
     for name in sorted(left_out & users_plugins.keys()):
@@ -87,7 +87,7 @@ def standard(
 
 
 @dataclass(frozen=True)
-class Options:
+class StandardOptions:
     """The arguments of `standard` that are about single plugins."""
 
     folder: str | Path
@@ -123,7 +123,7 @@ class Options:
             omitted: the names of the plugins that are replaced or omitted.
         """
         for name, users in USED_BY.items():
-            value, default = getattr(self, name), getattr(Options, name)
+            value, default = getattr(self, name), getattr(StandardOptions, name)
             used = set(users) - set(omitted)
             if name in ("monitor", "mode"):
                 used -= {"checkpoint"} if not self.keep_best else set()
@@ -135,29 +135,29 @@ class Options:
                 )
 
 
-def _seeds(options: Options) -> tuple[str, Any]:
+def _seeds(options: StandardOptions) -> tuple[str, Any]:
     seed = "the seed of torch.manual_seed" if options.seed is None else options.seed
     return f"seeds everything random with {seed}, so that a resumed run continues exactly", RNGCapture(options.seed)
 
 
-def _logs(options: Options) -> tuple[str, Any]:
+def _logs(options: StandardOptions) -> tuple[str, Any]:
     plugin = LogSchedule(steps=options.log_every, at_end=True)
     return f"logs {plugin.filter} and at the end", plugin
 
 
-def _validates(options: Options) -> tuple[str, Any]:
+def _validates(options: StandardOptions) -> tuple[str, Any]:
     plugin = ValidationSchedule(options.every, required=False)
     return f"validates {plugin.filter} and at the end, if fit has validation data", plugin
 
 
-def _stops(options: Options) -> tuple[str, Any]:
+def _stops(options: StandardOptions) -> tuple[str, Any]:
     assert options.patience is not None
     plugin = EarlyStopping(options.monitor, patience=options.patience, mode=options.mode)
     times = "1 validation" if options.patience == 1 else f"{options.patience} validations in a row"
     return f"stops when {options.monitor} has not improved in {times}", plugin
 
 
-def _saves(options: Options) -> tuple[str, Any]:
+def _saves(options: StandardOptions) -> tuple[str, Any]:
     best: dict[str, Any] = {"monitor": options.monitor, "mode": options.mode}
     plugin = Checkpoint(
         options.folder,
@@ -176,12 +176,12 @@ def _saves(options: Options) -> tuple[str, Any]:
     return f"saves to {options.folder} {options.every} and at the end, keeps {keeps}, {begin}", plugin
 
 
-def _draws(options: Options) -> tuple[str, Any]:
+def _draws(options: StandardOptions) -> tuple[str, Any]:
     plugin = TensorBoard(options.folder)
     return f"writes curves of logged values; see them with: tensorboard --logdir {options.folder}", plugin
 
 
-MAKERS: Mapping[str, Callable[[Options], tuple[str, Any]]] = {
+MAKERS: Mapping[str, Callable[[StandardOptions], tuple[str, Any]]] = {
     "rng_capture": _seeds,
     "log_schedule": _logs,
     "validation_schedule": _validates,

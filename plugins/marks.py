@@ -24,7 +24,7 @@ E_co = TypeVar("E_co", bound=Event, covariant=True)
 _MARK = "__heliograph_mark__"
 
 
-class Options(TypedDict, total=False):
+class MarkOptions(TypedDict, total=False):
     lane: Lane
     before: str | tuple[str, ...]
     after: str | tuple[str, ...]
@@ -62,16 +62,18 @@ class Marker(Generic[E_co]):
 
 
 @overload
-def on(event: type[E1], /, **options: Unpack[Options]) -> Marker[E1]: ...
+def on(event: type[E1], /, **options: Unpack[MarkOptions]) -> Marker[E1]: ...
 @overload
-def on(event: type[E1], event2: type[E2], /, **options: Unpack[Options]) -> Marker[E1 | E2]: ...
-@overload
-def on(event: type[E1], event2: type[E2], event3: type[E3], /, **options: Unpack[Options]) -> Marker[E1 | E2 | E3]: ...
+def on(event: type[E1], event2: type[E2], /, **options: Unpack[MarkOptions]) -> Marker[E1 | E2]: ...
 @overload
 def on(
-    event: type[E1], event2: type[E2], event3: type[E3], event4: type[E4], /, **options: Unpack[Options]
+    event: type[E1], event2: type[E2], event3: type[E3], /, **options: Unpack[MarkOptions]
+) -> Marker[E1 | E2 | E3]: ...
+@overload
+def on(
+    event: type[E1], event2: type[E2], event3: type[E3], event4: type[E4], /, **options: Unpack[MarkOptions]
 ) -> Marker[E1 | E2 | E3 | E4]: ...
-def on(*events: type[Event], **options: Unpack[Options]) -> Marker[Any]:
+def on(*events: type[Event], **options: Unpack[MarkOptions]) -> Marker[Any]:
     """Mark a method `(self, run, event)` as a handler of one or more events.
 
     Args:

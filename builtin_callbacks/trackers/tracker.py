@@ -65,7 +65,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TrackerRecord:
     """An item to write.
 
     Attributes:
@@ -90,9 +90,11 @@ class Record:
         ]
 
 
-def record_of(plain: list[Any]) -> Record:
+def record_of(plain: list[Any]) -> TrackerRecord:
     kind, *arguments = plain
-    return Record(kind, tuple(Place(*argument) if isinstance(argument, list) else argument for argument in arguments))
+    return TrackerRecord(
+        kind, tuple(Place(*argument) if isinstance(argument, list) else argument for argument in arguments)
+    )
 
 
 AXES: Final = tuple(field.name for field in fields(Place))
@@ -137,7 +139,7 @@ class Outbox:
     def __init__(
         self,
         name: str,
-        write: Callable[[Record], Any],
+        write: Callable[[TrackerRecord], Any],
         *,
         outages: tuple[type[Exception], ...],
         capacity: int,
@@ -150,10 +152,10 @@ class Outbox:
         self._name, self._write, self._outages, self._previous = name, write, outages, previous
         self._capacity, self._patience = capacity, patience
         self._collects, self._flush = collects, flush
-        self._queue: deque[Record] = deque()
+        self._queue: deque[TrackerRecord] = deque()
         self._collected = self._values = 0  # the number of collected records at the head of the queue, and of values
         self._suspects = 0  # the number of records at the head of the queue that are from a refused batch
-        self._settles, self._settling = settles, deque[tuple[float, Record]]()  # with the time of the write
+        self._settles, self._settling = settles, deque[tuple[float, TrackerRecord]]()  # with the time of the write
         self._changed = Condition()
         self._thread: Thread | None = None
         self._is_closing = False
@@ -163,7 +165,7 @@ class Outbox:
         self.refused = ""
         self.lost: dict[str, Counter[str]] = {}
 
-    def put(self, record: Record) -> None:
+    def put(self, record: TrackerRecord) -> None:
         """Add a record, or drop it if too many wait."""
         with self._changed:
             if self._given_up:
@@ -180,7 +182,7 @@ class Outbox:
                 self._thread.start()
             self._changed.notify_all()
 
-    def waiting(self) -> list[Record]:
+    def waiting(self) -> list[TrackerRecord]:
         """Return the records that are not yet written or not yet safe."""
         with self._changed:
             self._settle()
@@ -255,11 +257,11 @@ class Outbox:
                 return partial(self._write_collected, list(islice(self._queue, count)))
             return None if record is None else partial(self._write_record, record)
 
-    def _joins(self, record: Record) -> bool:
+    def _joins(self, record: TrackerRecord) -> bool:
         fits = self._values + record.values <= BATCH
         return fits and record.kind in self._collects and not self._suspects and not self._outage
 
-    def _write_record(self, record: Record) -> None:
+    def _write_record(self, record: TrackerRecord) -> None:
         is_collected = False
         try:
             if not self.refused:
@@ -281,7 +283,7 @@ class Outbox:
         else:
             self._remove(record, self._collected)
 
-    def _write_collected(self, records: list[Record]) -> None:
+    def _write_collected(self, records: list[TrackerRecord]) -> None:
         """Flush; if a batch is refused, its records are written one by one."""
         try:
             self._flush()
@@ -303,7 +305,7 @@ class Outbox:
             self._written += 1
             self._changed.notify_all()
 
-    def _remove(self, record: Record, index: int) -> None:
+    def _remove(self, record: TrackerRecord, index: int) -> None:
         with self._changed:
             if self._given_up:  # dropped while it was written
                 return
@@ -329,7 +331,7 @@ class Outbox:
 
     # Lost records.
 
-    def _note_refusal(self, record: Record, error: str) -> None:
+    def _note_refusal(self, record: TrackerRecord, error: str) -> None:
         with self._changed:
             if self._given_up:  # already counted
                 return
@@ -349,7 +351,7 @@ class Outbox:
             self._collected = self._values = 0
             self._changed.notify_all()
 
-    def _lose(self, record: Record, reason: str) -> None:
+    def _lose(self, record: TrackerRecord, reason: str) -> None:
         self.lost.setdefault(reason, Counter())[record.kind] += 1
 
 
@@ -417,7 +419,7 @@ class Tracker(Plugin):
         self._page_id: str | None = None
         self._attempt, self._rollbacks = 1, 0
         self._resumed_at: int | None = None
-        self._waiting: list[Record] = []  # queued in the checkpoint
+        self._waiting: list[TrackerRecord] = []  # queued in the checkpoint
         self._left_out: Mapping[str, int] = {}  # the number of queued records that the checkpoint lacks, by kind
         self._held: Mapping[str, int] = {}  # the last step of each name on the page, beyond the checkpoint
         self._held_rollbacks = 0
@@ -638,7 +640,7 @@ class Tracker(Plugin):
         size = sum(
             len(argument) if isinstance(argument, str) else getattr(argument, "nbytes", 0) for argument in arguments
         )
-        self._ready(run).put(Record(kind, arguments, size))
+        self._ready(run).put(TrackerRecord(kind, arguments, size))
 
     def _ready(self, run: Run) -> Outbox:
         if self._outbox is None:
@@ -658,7 +660,7 @@ class Tracker(Plugin):
             self._held_rollbacks, self._held = self._rollbacks, {}
             training_id = uuid4().hex if run.report.is_replay else run.checkpoints.training_id
             page = Page(run.name, training_id, self._page_id, self._attempt, resumed_at)
-            self._outbox.put(Record("open", (page,)))
+            self._outbox.put(TrackerRecord("open", (page,)))
             kinds = ", ".join(f"{kind} ({count})" for kind, count in self._left_out.items())
             self._left_out = {}
             if kinds:
@@ -671,14 +673,14 @@ class Tracker(Plugin):
                 plain = {
                     str(key): value if isinstance(value, int | float | str) else str(value) for key, value in items
                 }
-                self._outbox.put(Record("hyper_parameters", (plain,)))
+                self._outbox.put(TrackerRecord("hyper_parameters", (plain,)))
         return self._outbox
 
     def _remark(self, text: str) -> None:
         if text not in self._remarks:
             self._remarks.append(text)
 
-    def _write(self, record: Record) -> str | None:
+    def _write(self, record: TrackerRecord) -> str | None:
         """Write a record in the thread; return the id of an opened page."""
         if record.kind == "open":
             (page,) = record.arguments
@@ -700,7 +702,7 @@ class Tracker(Plugin):
     def _close(self, status: str) -> None:
         if self._outbox is not None:
             outbox, self._outbox = self._outbox, None
-            outbox.put(Record("finish", (status,)))
+            outbox.put(TrackerRecord("finish", (status,)))
             self._previous = outbox.close()
             self._page_id = outbox.opened or self._page_id
 

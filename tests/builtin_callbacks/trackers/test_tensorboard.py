@@ -38,7 +38,7 @@ from heliograph import (
     ValidationSchedule,
 )
 from heliograph.builtin_callbacks.trackers.tensorboard import EventFile
-from heliograph.builtin_callbacks.trackers.tracker import SAVED, Place, Record
+from heliograph.builtin_callbacks.trackers.tracker import SAVED, Place, TrackerRecord
 from heliograph.tests import kit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from torch.optim.lr_scheduler import StepLR
@@ -522,6 +522,6 @@ def test_for_what_a_checkpoint_had_waiting_it_is_imported_there_too(
         "hyper_parameters": ({"rate": 1.0},),
     }
     tracker = TensorBoard(tmp_path)
-    tracker.load_state_dict({**tracker.state_dict(), "waiting": [Record(waits, arguments[waits]).as_plain()]})
+    tracker.load_state_dict({**tracker.state_dict(), "waiting": [TrackerRecord(waits, arguments[waits]).as_plain()]})
     assert threads == ["MainThread"] * (waits != "scalars")
     assert [each.kind for each in tracker._waiting] == [waits]
