@@ -118,9 +118,9 @@ def test_a_list_that_was_changed_prints_what_it_holds(tmp_path: Path) -> None:
     plugins += [Looks(), EMA()]
     plugins[0] = ProgressBar(interval=3)
     assert [line.split(maxsplit=1) for line in str(plugins).splitlines()] == [
-        ["progress", "Draw bars, or write plain lines where there is no terminal."],
+        ["progress", "Draw progress bars, or write plain lines without a terminal."],
         ["looks", "Look at every batch, and do nothing."],
-        ["ema", "Keep an exponential moving average of the parameters."],
+        ["ema", "Maintain an exponential moving average of the parameters."],
     ]
     assert Trainer(plugins, device="cpu").plugins.names() == ["progress", "looks", "ema"]
 
