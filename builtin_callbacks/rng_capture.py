@@ -58,13 +58,13 @@ class RNGCapture(Plugin):
             seed = check_whole_number("seed", seed, at_least=0, less_than=2**64, or_else="None")
         check_flag("isolate_validation", isolate_validation)
         check_flag("probe", probe)
-        self._given_seed = seed  # a resumed run keeps the seed of its checkpoint
+        self._passed_seed = seed  # a resumed run keeps the seed of its checkpoint
         self.isolate_validation, self.probe = isolate_validation, probe
         self._generator: np.random.Generator | None = None
-        self._held: list[Generator] = []
-        self._rank = self._taken = 0
-        self._found: int | None = None  # torch's seed before the run
-        self._given: int | None = None  # torch's seed set by the run
+        self._task_generators: list[Generator] = []
+        self._rank = self._run_seed = 0
+        self._seed_before: int | None = None  # torch's seed before the run
+        self._torch_seed: int | None = None  # torch's seed set by the run
         self._is_new = False  # the checkpoint has no state of this rank
         self._saved: Mapping[str, Any] | None = None
         self._before_validation: State | None = None
@@ -72,7 +72,7 @@ class RNGCapture(Plugin):
     @property
     def seed(self) -> int | None:
         """The seed that was passed, or None."""
-        return self._given_seed
+        return self._passed_seed
 
     @property
     def generator(self) -> np.random.Generator:
@@ -94,50 +94,50 @@ class RNGCapture(Plugin):
     def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Seed the generators."""
         self._saved, self._rank = None, run.engine.rank
-        self._held = search(run.task).generators
-        self._found = torch.initial_seed()
-        self._taken = self._choose_seed(run, self._found)
-        self._seed(self._taken, 0)
-        run.data.key_draws(self._taken, probe=self.probe)
+        self._task_generators = search(run.task).generators
+        self._seed_before = torch.initial_seed()
+        self._run_seed = self._choose_seed(run, self._seed_before)
+        self._seed(self._run_seed, 0)
+        run.data.key_draws(self._run_seed, probe=self.probe)
         run.hooks.isolate_observers(partial(isolated, one_thread=False))
 
     @on(ev.TrainStart, lane=Lane.REPORT)
     def note_seed(self, run: Run, event: ev.TrainStart) -> None:
         """Note the seed, unless a checkpoint will replace it."""
         if self.seed is None and not run.checkpoints.is_resuming:
-            is_users = self._found is not None and seed_of_user(self._found) == self._taken
+            is_users = self._seed_before is not None and seed_of_user(self._seed_before) == self._run_seed
             not_seeded = "as torch was not seeded; RNGCapture(n) sets another"
             why = "as torch.manual_seed was given" if is_users else not_seeded
-            run.note(f"everything random is seeded with {self._taken}, {why}")
+            run.note(f"everything random is seeded with {self._run_seed}, {why}")
 
     @on(ev.CheckpointLoaded, lane=Lane.REPORT)
     def go_on(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Restore the states when the loader has reached its position."""
         saved = run.data.seed
-        if saved is not None and saved != self._taken:
-            if self.seed is not None or self._taken != DEFAULT:
-                run.note(f"the run keeps the seed of its checkpoint, {saved}, not {self._taken}")
-            self._taken = saved
+        if saved is not None and saved != self._run_seed:
+            if self.seed is not None or self._run_seed != DEFAULT:
+                run.note(f"the run keeps the seed of its checkpoint, {saved}, not {self._run_seed}")
+            self._run_seed = saved
         if self._is_new:
             self._is_new = False
-            self._seed(self._taken, run.progress.steps)
-        run.hooks.when_positioned(self._arrive)
+            self._seed(self._run_seed, run.progress.steps)
+        run.hooks.when_positioned(self._restore_streams)
 
     @on(ev.EpochStart, lane=Lane.TRANSFORM)
     def begin_again(self, run: Run, event: ev.EpochStart) -> None:
         """Discard draws until the loader of a resumed epoch reaches its position."""
         if event.resumed:
-            self._set_aside(run)
+            self._store_streams(run)
 
     @on(ev.SavePoint, ev.CheckpointSaved, ev.CheckpointPruned, lane=Lane.TRANSFORM, optional=True)
     def begin_save(self, run: Run, event: ev.SavePoint | ev.CheckpointSaved | ev.CheckpointPruned) -> None:
         """Discard draws during a save, because a resumed run does not repeat them."""
-        self._set_aside(run)
+        self._store_streams(run)
 
     @on(ev.LastBoundary, ev.TrainEnd, lane=Lane.TRANSFORM)
     def begin_end(self, run: Run, event: ev.LastBoundary | ev.TrainEnd) -> None:
         """Discard draws at the end, because a resumed run has another end."""
-        self._set_aside(run)
+        self._store_streams(run)
 
     @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.TRANSFORM, optional=True)
     def isolate(self, run: Run, event: ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
@@ -163,8 +163,8 @@ class RNGCapture(Plugin):
 
     def close(self) -> None:
         self._before_validation = None
-        seed_before, self._found = self._found, None
-        if seed_before is not None and torch.initial_seed() == self._given:
+        seed_before, self._seed_before = self._seed_before, None
+        if seed_before is not None and torch.initial_seed() == self._torch_seed:
             rng.name_seed(seed_before)
 
     def _choose_seed(self, run: Run, seed_before: int) -> int:
@@ -179,27 +179,29 @@ class RNGCapture(Plugin):
             seed = int.from_bytes(digest(seed, self._rank, step, size=8, purpose=b"rank"), "little")
         self._generator = np.random.default_rng(seed)
         rng.seed_all(seed)
-        self._given = torch.initial_seed()
+        self._torch_seed = torch.initial_seed()
 
-    def _set_aside(self, run: Run) -> None:
+    def _store_streams(self, run: Run) -> None:
         if self._saved is None:
             self._saved = self._capture()
-            run.hooks.when_positioned(self._arrive)
+            run.hooks.when_positioned(self._restore_streams)
 
-    def _arrive(self) -> None:
+    def _restore_streams(self) -> None:
         if self._saved is not None:
             self._restore(self._saved)
             self._saved = None
 
     def _capture(self) -> State:
         private = {} if self._generator is None else rng.generator_state(self._generator)
-        task_states = [rng.generator_state(generator) for generator in self._held]
+        task_states = [rng.generator_state(generator) for generator in self._task_generators]
         return {"globals": rng.capture(), "generator": private, "held": task_states}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         rng.restore(state["globals"])
-        self._given = torch.initial_seed()
+        self._torch_seed = torch.initial_seed()
         if self._generator is not None and state["generator"]:
             rng.set_generator_state(self._generator, state["generator"])
-        for generator, task_state in zip(self._held, state["held"], strict=False):  # the task may have changed
+        for generator, task_state in zip(
+            self._task_generators, state["held"], strict=False
+        ):  # the task may have changed
             rng.set_generator_state(generator, task_state)

@@ -89,46 +89,46 @@ class EventOrder:
         Raises:
             ValueError: there is a cycle; nothing was added.
         """
-        for table, names in self._tables(handler):
+        for table, names in self._indexes(handler):
             for name in names:
                 table.setdefault(name, []).append(handler)
         try:
             followers = self._followers(handler)
         except ValueError:
-            self._strike(handler)
+            self._unlist(handler)
             raise
         self._listed = handler.listed = self._listed + 1
         lane = self._lanes.setdefault(handler.mark.lane, [])
         if lane[len(lane) - len(followers) :] == followers:  # no handler has to move
-            _put(handler, lane, len(lane) - len(followers))
+            _insert(handler, lane, len(lane) - len(followers))
             return [handler]
-        self._take_out(followers)
-        _put(handler, lane, len(lane))
-        return [handler, *self._put_back(followers)]
+        self._remove_from_lanes(followers)
+        _insert(handler, lane, len(lane))
+        return [handler, *self._reinsert(followers)]
 
     def remove(self, handler: Handler) -> list[Handler]:
         """Remove a handler; return all handlers with a new sort key."""
         followers = self._followers(handler)
-        self._take_out([handler, *followers])
-        self._strike(handler)
-        return self._put_back(followers)
+        self._remove_from_lanes([handler, *followers])
+        self._unlist(handler)
+        return self._reinsert(followers)
 
-    def _strike(self, handler: Handler) -> None:
-        for table, names in self._tables(handler):
+    def _unlist(self, handler: Handler) -> None:
+        for table, names in self._indexes(handler):
             for name in names:
                 table[name].remove(handler)
 
-    def _tables(self, handler: Handler) -> Iterator[tuple[dict[str, list[Handler]], Iterable[str]]]:
+    def _indexes(self, handler: Handler) -> Iterator[tuple[dict[str, list[Handler]], Iterable[str]]]:
         yield self._of_plugin, (handler.plugin,)
         yield self._before, handler.mark.names_before
         yield self._after, handler.mark.names_after
 
-    def _next(self, handler: Handler) -> Iterator[Handler]:
+    def _successors(self, handler: Handler) -> Iterator[Handler]:
         for name in handler.mark.names_before:
             yield from self._of_plugin.get(name, ())
         yield from self._after.get(handler.plugin, ())
 
-    def _previous(self, handler: Handler) -> Iterator[Handler]:
+    def _predecessors(self, handler: Handler) -> Iterator[Handler]:
         for name in handler.mark.names_after:
             yield from self._of_plugin.get(name, ())
         yield from self._before.get(handler.plugin, ())
@@ -139,28 +139,28 @@ class EventOrder:
         Raises:
             ValueError: there is a cycle through the handler.
         """
-        for neighbor in self._previous(handler):
+        for neighbor in self._predecessors(handler):
             if neighbor.mark.lane > handler.mark.lane:
                 raise self._cycle([neighbor, handler, neighbor])
         predecessors: dict[Handler, Handler] = {}
         ends = [handler]
         while ends:
             here = ends.pop()
-            for neighbor in self._next(here):
+            for neighbor in self._successors(here):
                 if neighbor is handler or neighbor.mark.lane < here.mark.lane:
-                    way = [neighbor, *_way(here, predecessors)][::-1]
+                    way = [neighbor, *_path_back(here, predecessors)][::-1]
                     raise self._cycle(way if neighbor is handler else [*way, handler])
                 if neighbor.mark.lane == here.mark.lane and neighbor not in predecessors:
                     predecessors[neighbor] = here
                     ends.append(neighbor)
         return sorted(predecessors, key=SORT_KEY)
 
-    def _take_out(self, handlers: Iterable[Handler]) -> None:
+    def _remove_from_lanes(self, handlers: Iterable[Handler]) -> None:
         for handler in handlers:
             lane = self._lanes[handler.mark.lane]
             del lane[bisect_left(lane, handler.sort_key, key=SORT_KEY)]
 
-    def _put_back(self, handlers: list[Handler]) -> list[Handler]:
+    def _reinsert(self, handlers: list[Handler]) -> list[Handler]:
         """Insert sorted handlers, each before the first that was registered after it.
 
         Returns the handlers with a new sort key.
@@ -169,12 +169,12 @@ class EventOrder:
         for handler in handlers:
             lane = self._lanes[handler.mark.lane]
             before = [
-                previous.sort_key for previous in self._previous(handler) if previous.mark.lane == handler.mark.lane
+                previous.sort_key for previous in self._predecessors(handler) if previous.mark.lane == handler.mark.lane
             ]
             position = bisect_right(lane, max(before), key=SORT_KEY) if before else 0
             while position < len(lane) and lane[position].listed < handler.listed:
                 position += 1
-            if _put(handler, lane, position):
+            if _insert(handler, lane, position):
                 moved.append(handler)
         return moved
 
@@ -185,7 +185,7 @@ class EventOrder:
         )
 
 
-def _put(handler: Handler, lane: list[Handler], position: int) -> bool:
+def _insert(handler: Handler, lane: list[Handler], position: int) -> bool:
     """Insert a handler into its lane; return whether its sort key has changed."""
     low: Any = lane[position - 1].sort_key if position else -inf
     high: Any = lane[position].sort_key if position < len(lane) else inf
@@ -199,7 +199,7 @@ def _put(handler: Handler, lane: list[Handler], position: int) -> bool:
     return True
 
 
-def _way(handler: Handler, predecessors: dict[Handler, Handler]) -> Iterator[Handler]:
+def _path_back(handler: Handler, predecessors: dict[Handler, Handler]) -> Iterator[Handler]:
     yield handler
     while handler in predecessors:
         handler = predecessors[handler]

@@ -53,7 +53,7 @@ def uncalled(
         if not entry.is_active:
             continue
         if entry.gate is not None:
-            yield from _shut(entry.name, entry.gate, note)
+            yield from _unmet_conditions(entry.name, entry.gate, note)
             if not entry.gate.passed:
                 continue
         methods: dict[str, list[tuple[type[Event], Handler]]] = {}
@@ -66,12 +66,12 @@ def uncalled(
                 continue
             said = f"Plugin {entry.name!r}: its handler {method} was never called"
             if not any(event in emitted for event in events):
-                yield f"{said}: {_why(events, asked)}."
+                yield f"{said}: {_reason(events, asked)}."
             elif not any(_has_passed(whens[id(handler)]) for event, handler in handlers if event in emitted):
-                yield f"{said}: its filter {whens[id(handlers[0][1])]} let no {_names(events)} through."
+                yield f"{said}: its filter {whens[id(handlers[0][1])]} let no {_event_names(events)} through."
 
 
-def _shut(name: str, gate: ConditionGate, note: Callable[[str], None]) -> Iterator[str]:
+def _unmet_conditions(name: str, gate: ConditionGate, note: Callable[[str], None]) -> Iterator[str]:
     condition = gate.condition
     if not gate.passed:
         said = f"Plugin {name!r} was never on: it is called {condition}"
@@ -92,16 +92,16 @@ def _has_passed(when: object) -> bool:
     return not isinstance(when, Filter) or when.passed or when.unit == "seconds"
 
 
-def _why(events: list[type[Event]], asked: Container[str]) -> str:
+def _reason(events: list[type[Event]], asked: Container[str]) -> str:
     for event in events:
         if event is ev.EpochEnd:
             return "the run ended within its first epoch"
         if (word := WORDS.get(event)) is not None:
             return f"no {word} was due before the run ended" if word in asked else REMEDIES[word]
-    return f"{_names(events)} was never emitted"
+    return f"{_event_names(events)} was never emitted"
 
 
-def _names(events: list[type[Event]]) -> str:
+def _event_names(events: list[type[Event]]) -> str:
     return " or ".join(event.name for event in events)
 
 
@@ -160,7 +160,7 @@ class States:
         """Return a copy of every plugin's state, without observers that fail."""
         states: dict[str, Any] = {}
         for entry in self._stateful():
-            with self._spared(entry, "state_dict", "its state is not saved"):
+            with self._tolerating_errors(entry, "state_dict", "its state is not saved"):
                 state = copied(entry.plugin.state_dict())
                 if check is not None and entry.is_observer:
                     check(state, "its state")
@@ -179,10 +179,10 @@ class States:
         for entry in mine:
             state = states.get(entry.name)
             if state:
-                self._give(entry, state, versions.get(entry.name, 1), path)
-            elif self._has_something(entry):
+                self._load_state(entry, state, versions.get(entry.name, 1), path)
+            elif self._has_state(entry):
                 if goes_back and state is not None:
-                    self._empty(entry, path)
+                    self._clear_state(entry, path)
                 else:
                     missing.append(entry.name)
         names = {entry.name for entry in mine}
@@ -191,7 +191,7 @@ class States:
     def save_filters(self, origin: Progress, check: Check | None = None) -> dict[str, Any]:
         states: dict[str, Any] = {}
         for entry in self._entries.values():
-            with self._spared(entry, "state_dict of a filter", "the states of its filters are not saved"):
+            with self._tolerating_errors(entry, "state_dict of a filter", "the states of its filters are not saved"):
                 if filter_states := {key: when.state_dict(origin) for key, when in entry.stateful_filters().items()}:
                     if check is not None and entry.is_observer:
                         check(filter_states, "the state of its filters")
@@ -200,7 +200,7 @@ class States:
 
     def load_filters(self, origin: Progress, states: Mapping[str, Any]) -> None:
         for entry in self._entries.values():
-            with self._spared(entry, "load_state_dict of a filter", "its filters begin here"):
+            with self._tolerating_errors(entry, "load_state_dict of a filter", "its filters begin here"):
                 for key, when in entry.stateful_filters().items():
                     when.load_state_dict(origin, states.get(entry.name, {}).get(key, {}))
 
@@ -208,7 +208,7 @@ class States:
         return [entry for entry in self._entries.values() if hasattr(entry.plugin, "state_dict")]
 
     @contextmanager
-    def _spared(self, entry: PluginEntry, method: str, consequence: str) -> Iterator[None]:
+    def _tolerating_errors(self, entry: PluginEntry, method: str, consequence: str) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -216,32 +216,32 @@ class States:
                 error.add_note(f"heliograph: in {method} of plugin {entry.name!r}")
                 raise
 
-    def _has_something(self, entry: PluginEntry) -> bool:
-        with self._spared(entry, "state_dict", "whether it has a state is not known"):
+    def _has_state(self, entry: PluginEntry) -> bool:
+        with self._tolerating_errors(entry, "state_dict", "whether it has a state is not known"):
             return bool(entry.plugin.state_dict())
         return True
 
-    def _give(self, entry: PluginEntry, state: Any, version: int, path: Path | None) -> None:
+    def _load_state(self, entry: PluginEntry, state: Any, version: int, path: Path | None) -> None:
         where = f"continue from its state in {path or 'the snapshot'}"
-        with self._spared(entry, "load_state_dict", "it continues without its state"):
+        with self._tolerating_errors(entry, "load_state_dict", "it continues without its state"):
             if version > (now := entry.state_version):
                 raise ValueError(
                     f"Plugin {entry.name!r} cannot {where}: the state has version {version}, but the plugin reads "
-                    f"versions up to {now}. Update the plugin's package. {_other_name(entry)}"
+                    f"versions up to {now}. Update the plugin's package. {_how_to_start_fresh(entry)}"
                 )
             state = deepcopy(state)
             if version < now:
-                remedy = f"It must accept a state of version {version}. {_other_name(entry)}"
-                with _explained(entry, where, "migrate_state", remedy):
+                remedy = f"It must accept a state of version {version}. {_how_to_start_fresh(entry)}"
+                with _naming_plugin(entry, where, "migrate_state", remedy):
                     state = entry.plugin.migrate_state(state, version)
-            with _explained(entry, where, "load_state_dict", f"{OTHER_FORM} {_other_name(entry)}"):
+            with _naming_plugin(entry, where, "load_state_dict", f"{FORMAT_CHANGED} {_how_to_start_fresh(entry)}"):
                 entry.plugin.load_state_dict(state)
 
-    def _empty(self, entry: PluginEntry, path: Path | None) -> None:
+    def _clear_state(self, entry: PluginEntry, path: Path | None) -> None:
         where = f"roll back to {path or 'a snapshot'}, in which its state is empty"
         with (
-            self._spared(entry, "load_state_dict({})", "its state did not change"),
-            _explained(entry, where, "load_state_dict({})", "It must accept every result of its state_dict."),
+            self._tolerating_errors(entry, "load_state_dict({})", "its state did not change"),
+            _naming_plugin(entry, where, "load_state_dict({})", "It must accept every result of its state_dict."),
         ):
             entry.plugin.load_state_dict({})
 
@@ -268,14 +268,14 @@ def _copied(state: Any, memo: dict[int, Any]) -> Any:
     return copy
 
 
-OTHER_FORM = (
+FORMAT_CHANGED = (
     "If the format of its state has changed, use the version of the plugin that saved it, or define state_version and "
     "migrate_state."
 )
 
 
 @contextmanager
-def _explained(entry: PluginEntry, where: str, method: str, remedy: str) -> Iterator[None]:
+def _naming_plugin(entry: PluginEntry, where: str, method: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -283,5 +283,5 @@ def _explained(entry: PluginEntry, where: str, method: str, remedy: str) -> Iter
         raise ValueError(f"{summary}. {remedy}") from error
 
 
-def _other_name(entry: PluginEntry) -> str:
+def _how_to_start_fresh(entry: PluginEntry) -> str:
     return f"To start it fresh, rename it: {type(entry.plugin).__name__}(...).named('{entry.name}_2')."

@@ -107,8 +107,8 @@ DEFECTS = (
     ),
     defect(
         "one: plugins get no state",
-        "            if state:\n                self._give(",
-        "            if False:\n                self._give(",
+        "            if state:\n                self._load_state(",
+        "            if False:\n                self._load_state(",
     ),
     defect(
         "one: filters begin again",
