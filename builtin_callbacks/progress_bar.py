@@ -79,7 +79,7 @@ class ProgressBar(Plugin):
         self.interval = check_number("interval", interval, of="seconds", at_least=0, finite=False)
         self.plain_interval = check_number("plain_interval", plain_interval, of="seconds", at_least=0, finite=False)
         if isinstance(metrics, str):
-            raise TypeError(f"metrics takes a list of names, got {metrics!r}: pass [{metrics!r}].")
+            raise TypeError(f"metrics takes a list of names, got {metrics!r}: give [{metrics!r}].")
         if plain is not None:
             check_flag("plain", plain, or_else="None")
         check_flag("show_plan", show_plan)

@@ -425,5 +425,5 @@ def test_a_scheduler_of_a_plateau_that_was_never_measured_is_a_warning() -> None
     ).warnings
     assert [each.split(":")[0] for each in warnings] == [
         "LearningRate never acted",
-        "The scheduler ReduceLROnPlateau was never stepped in 2 steps",
+        "The scheduler ReduceLROnPlateau was never stepped in 2 steps, so the learning rate did not change",
     ]

@@ -185,7 +185,7 @@ def test_left_out_by_name(tmp_path: Path) -> None:
             [],
             {"without": ("tensorbord",)},
             ValueError,
-            r"no standard plugin 'tensorbord' .* mean 'tensorboard'\? Known",
+            r"no standard plugin 'tensorbord'.* mean 'tensorboard'\? Known",
         ),
         ([], {"without": "tensorboard"}, TypeError, r"takes a tuple of names, \('tensorboard',\), got 'tensorboard'"),
         ([RNGCapture()], {"without": ("rng_capture",)}, ValueError, "'rng_capture' is both passed and in without="),
