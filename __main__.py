@@ -22,7 +22,7 @@ from heliograph.plugins.providers import ENTRY_POINTS, how_to_install
 # An entry point names a function that takes the arguments of its command and returns the exit status. The first line of
 # its docstring is the help.
 GROUP = "heliograph.commands"
-KERNEL = {  # these work in a checkout that is not installed, too
+KERNEL = {  # available without an installation, too
     "checkpoint": EntryPoint("checkpoint", "heliograph.builtin_callbacks.checkpoint.command:main", GROUP),
     "events": EntryPoint("events", "heliograph.__main__:events", GROUP),
     "run": EntryPoint("run", "heliograph.__main__:run", GROUP),
@@ -30,20 +30,20 @@ KERNEL = {  # these work in a checkout that is not installed, too
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the terminal cannot show are escaped
+    """Run a command and return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escapes characters that the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _dispatch(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or python would complain at its exit
+    except BrokenPipeError:  # the reader has exited, for example `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
         return 128 + 13
     return status
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
-    name, rest = (arguments[0], arguments[1:]) if arguments else ("", ())
+    name, options = (arguments[0], arguments[1:]) if arguments else ("", ())
     if name in ("-h", "--help"):
         print(_help())
         return 0
@@ -56,11 +56,11 @@ def _dispatch(arguments: Sequence[str]) -> int:
     try:
         point = KERNEL[name] if name in KERNEL else find(name, GROUP)
         command = point.load()
-    except (ImportError, LookupError) as error:  # LookupError: several packages have it
+    except (ImportError, LookupError) as error:  # LookupError: several packages have this command
         print(f"heliograph {name}: {error}", file=sys.stderr)
         return 2
     try:
-        status: int = command(rest) or 0
+        status: int = command(options) or 0
     except Exception as error:
         if isinstance(point, Discovered):
             error.add_note(f"heliograph: in the command {point.name!r} of package {point.package} {point.version}")
@@ -76,7 +76,7 @@ def _refuse(name: str, names: set[str]) -> int:
     else:
         ours = ENTRY_POINTS[GROUP]
         near = did_you_mean(name, names | ours.keys())
-        lacking = [package for each, package in ours.items() if each not in names and repr(each) in near]
+        lacking = [package for command, package in ours.items() if command not in names and repr(command) in near]
         tail = f"{near} {how_to_install(lacking[0])}" if lacking else known_names(name, names)
         print(f"heliograph has no command {name!r}.{tail}", file=sys.stderr)
     return 2
@@ -93,7 +93,7 @@ def _help() -> str:
     width = max(map(len, rows))
     return "\n".join(
         [
-            "usage: heliograph COMMAND ...   (heliograph COMMAND --help explains one)",
+            "usage: heliograph COMMAND ...   (heliograph COMMAND --help explains a command)",
             "",
             "An event-bus callback framework for PyTorch training.",
             "",
@@ -112,7 +112,6 @@ def events(arguments: Sequence[str]) -> int:
 
 
 def event_list() -> str:
-    """Return every event with its fields and what it means."""
     lines = []
     for event in CATALOGUE:
         fields = ", ".join(
@@ -126,15 +125,15 @@ def event_list() -> str:
 def run(arguments: Sequence[str]) -> int:
     """Run a program with other plugins: heliograph run --disable progress train.py."""
     parser = argparse.ArgumentParser(prog="heliograph run")
-    parser.add_argument("--disable", action="append", default=[], metavar="NAME", help="do not call a plugin, by name")
+    parser.add_argument("--disable", action="append", default=[], metavar="NAME", help="disable a plugin, by name")
     parser.add_argument(
         "--enable", action="append", default=[], metavar="NAME", help="add an installed plugin, by name"
     )
     parser.add_argument("script", type=Path, help="the program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the program")
     options = parser.parse_args(arguments)
     if not options.script.is_file():
-        print(f"heliograph run: there is no file {options.script}", file=sys.stderr)
+        print(f"heliograph run: no such file: {options.script}", file=sys.stderr)
         return 2
     try:
         for name in options.enable:
@@ -147,9 +146,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _become(script: Path, arguments: Sequence[str], disabled: Sequence[str], enabled: Sequence[str]) -> NoReturn:
-    """Replace this process by one that runs a program, so that signals and the exit status are the program's own."""
     words = [*(f"-{name}" for name in disabled), *(f"+{name}" for name in enabled)]
     sys.stdout.flush()
+    # A new process, so that signals and the exit status are those of the program.
     environment = {**os.environ, VARIABLE: ",".join([os.environ.get(VARIABLE, ""), *words])}
     os.execve(sys.executable, [sys.executable, str(script), *arguments], environment)  # noqa: S606  # no shell is meant
 

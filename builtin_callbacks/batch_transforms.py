@@ -1,4 +1,4 @@
-"""Change batches on the device: by a function, or by mixing their samples."""
+"""Transforms of batches on the device: a function of your own, Mixup, CutMix."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ PHASES = ("train", "validation", "test", "predict")
 
 
 class BatchTransform(Plugin):
-    """Replace each batch by what a function makes of it, on the device.
+    """Replace each batch by the result of a function, on the device.
 
-    Whatever takes and returns a whole batch: a function of your own, a transform of torchvision's `transforms.v2`. What
-    it draws is drawn from the training's random stream, which `RNGCapture` keeps: a resumed run draws the same.
+    The function takes and returns a whole batch, like the transforms of torchvision's `transforms.v2`. It draws from
+    the training's random generators: with `RNGCapture`, a resumed run draws the same numbers.
 
     Args:
-        transform: called with a batch on the device, returns the batch to use.
-        phases: where to use it: `train`, `validation`, `test` and `predict`.
-        name: of the plugin, where several are registered.
+        transform: called with a batch on the device; returns the batch to use.
+        phases: the phases in which to use it: `train`, `validation`, `test` and `predict`.
+        name: the name of the plugin, if you register several.
 
     Raises:
-        TypeError: the transform cannot be called.
-        ValueError: there is no such phase.
+        TypeError: the transform is not callable.
+        ValueError: a phase is unknown.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class BatchTransform(Plugin):
                 )
 
     def describe(self, run: Run) -> str:
-        """Say what is changed where."""
         name = getattr(self.transform, "__name__", type(self.transform).__name__)
         return f"changes batches by {name} in {', '.join(self.phases)}"
 
@@ -59,7 +58,7 @@ class BatchTransform(Plugin):
 
 
 class _Mixing(Plugin, ABC):
-    """Mixes each sample of a training batch with the one before it; the last is before the first."""
+    """Mixes each sample of a training batch with the previous one, cyclically."""
 
     exclusive = ("mixing",)
 
@@ -76,8 +75,8 @@ class _Mixing(Plugin, ABC):
             inputs, targets = run.batch
         except (TypeError, ValueError):
             raise TypeError(
-                f"{type(self).__name__} takes batches of (inputs, targets), got {type(run.batch).__name__}: make such "
-                f"pairs in the dataset, or mix your batches with BatchTransform(function)."
+                f"{type(self).__name__} takes batches of (inputs, targets), got {type(run.batch).__name__}: return "
+                f"pairs from the dataset, or mix your batches with BatchTransform(function)."
             ) from None
         share = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
         inputs, share = self.mix(inputs, share)
@@ -85,32 +84,32 @@ class _Mixing(Plugin, ABC):
 
     @abstractmethod
     def mix(self, inputs: Tensor, share: float) -> tuple[Tensor, float]:
-        """Return the mixed inputs, and which share of each sample is its own."""
+        """Return the mixed inputs, and the share of the original in each sample."""
 
     def _probabilities(self, targets: Tensor) -> Tensor:
         if targets.is_floating_point():
             return targets
         if self.classes is None:
             raise ValueError(
-                f"{type(self).__name__} mixes classes as probabilities: say how many there are, "
+                f"{type(self).__name__} mixes classes as probabilities: pass their number, "
                 f"{type(self).__name__}(classes=10)."
             )
         return nn.functional.one_hot(targets, self.classes).to(torch.get_default_dtype())
 
 
 class Mixup(_Mixing):
-    """Train on weighted means of two samples and of their targets (Zhang et al., "mixup", ICLR 2018).
+    """Train on weighted means of two samples (Zhang et al., "mixup", ICLR 2018).
 
-    Each sample of a batch is mixed with the one before it. Batches are pairs (inputs, targets); classes [batch] become
-    probabilities [batch, classes], which `nn.functional.cross_entropy` takes, and targets that are floating-point
-    numbers are mixed as they are. Metrics of the training see the mixed targets, evaluations the true ones.
+    Each sample of a batch is mixed with the previous one, and so are their targets. Batches are pairs (inputs,
+    targets). Class indices [batch] become probabilities [batch, classes], which `nn.functional.cross_entropy` accepts;
+    floating-point targets are mixed directly. Training metrics use the mixed targets, evaluations the true ones.
 
     Args:
-        classes: how many there are; None where targets are floating-point numbers.
-        alpha: the weight is drawn for each batch from the distribution Beta(alpha, alpha).
+        classes: the number of classes; None if targets are floating-point numbers.
+        alpha: the weight of each batch is drawn from the distribution Beta(alpha, alpha).
 
     Raises:
-        ValueError: a number is out of its range; in a run, targets are classes, and `classes` is missing.
+        ValueError: a number is out of range, or, in a run, targets are classes and `classes` is missing.
         TypeError: in a run, a batch is not a pair, or its inputs are not floating-point numbers.
     """
 
@@ -121,25 +120,25 @@ class Mixup(_Mixing):
         """Return the weighted means of the inputs."""
         if not inputs.is_floating_point():
             raise TypeError(
-                f"Mixup takes means of the inputs, which are {inputs.dtype}: make them floating-point numbers before, "
-                f"in the dataset or with BatchTransform(lambda batch: (batch[0] / 255, batch[1]))."
+                f"Mixup needs floating-point inputs, got {inputs.dtype}: convert them in the dataset or with "
+                f"BatchTransform(lambda batch: (batch[0] / 255, batch[1]))."
             )
         return _mixed(inputs, share), share
 
 
 class CutMix(_Mixing):
-    """Train on images with a rectangle of another image (Yun et al., "CutMix", ICCV 2019).
+    """Train on images with a rectangle of another image (Yun et al., ICCV 2019).
 
-    Each image of a batch gets the rectangle from the one before it, and the targets are weighted by the areas. As to
-    targets and metrics, see `Mixup`.
+    Each image of a batch gets the rectangle of the previous one, and the targets are weighted by the areas. See `Mixup`
+    for targets and metrics.
 
     Args:
-        classes: how many there are; None where targets are floating-point numbers.
-        alpha: the share of an image that is kept is drawn for each batch from the distribution Beta(alpha, alpha).
+        classes: the number of classes; None if targets are floating-point numbers.
+        alpha: the share of each image that remains is drawn for each batch from the distribution Beta(alpha, alpha).
 
     Raises:
-        ValueError: a number is out of its range; in a run, targets are classes, and `classes` is missing, or inputs
-            are not images of shape [batch, ..., height, width].
+        ValueError: a number is out of range. In a run also if targets are classes and `classes` is missing, or if
+            inputs are not images of shape [batch, ..., height, width].
         TypeError: in a run, a batch is not a pair.
     """
 
@@ -147,15 +146,15 @@ class CutMix(_Mixing):
         super().__init__(alpha, classes)
 
     def mix(self, inputs: Tensor, share: float) -> tuple[Tensor, float]:
-        """Return the images with the rectangle, and the share of the area that is left of each."""
+        """Return the images with the rectangle, and the remaining share of their area."""
         if inputs.ndim < 3:
             raise ValueError(f"CutMix takes images [batch, ..., height, width], got inputs of {list(inputs.shape)}.")
         height, width = inputs.shape[-2:]
         top, bottom = _side(height, sqrt(1.0 - share))
-        left, right = _side(width, sqrt(1.0 - share))
+        start, end = _side(width, sqrt(1.0 - share))
         mixed = inputs.clone()
-        mixed[..., top:bottom, left:right] = inputs.roll(1, 0)[..., top:bottom, left:right]
-        return mixed, 1.0 - (bottom - top) * (right - left) / (height * width)
+        mixed[..., top:bottom, start:end] = inputs.roll(1, 0)[..., top:bottom, start:end]
+        return mixed, 1.0 - (bottom - top) * (end - start) / (height * width)
 
 
 def _mixed(values: Tensor, share: float) -> Tensor:
@@ -163,6 +162,5 @@ def _mixed(values: Tensor, share: float) -> Tensor:
 
 
 def _side(size: int, share: float) -> tuple[int, int]:
-    """Return where a part of a side begins and ends, with its centre drawn; it may reach over the edge."""
     centre, half = int(torch.randint(size, ())), share * size / 2
     return max(0, round(centre - half)), min(size, round(centre + half))

@@ -17,21 +17,22 @@ from ..plugins import Plugin, on
 class EarlyStopping(Plugin):
     """Stop when a metric has stopped improving.
 
-    It asks for the stop when the metric has not improved in `patience` checks in a row. The reference is the plugin's
-    own and moves only on a real improvement, one by more than `min_delta`: slow but steady progress adds up instead of
-    being forgotten. If the stop was vetoed and the metric improves, the plugin withdraws it. Read after each
-    validation, or at each log for a `train/` metric.
+    The plugin requests a stop if the metric has not improved in `patience` consecutive checks. The best value changes
+    only if the improvement exceeds `min_delta`, so small improvements add up. If the stop is vetoed and the metric
+    improves, the plugin withdraws it. The metric is read after each validation, or at each log if it is a `train/`
+    metric.
 
     Args:
-        monitor: the metric's name, such as `validation/loss`.
-        patience: how many checks in a row may fail to improve.
-        mode: whether smaller (`min`) or larger (`max`) is better; may be left out for a loss or an error.
-        min_delta: what counts as an improvement is more than this, in the metric's units.
-        nan: what a NaN is: `worse` (no improvement), `stop` (stop at once) or `raise`.
+        monitor: the name of the metric, such as `validation/loss`.
+        patience: the number of consecutive checks without an improvement.
+        mode: whether smaller (`min`) or larger (`max`) values are better; optional for a loss or an error.
+        min_delta: an improvement must be larger than this, in the units of the metric.
+        nan: how to treat a NaN: `worse` (no improvement), `stop` (stop immediately) or `raise`.
 
     Raises:
-        ValueError: an argument is out of its range; at the run's start, nothing would ever measure the metric; at the
-            first measurement, it does not exist (the error lists those that do); it is NaN and `nan="raise"`.
+        ValueError: an argument is out of range. At the start of a run, if the metric will never be measured. At the
+            first measurement, if it does not exist; the error lists the existing metrics. Later, if it is NaN and
+            `nan="raise"`.
     """
 
     asks = ("stop",)
@@ -55,19 +56,17 @@ class EarlyStopping(Plugin):
         self.best: float | None = None
         self.failed_readings = 0
         self._stopped_by_nan = False
-        self._judged = self._judges  # what the reference is of
+        self._judged = self._judges  # the metric of `best`
 
     @property
     def _judges(self) -> str:
         return f"{self.monitor.name} ({self.monitor.mode})"
 
     def reset(self) -> None:
-        """Forget the former run."""
         self.best, self.failed_readings, self._stopped_by_nan = None, 0, False
         self._judged = self._judges
 
     def describe(self, run: Run) -> str:
-        """Say when training is stopped."""
         way = "smaller" if self.monitor.mode == "min" else "larger"
         times = "once" if self.patience == 1 else f"{self.patience} times in a row"
         return f"stops when {self.monitor.name} has not become {way} {times}"
@@ -79,9 +78,9 @@ class EarlyStopping(Plugin):
 
     @on(CheckpointLoaded)
     def repeat_stop_after_resume(self, run: Run, event: CheckpointLoaded) -> None:
-        """Stop a resumed run that had been stopped, unless patience was raised; start again for another metric."""
+        """Stop a resumed run again, unless `patience` or the metric has changed."""
         if self._judged != self._judges:
-            run.note(f"{self.name} starts again: it judged {self._judged} before, and judges {self._judges} now")
+            run.note(f"{self.name} starts again: it monitored {self._judged} before and monitors {self._judges} now")
             self.reset()
         if self._stopped_by_nan and self.nan == "stop":
             run.control.stop(f"{self.monitor.name} was NaN")
@@ -92,23 +91,21 @@ class EarlyStopping(Plugin):
 
     @on(ValidationEnd, Log, optional=True)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
-        """Judge the metric where it was measured in a fit."""
+        """Check the metric after a validation or a log of a training."""
         if self.monitor.is_for(run, event):
             self._judge(run, event.metrics)
 
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
-        """Warn where there was nothing to judge."""
+        """Warn if the metric was never measured."""
         if ended_for_good(run, event.status) and run.optimizer is not None:
             self.monitor.warn_unread(run, type(self).__name__)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the reference and the count."""
         count = {"best": self.best, "failed_readings": self.failed_readings, "stopped_by_nan": self._stopped_by_nan}
         return {**count, "judges": self._judged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue counting."""
         self.best, self.failed_readings = state["best"], state["failed_readings"]
         self._stopped_by_nan = state["stopped_by_nan"]
         self._judged = state["judges"]
@@ -130,14 +127,13 @@ class EarlyStopping(Plugin):
             self._stop(run)
 
     def _withdraw(self, run: Run) -> None:
-        """Withdraw this plugin's stop, if it was vetoed; keep a stop that another plugin has requested since."""
         control = run.control
         if control.stop_request is None or control.stop_request.by != self.name:
             return
         latest = takewhile(lambda request: request.verb != "withdraw_stop", reversed(control.history))
-        others = [request for request in latest if request.verb == "stop" and request.by != self.name]
+        other_stops = [request for request in latest if request.verb == "stop" and request.by != self.name]
         if control.withdraw("stop", f"{self.monitor.name} improved to {self.best:.6g}"):
-            for request in reversed(others):
+            for request in reversed(other_stops):
                 control.stop(request.reason, by=request.by)
 
     def _stop(self, run: Run) -> None:

@@ -20,27 +20,26 @@ Weights = dict[str, dict[str, Tensor]]
 
 
 class EMA(Plugin):
-    """Keep an exponential moving average of the parameters.
+    """Maintain an exponential moving average of the parameters.
 
-    It is updated after every optimizer step. The average begins with the weights of the first step. Only parameters are
-    averaged, as `torch.optim.swa_utils.AveragedModel` does by default; buffers such as the statistics of a batch norm
-    are used as they are (averaging counters would truncate them). It is saved with every checkpoint, beside the weights
-    that are trained: `load_weights(task, path)` loads the average, if validations were measured on it, and
-    `load_weights(task, path, average=False)` the trained weights.
+    The average starts with the weights after the first optimizer step and is updated after every step. As by default in
+    `torch.optim.swa_utils.AveragedModel`, only parameters are averaged; buffers, such as batch-norm statistics, are
+    used unchanged. Every checkpoint contains the average and the trained weights: `load_weights(task, path)` loads the
+    average if validations used it, and `load_weights(task, path, average=False)` the trained weights.
 
     Args:
-        decay: the share of the former average that is kept at every update, from 0 to 1 (both excluded).
-        every: optimizer steps from one update to the next; the steps of several optimizers are counted separately.
-        validate: validate and test with the averaged weights. `LoadBest` then loads the average of the
-            best checkpoint, as that was measured. `trainer.validate` and `trainer.test` do so while the model has the
-            weights that the training left; if others were loaded, or it is another model, these are evaluated. Changes
-            through `parameter.data`, or by a fused optimizer in your own loop, are not noticed.
-        load_at_end: at the end of a training that completed or was stopped, leave the model with the averaged weights,
-            after the last save, and before other handlers of `RunClosed`; not together with `LoadBest`.
+        decay: the share of the previous average that remains at every update, between 0 and 1.
+        every: optimizer steps between two updates; steps of several optimizers are counted separately.
+        validate: validate and test with the averaged weights. `LoadBest` then loads the average of the best checkpoint.
+            After the training, `trainer.validate` and `trainer.test` use the average as long as the model has the
+            trained weights. If you load other weights or use another model, those are evaluated. Changes through
+            `parameter.data`, or by a fused optimizer in your own loop, are not detected.
+        load_at_end: load the averaged weights into the model when a training was completed or stopped, after the last
+            save and before other handlers of `RunClosed`. Cannot be combined with `LoadBest`.
 
     Raises:
-        ValueError: an argument is out of its range; at the run's start, the parameters are sharded; the model has other
-            parameters than when the average began.
+        ValueError: an argument is out of range; at the start of a run, the parameters are sharded; or the parameters of
+            the model have changed since the average began.
     """
 
     def __init__(
@@ -58,24 +57,22 @@ class EMA(Plugin):
         self._trained: list[tuple[ref[Tensor], int]] = []  # the parameters that a training left, and their versions
 
     def reset(self) -> None:
-        """Forget the former run."""
         self.weights, self._updates, self._steps, self._trained = {}, {}, {}, []
 
     def describe(self, run: Run) -> str:
-        """Say what is averaged, and what for."""
         uses = ["validates with it"] * self.validate + ["leaves it at the end"] * self.load_at_end
         return f"averages the weights, decay {self.decay:g}" + "".join(f", {use}" for use in uses)
 
     @on(ev.TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
-        """Refuse sharded parameters."""
+        """Raise ValueError for sharded parameters."""
         for name, module in run.modules.items():
             if any(hasattr(parameter, "full_tensor") for parameter in module.parameters()):
-                raise ValueError(f"EMA averages whole parameters, those of {name!r} are sharded: use DDPEngine.")
+                raise ValueError(f"EMA cannot average the parameters of {name!r}, which are sharded: use DDPEngine.")
 
     @on(ev.StepEnd, lane=Lane.MEASURE)
     def update(self, run: Run, event: ev.StepEnd) -> None:
-        """Average what the optimizer in hand has stepped, where that is due; before its first update, copy it."""
+        """Update the average of the stepped optimizer's parameters if it is due."""
         name, steps = run.stepping.optimizer_name, run.progress.steps
         if len(run.optimizers) > 1:
             steps = self._steps[name] = self._steps.get(name, 0) + 1
@@ -84,7 +81,7 @@ class EMA(Plugin):
             return
         if not self.weights:
             self.weights = {name: _copied(module) for name, module in run.modules.items()}
-        stepped = {id(each) for group in run.optimizer.param_groups for each in group["params"]}
+        stepped = {id(parameter) for group in run.optimizer.param_groups for parameter in group["params"]}
         pairs = [pair for name, module in run.modules.items() for pair in self._pairs(name, module, stepped)]
         if updates:
             averages, values = zip(*pairs, strict=True)
@@ -96,39 +93,39 @@ class EMA(Plugin):
 
     @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.TRANSFORM, optional=True)
     def put_in(self, run: Run, event: ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
-        """Evaluate with the averaged weights, if that was asked for, there are any, and they are those of the model."""
+        """Evaluate with the averaged weights if the model has the trained weights."""
         if not (self.validate and self.weights):
             return
         if run.optimizer is not None or self._is_average_of(run.modules):
             self._swap_in(run.modules)
         elif not self.load_at_end and not any(note.startswith(EVALUATED) for note in run.report.notes):
             run.note(
-                f"{self.name}: evaluated with the weights that the model has, not with the average, which is of the "
-                f"weights that the training left: others were loaded since, or it is another model"
+                f"{self.name}: evaluated with the current weights of the model instead of the average, because the "
+                f"weights have changed since the training or belong to another model"
             )
 
     @on(ev.ValidationEnd, ev.ValidationCut, ev.TestEnd, ev.PredictEnd, lane=Lane.TRANSFORM, optional=True)
     def put_back(self, run: Run, event: ev.ValidationEnd | ev.ValidationCut | ev.TestEnd | ev.PredictEnd) -> None:
-        """Continue with the trained weights."""
+        """Restore the trained weights after an evaluation."""
         self._swap_out()
 
     @on(ev.RunFailed, ev.LastBoundary, lane=Lane.TRANSFORM)
     def give_back(self, run: Run, event: ev.RunFailed | ev.LastBoundary) -> None:
-        """Give the trained weights back, whatever failed, and note which the training leaves."""
+        """Restore the trained weights at the end or after a failure."""
         self._swap_out()
         if run.optimizer is not None and self.validate and self.weights:
             self._trained = [(ref(parameter), parameter._version) for parameter in _parameters(run.modules)]
 
     @on(ev.RunClosed, lane=Lane.TRANSFORM)
     def load(self, run: Run, event: ev.RunClosed) -> None:
-        """Leave the model with the average, if that was asked for and the training ended well."""
+        """Load the averaged weights at the end if `load_at_end` is set."""
         if run.optimizer is None or event.status not in ("completed", "stopped"):
             return
         steps = self._steps or {run.stepping.optimizer_name: run.progress.steps}
         if names := [name for name, count in steps.items() if count and not self._updates.get(name)]:
             run.warn(
-                f"Plugin {self.name!r} never averaged the weights of {', '.join(names)}: it does so every {self.every} "
-                f"steps of an optimizer, and there were fewer."
+                f"Plugin {self.name!r} never averaged the weights of {', '.join(names)}: there were fewer than "
+                f"{self.every} steps of the optimizer (every={self.every})."
             )
         if self.load_at_end and self.weights:
             self._copy_into(run.modules)
@@ -136,16 +133,16 @@ class EMA(Plugin):
 
     @contextmanager
     def applied(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-        """Let modules have the averaged weights for a while.
+        """Use the averaged weights in modules within a `with` block.
 
         Args:
-            modules: by their name in the task, such as `{"model": model}`.
+            modules: the modules by their name in the task, such as `{"model": model}`.
 
         Raises:
-            ValueError: there is no average yet, or it is of other modules.
+            ValueError: there is no average yet, or it belongs to other modules.
         """
         if not self.weights:
-            raise ValueError("There is no average yet: it begins with the first optimizer step of a training.")
+            raise ValueError("There is no average yet: it starts at the first optimizer step of a training.")
         self._swap_in(modules)
         try:
             yield
@@ -153,19 +150,16 @@ class EMA(Plugin):
             self._swap_out()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the average, and whether validations are measured on it."""
         steps = {"steps": self._steps} if self._steps else {}
         if not self.weights:
             return steps
         return {"weights": self.weights, "updates": self._updates, "evaluates": self.validate, **steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with a saved average."""
         self.weights = {name: dict(weights) for name, weights in state.get("weights", {}).items()}
         self._updates, self._steps = dict(state.get("updates", {})), dict(state.get("steps", {}))
 
     def close(self) -> None:
-        """Continue with the trained weights, whatever ended the run."""
         self._swap_out()
 
     def _pairs(self, name: str, module: nn.Module, chosen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -173,7 +167,7 @@ class EMA(Plugin):
             if id(parameter) in chosen:
                 if key not in self.weights.get(name, ()):
                     self._check({name: module})
-                average = self.weights[name][key].to(parameter.device)  # a loaded one is not there yet
+                average = self.weights[name][key].to(parameter.device)  # a loaded average may be on the CPU
                 self.weights[name][key] = average
                 yield average, parameter.detach()
 
@@ -201,12 +195,11 @@ class EMA(Plugin):
             )
         except ValueError as error:
             raise ValueError(
-                f"{error} Pruning and parametrizations give parameters other names: apply them, as all that adds or "
-                f"removes parameters, before the first step."
+                f"{error} Pruning and parametrizations rename parameters: rename, add or remove "
+                f"parameters only before the first step."
             ) from None
 
     def _is_average_of(self, modules: Mapping[str, nn.Module]) -> bool:
-        """Return whether modules are those of the training, and nothing has written to their parameters since."""
         parameters = list(_parameters(modules))
         return len(parameters) == len(self._trained) and all(
             trained() is parameter and version == parameter._version

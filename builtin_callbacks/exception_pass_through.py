@@ -1,4 +1,4 @@
-"""Say which exceptions leave a run as they are."""
+"""Choice of the exceptions that leave a run unchanged."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from ..plugins import Plugin, on
 class ExceptionPassThrough(Plugin):
     """Choose which exceptions `fit` raises unchanged.
 
-    Any other leaves as `TrainingError`, raised from the original. Without this plugin all leave unchanged. Subclasses
-    of a listed type match. What is not an `Exception`, such as KeyboardInterrupt, always leaves unchanged.
+    Other exceptions are raised as `TrainingError`, chained to the original. Without this plugin, all are raised
+    unchanged. Subclasses of a listed type match. KeyboardInterrupt and others that are not an `Exception` are always
+    raised unchanged.
 
     Args:
-        train: types that pass while training or validating.
-        test: types that pass while testing or predicting.
+        train: exception types to raise unchanged while training or validating.
+        test: exception types to raise unchanged while testing or predicting.
 
     Raises:
-        TypeError: something listed is not an exception type.
+        TypeError: a listed object is not an exception type.
     """
 
     affects_training = False
@@ -35,7 +36,7 @@ class ExceptionPassThrough(Plugin):
 
     @on(RunFailed)
     def choose(self, run: Run, event: RunFailed) -> None:
-        """Wrap the error, unless it is on the list of its phase."""
+        """Wrap the error unless its type is listed for the phase."""
         error = event.error
         listed = self.test if event.phase in ("test", "predict") else self.train
         if isinstance(error, Exception) and not isinstance(error, listed):

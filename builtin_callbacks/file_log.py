@@ -21,20 +21,18 @@ DECISIONS = ("stop", "end_epoch", "veto_stop", "veto_save", "skip_batch", "skip_
 
 
 class FileLog(Plugin):
-    """Write what happens to a log file.
+    """Write a readable log file of the run.
 
-    The file is `<run>_<date>_<time>.log`; a resumed run appends to the file that it began.
-
-    What is logged through the logger `heliograph` (warnings of plugins, say) and through `loggers` goes to the same
-    file, and with `capture_warnings` python's warnings too. Loggers that would not let lines of `level` pass are set to
-    it until the run closes; your own handlers get those lines as well, unless they have a level. Lines that could not
-    be written are a warning of the result.
+    The file is `<run>_<date>_<time>.log`; a resumed run appends to its own file. It contains the events of the run and
+    the records of the logger `heliograph` and of `loggers`; with `capture_warnings` also Python's warnings. Loggers
+    with a higher level are set to `level` until the run closes, which also affects your own handlers without a level.
+    The result has a warning if lines could not be written.
 
     Args:
-        folder: where to write; made where it is missing.
-        level: the least level that is written, such as `logging.INFO`.
-        capture_warnings: whether python's warnings are written too.
-        loggers: the names of more loggers, such as those of your own modules; `root` is all of them.
+        folder: the folder of the file; created if it does not exist.
+        level: the lowest level that is written, such as `logging.INFO`.
+        capture_warnings: write Python's warnings too.
+        loggers: the names of more loggers, for example of your own modules; `root` stands for all.
     """
 
     policy = "observer"
@@ -51,7 +49,7 @@ class FileLog(Plugin):
     ) -> None:
         check_flag("capture_warnings", capture_warnings)
         if isinstance(loggers, str) or not all(isinstance(name, str) for name in loggers):
-            raise TypeError(f"FileLog takes the names of loggers: loggers=['my_package'], say; got {loggers!r}.")
+            raise TypeError(f"FileLog takes names of loggers, as in loggers=['my_package']; got {loggers!r}.")
         self.folder = Path(folder)
         self.level = check_whole_number("level, such as logging.INFO,", level, at_least=0)
         self.capture_warnings = capture_warnings
@@ -63,44 +61,42 @@ class FileLog(Plugin):
         self._lost, self._error = 0, ""
 
     def describe(self, run: Run) -> str:
-        """Say where lines are written."""
         return f"logs to {self.path or self.folder}"
 
     def rehearse(self, folder: Path) -> list[Path]:
-        """Write a file elsewhere."""
-        former, self.folder = self.folder, folder
-        return [former]
+        original, self.folder = self.folder, folder
+        return [original]
 
     @on(ev.TrainStart)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
-        """Forget the file of a former training."""
+        """Start a new file for a new training."""
         self.path, self._lost = None, 0
 
     @on(ev.EpochStart, ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.TRANSFORM)
     def open(self, run: Run, event: ev.EpochStart | ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
-        """Take in what others log from now on."""
+        """Open the file and add its handler to the loggers."""
         if self._handler is None:
             self._open(run)
 
     @on(ev.CheckpointLoaded, lane=Lane.REPORT)
     def write_resume(self, run: Run, event: ev.CheckpointLoaded) -> None:
-        """Write where the run continues."""
+        """Write where the run was resumed."""
         self._write(run, f"resumed at epoch {run.progress.epoch}, step {run.progress.steps} from {event.path}")
 
     @on(ev.Log, ev.ValidationEnd, ev.TestEnd, ev.PredictEnd, lane=Lane.REPORT, optional=True)
     def write_metrics(self, run: Run, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:
-        """Write metrics; a prediction may have none."""
+        """Write the metrics; after a prediction without any, the number of batches."""
         metrics = "  ".join(f"{name} {value:.6g}" for name, value in event.metrics.items())
         self._write(run, metrics or f"batches done: {run.progress.evaluated}")
 
     @on(ev.EpochEnd, lane=Lane.REPORT, optional=True)
     def write_epoch(self, run: Run, event: ev.EpochEnd) -> None:
-        """Write that an epoch is over."""
+        """Write that an epoch has ended."""
         self._write(run, f"epochs done: {run.progress.epoch}")
 
     @on(ev.CheckpointSaved, lane=Lane.REPORT)
     def write_checkpoint(self, run: Run, event: ev.CheckpointSaved) -> None:
-        """Write where a checkpoint lies."""
+        """Write the path of a checkpoint."""
         self._write(run, f"saved {event.path}{' (the best so far)' * event.is_best}")
 
     @on(ev.CheckpointPruned, lane=Lane.REPORT)
@@ -115,7 +111,7 @@ class FileLog(Plugin):
 
     @on(ev.RunClosed, lane=Lane.REPORT, after=("jsonl_log", "tensorboard"))
     def write_end(self, run: Run, event: ev.RunClosed) -> None:
-        """Write how the run ended, who asked for what, and what did not happen; say how many lines are missing."""
+        """Write the decisions, the warnings and the status; warn about missing lines."""
         try:
             for request in run.control.history:
                 if request.verb in DECISIONS or request.verb.startswith("withdraw"):
@@ -129,17 +125,14 @@ class FileLog(Plugin):
                 self._lost = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the file's name."""
         return {"file": None if self.path is None else self.path.name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Append to the file of the run that is resumed, if it is still there."""
         if state["file"] is not None and (self.folder / state["file"]).exists():
             self.close()
             self.path = self.folder / state["file"]
 
     def close(self) -> None:
-        """Remove the handlers and close the file."""
         handler, self._handler = self._handler, None
         if handler is None:
             return
@@ -165,8 +158,8 @@ class FileLog(Plugin):
         except OSError as failure:
             self._lose(failure)
             raise
-        if level >= self.level:  # to this file only: the user's own handlers are his
-            handler.failure = None  # one of another's lines, that the disk may have recovered from
+        if level >= self.level:  # to this file only, not to the user's handlers
+            handler.failure = None  # an earlier error of another logger's line
             handler.handle(record)
             if handler.failure is not None:
                 raise handler.failure
@@ -180,11 +173,11 @@ class FileLog(Plugin):
         handler.setLevel(self.level)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
         loggers = self._loggers()
-        self._levels = {each: each.level for each in loggers if each.getEffectiveLevel() > self.level}
+        self._levels = {logger: logger.level for logger in loggers if logger.getEffectiveLevel() > self.level}
         for logger in self._levels:
             logger.setLevel(max(self.level, 1))  # 0 would be the level of its parent
         for logger in loggers:
-            if not _passes_on(logger, loggers):
+            if not _propagates_to(logger, loggers):
                 logger.addHandler(handler)
         if self.capture_warnings:
             self._captured_before = getattr(logging, "_warnings_showwarning", None) is not None
@@ -195,18 +188,17 @@ class FileLog(Plugin):
         self._lost, self._error = self._lost + 1, describe_error(error)
 
 
-def _passes_on(logger: logging.Logger, others: list[logging.Logger]) -> bool:
-    """Return whether what is logged here reaches the handlers of another of these loggers, too."""
+def _propagates_to(logger: logging.Logger, loggers: list[logging.Logger]) -> bool:
     above: logging.Logger | None = logger
     while above is not None and above.propagate:
         above = above.parent
-        if above in others:
+        if above in loggers:
             return True
     return False
 
 
 class _Handler(logging.FileHandler):
-    """Keeps an error of writing for the plugin to raise, instead of a traceback on the terminal for every line."""
+    """Stores a write error for the plugin instead of printing a traceback."""
 
     failure: Exception | None = None
     lose: Callable[[BaseException], None] | None = None

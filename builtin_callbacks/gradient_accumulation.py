@@ -1,4 +1,4 @@
-"""Step the optimizer once for several micro-batches."""
+"""Several micro-batches for one optimizer step."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from ..plugins import Plugin, on
 
 
 class GradientAccumulation(Plugin):
-    """Accumulate the gradients of several micro-batches.
+    """Accumulate the gradients of several micro-batches for one optimizer step.
 
-    They are those that one large batch would give.
+    The result equals the gradient of one large batch: each loss is divided by the number of micro-batches in its
+    window. The last window of an epoch may be shorter. It is divided by its own size if the loader has a length;
+    otherwise, or if a batch was skipped, the gradients are rescaled before the step. Micro-batches have equal weights,
+    whatever their size. Windows never cross an epoch. If you toggle the plugin within a window, its batches keep their
+    weights.
 
-    The loss of each is divided by the size of its window, so the gradient is the mean. The last window of an epoch may
-    be shorter: it is divided by its own size where the loader has a length; otherwise, and where a batch is
-    skipped, the gradients are rescaled before the step. Micro-batches count equally, whatever their sizes. Windows
-    never cross an epoch. Toggled within a window, that window keeps the weights that its batches were given.
+    If a loss is not a mean over all samples of its batch (ignored tokens, sequences of unequal length), return the sum
+    and its count from the task; see `Task.training_step`. For a task that returns means, such as `Supervised`, pass
+    `weight`; its value is passed to `run.stepping.weigh`. The gradient is then the weighted mean over the window and
+    all ranks, as if it were one batch. A window whose weights are all zero is not stepped.
 
-    Where a loss is not a mean over all samples of its batch (tokens that are left out, samples of unequal length), a
-    task returns the sum and its count; see `Task.training_step`. For one that returns means, such as `Supervised`, give
-    the `weight` of each batch, which is then given to `run.stepping.weigh`: the gradient is the weighted mean over the
-    window, of all ranks, as if it had been one batch. A window whose weights are all zero is not stepped.
-
-    Of several optimizers each has a window of its own. In the last micro-batch of a window a loss sees the step of the
-    optimizer before it, in the others none: with n micro-batches adversarial training is not what it is with one large
-    batch.
+    With several optimizers, each has its own window. In the last micro-batch of a window, a loss sees the step of the
+    previous optimizer, in the others it does not. Adversarial training with n micro-batches therefore differs from
+    training with one large batch.
 
     Args:
         n: micro-batches per optimizer step, or a schedule `{first epoch: n}` such as `{0: 1, 5: 4}`.
-        weight: returns what the loss of a batch is a mean over, such as `lambda batch: (batch[1] != -100).sum()`; a
-            number or a tensor of one, at least 0. None weighs all batches alike, unless the task counts.
+        weight: returns what the loss of a batch is a mean over, such as `lambda batch: (batch[1] != -100).sum()`: a
+            number or a tensor with one element, at least 0. None gives all batches equal weights, unless the task
+            returns counts.
 
     Raises:
-        TypeError: `weight` cannot be called.
+        TypeError: `weight` is not callable.
         ValueError: n is not positive, or the schedule does not begin at epoch 0; in a run, a weight is negative or not
             finite.
-        RuntimeError: in a run, there are weights, and the task counts by itself.
+        RuntimeError: in a run, `weight` is passed and the task returns counts.
     """
 
     exclusive = ("accumulation",)
@@ -46,7 +46,9 @@ class GradientAccumulation(Plugin):
 
     def __init__(self, n: int | Mapping[int, int], *, weight: Callable[[Any], Any] | None = None) -> None:
         if weight is not None and not callable(weight):
-            raise TypeError(f"weight= is a function of a batch, such as lambda batch: len(batch[1]); got {weight!r}.")
+            raise TypeError(
+                f"weight= takes a function of a batch, such as lambda batch: len(batch[1]); got {weight!r}."
+            )
         schedule = {
             check_whole_number("The epoch of a schedule of accumulation", epoch, at_least=0): check_whole_number(
                 f"n from epoch {epoch!r}", number, of="micro-batches", at_least=1
@@ -56,7 +58,7 @@ class GradientAccumulation(Plugin):
         if 0 not in schedule:
             raise ValueError(f"A schedule of accumulation begins at epoch 0, as in {{0: 1, 5: 4}}; got {schedule}.")
         self.schedule = dict(sorted(schedule.items()))
-        self._size = 0  # of the window under way, 0 where there is none of ours
+        self._size = 0  # of the current window; 0 if its losses were not scaled
         self.weight = weight
 
     def number(self, epoch: int) -> int:
@@ -64,9 +66,8 @@ class GradientAccumulation(Plugin):
         return next(number for first, number in reversed(self.schedule.items()) if first <= epoch)
 
     def describe(self, run: Run) -> str:
-        """Say how many micro-batches make a step."""
-        rest = "".join(f", {number} from epoch {epoch} on" for epoch, number in self.schedule.items() if epoch)
-        return f"steps after {self.schedule[0]} micro-batches{rest}"
+        later = "".join(f", {number} from epoch {epoch} on" for epoch, number in self.schedule.items() if epoch)
+        return f"steps after {self.schedule[0]} micro-batches{later}"
 
     @on(BatchStart)
     def weigh(self, run: Run, event: BatchStart) -> None:
@@ -86,7 +87,7 @@ class GradientAccumulation(Plugin):
 
     @on(GradientsReady, lane=Lane.TRANSFORM)
     def rescale(self, run: Run, event: GradientsReady) -> None:
-        """Give a window that came out smaller than foreseen its true weight; each optimizer has its own."""
+        """Correct the weight of a window that is smaller than planned."""
         if run.report.is_replay or run.stepping.window_count is not None:
             return
         factor = self._size / run.stepping.window if self._size else 1.0

@@ -1,4 +1,4 @@
-"""Measure the norm of the gradients; keep them within bounds."""
+"""The norm of the gradients, and clipping."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..plugins import Plugin, on
 
 
 class GradientNorm(Plugin):
-    """Log the norm of the gradients, before any clipping.
+    """Log the norm of the gradients before clipping, as `train/gradient_norm`.
 
-    It is tracked for complete windows, as `train/gradient_norm`. Sees true gradients: accumulated, averaged over ranks
-    and unscaled; never waits for the device. Nothing is measured while nobody logs. `GradientClipping` tracks the same
-    norm, so only one of the two can be registered.
+    The norm is measured for complete windows, of gradients that are accumulated, averaged over ranks and unscaled,
+    without waiting for the device. It is not measured unless a plugin logs. `GradientClipping` tracks the same norm, so
+    only one of the two can be registered.
 
     Args:
-        every: steps of an optimizer from one measurement to the next.
-        per_module: track the norm of each module of the task, too, as `train/gradient_norm/<module>`.
+        every: steps of an optimizer between two measurements.
+        per_module: also track the norm of each module of the task, as `train/gradient_norm/<module>`.
         norm_type: the p of the p-norm, such as 2.0 or `inf`.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: an argument is out of range.
     """
 
     affects_training = False
@@ -41,49 +41,45 @@ class GradientNorm(Plugin):
         self._counts: dict[str, int] = {}
 
     def reset(self) -> None:
-        """Start counting again."""
         self._counts = {}
 
     @on(GradientsReady, lane=Lane.MEASURE)
     def measure(self, run: Run, event: GradientsReady) -> None:
-        """Track the norm, where a measurement is due."""
+        """Track the norm if a measurement is due."""
         count = self._counts[run.stepping.optimizer_name] = self._counts.get(run.stepping.optimizer_name, 0) + 1
         if count % self.every or not run.report.tracks:
             return
-        held = [each for group in run.optimizer.param_groups for each in group["params"]]
-        known = set(map(id, held))
-        self.latest_norm = run.engine.clip_gradients(held, None, self.norm_type)
+        parameters = _parameters(run.optimizer)
+        ids = set(map(id, parameters))
+        self.latest_norm = run.engine.clip_gradients(parameters, None, self.norm_type)
         run.track(run.stepping.label("gradient_norm"), self.latest_norm)
         for name, module in run.modules.items() if self.per_module else ():
-            ours = [each for each in module.parameters() if id(each) in known]
-            if any(each.grad is not None for each in ours):
-                run.track(
-                    run.stepping.label(f"gradient_norm/{name}"), run.engine.clip_gradients(ours, None, self.norm_type)
-                )
+            stepped = [parameter for parameter in module.parameters() if id(parameter) in ids]
+            if any(parameter.grad is not None for parameter in stepped):
+                norm = run.engine.clip_gradients(stepped, None, self.norm_type)
+                run.track(run.stepping.label(f"gradient_norm/{name}"), norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how often each optimizer was about to step."""
         return dict(self._counts) if self.every > 1 else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue counting."""
         self._counts = dict(state)
 
 
 class GradientClipping(Plugin):
-    """Clip the gradients, and log their norm.
+    """Clip the gradients before the optimizer step, and log their norm.
 
-    It clips those of a complete window, before the optimizer step; the norm is that from before the clipping. Sees true
-    gradients: accumulated, rescaled, unscaled and averaged over ranks. Their norm is that of the whole gradients, also
-    where the engine shards them; it is tracked as `train/gradient_norm`, without a wait for the device.
+    Gradients of complete windows are clipped, after they were accumulated, rescaled, unscaled and averaged over ranks.
+    The norm is measured before clipping, over all shards, and tracked as `train/gradient_norm`, without waiting for the
+    device.
 
     Args:
-        norm: the largest total norm; None does not clip by norm.
-        value: the largest absolute value of an element, clipped after the norm; None does not clip by value.
+        norm: the maximum total norm; None does not clip by norm.
+        value: the maximum absolute value of an element, clipped after the norm; None does not clip by value.
         norm_type: the p of the p-norm, such as 2.0 or `inf`.
 
     Raises:
-        ValueError: neither bound is given, or one is not positive.
+        ValueError: neither bound is passed, or one is not positive.
     """
 
     exclusive = ("clipping", "gradient_norm")
@@ -104,14 +100,13 @@ class GradientClipping(Plugin):
         return self._latest_norm
 
     def describe(self, run: Run) -> str:
-        """Say where gradients are clipped."""
         bounds = [] if self.norm is None else [f"at norm {self.norm:g}"]
         return f"clips gradients {' and '.join(bounds + ([] if self.value is None else [f'at value {self.value:g}']))}"
 
     @on(GradientsReady, lane=Lane.DECIDE)
     def clip(self, run: Run, event: GradientsReady) -> None:
         """Clip, and track the norm."""
-        parameters = [each for group in run.optimizer.param_groups for each in group["params"]]
+        parameters = _parameters(run.optimizer)
         self._latest_norm = run.engine.clip_gradients(parameters, self.norm, self.norm_type)
         if self.value is not None:
             try:
@@ -121,3 +116,7 @@ class GradientClipping(Plugin):
 
                 clip_grad_value_(with_dense_gradients(parameters), self.value)
         run.track(run.stepping.label("gradient_norm"), self._latest_norm)
+
+
+def _parameters(optimizer: Any) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,4 +1,4 @@
-"""Measure the time that each plugin takes."""
+"""The time that each plugin's handlers take."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from ..plugins import Plugin, on
 
 
 class HandlerTimes(Plugin):
-    """Measure the time in each plugin's handlers.
+    """Measure the time in each plugin's handlers, for `result.plugin_seconds`.
 
-    The sums are in `result.plugin_seconds`. Costs two readings of the clock per handler call, and only during a run
-    with this plugin.
+    This costs two readings of the clock per handler call.
     """
 
     policy = "observer"
@@ -26,22 +25,20 @@ class HandlerTimes(Plugin):
 
     @on(TrainStart, EpochStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart | EpochStart) -> None:
-        """Start the clocks."""
+        """Start the measurement."""
         self._begin(run)
 
     @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
     def begin_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
-        """Start them in a run that consists of nothing else."""
+        """Start the measurement in a validation, test or prediction alone."""
         self._begin(run)
 
     def close(self) -> None:
-        """Take the clocks off."""
         if self._take_off is not None:
             self._take_off()
             self._take_off = None
 
     def _begin(self, run: Run) -> None:
-        """Start the clocks, unless they go."""
         if self._take_off is not None:
             return
         seconds = run.report.plugin_seconds

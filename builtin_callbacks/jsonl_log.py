@@ -1,4 +1,4 @@
-"""One JSON object a line, for programs to read."""
+"""A log file with one JSON object per line, for programs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ NOTHING: Final = "0:"
 
 
 class JsonlLog(Plugin):
-    """Write what happens to a file of JSON lines.
+    """Write a file of JSON lines for programs to read.
 
-    There is a line for every log, validation, test, prediction, checkpoint and ending.
+    There is a line for every log, validation, test, prediction, checkpoint and end of a run. Each has `event`, `time`
+    (UTC), `attempt` (a random name of the call of `fit`), `training` (equal in all attempts of a training, null outside
+    of one), `run`, `epoch`, `step` and the data of the event.
 
-    Each line has `event`, `time` (UTC), `attempt` (a random name of the fit that wrote it), `training` (the same in all
-    attempts of a training, null outside of one), `run`, `epoch`, `step` and the event's data. Nothing of another
-    training is removed: where `log.jsonl` holds one, a fresh fit writes `log-2.jsonl`, and notes that in the result. A
-    resumed one appends to its own file, and first cuts off the lines that were written after its checkpoint, so no line
-    is there twice; tests, predictions and validations on their own append. Lines that could not be written are a
-    warning.
+    Lines of another training are never removed: if `log.jsonl` contains one, a new training writes `log-2.jsonl` and
+    notes this in the result. A resumed training appends to its own file, after removing the lines that were written
+    after its checkpoint, so no line is duplicated. Separate tests, predictions and validations append. The result has a
+    warning if lines could not be written.
 
     Args:
-        path: the file; its folder is made where it is missing.
+        path: the file; its folder is created if it does not exist.
     """
 
     policy = "observer"
@@ -54,24 +54,21 @@ class JsonlLog(Plugin):
         self._lost, self._error = 0, ""
 
     def reset(self) -> None:
-        """Forget the former run; the new one has a name of its own."""
         self._current, self._lost = None, 0
         self._began = self._resumes = self._loaded = self._underway = False
         self._attempt = uuid4().hex[:8]
         self._position, self._last = NOTHING, ""
 
     def describe(self, run: Run) -> str:
-        """Say where lines are written."""
         return f"logs to {self._current or self.path}"
 
     def rehearse(self, folder: Path) -> list[Path]:
-        """Write a file elsewhere."""
-        former, self.path = self.path, folder / self.path.name
-        return [former.parent]
+        original, self.path = self.path, folder / self.path.name
+        return [original.parent]
 
     @on(ev.CheckpointLoaded)
     def go_on(self, run: Run, event: ev.CheckpointLoaded) -> None:
-        """Cut off what was written after the checkpoint when the next line comes."""
+        """Remove the lines after the checkpoint when the next line is written."""
         self._began, self._resumes = False, True
         self._resumed_from = str(event.path)
         self._current = None
@@ -79,23 +76,23 @@ class JsonlLog(Plugin):
 
     @on(ev.EpochStart)
     def note_beginning(self, run: Run, event: ev.EpochStart) -> None:
-        """Note that training begins: the end of a run that was refused is not written among the lines of another."""
+        """Record that the training has begun, so that its end is written."""
         self._underway = True
 
     @on(ev.Log, ev.ValidationEnd, ev.TestEnd, ev.PredictEnd, lane=Lane.REPORT)
     def write_metrics(self, run: Run, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:
-        """Write metrics; JSON knows no NaN, so one is written as a string."""
+        """Write metrics; NaN and infinity are strings, because JSON has neither."""
         metrics = {name: float(value) if math.isfinite(value) else str(value) for name, value in event.metrics.items()}
         self._write(run, event.name, {"metrics": metrics})
 
     @on(ev.CheckpointSaved, lane=Lane.REPORT)
     def write_checkpoint(self, run: Run, event: ev.CheckpointSaved) -> None:
-        """Write where a checkpoint lies."""
+        """Write the path of a checkpoint."""
         self._write(run, event.name, {"path": str(event.path), "is_best": event.is_best})
 
     @on(ev.RunFailed, ev.RunClosed, lane=Lane.REPORT)
     def write_ending(self, run: Run, event: ev.RunFailed | ev.RunClosed) -> None:
-        """Write how the run ended, with its warnings, and close with it; say how many lines are missing."""
+        """Write the status, the warnings and the error; warn about missing lines."""
         if run.optimizer is not None and not (self._underway or self._resumes):
             return
         if isinstance(event, ev.RunFailed):
@@ -108,16 +105,13 @@ class JsonlLog(Plugin):
                 run.warn(f"Lines are missing ({self._lost}) in {self._current or self.path}: {self._error}.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many lines there are, the attempt that wrote the last of them, and that line."""
         return {"position": self._position, "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after them."""
         self._position, self._last = state["position"], state["last"]
         self._loaded = True
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -139,7 +133,6 @@ class JsonlLog(Plugin):
         self._position, self._last = f"{self._lines}:{self._attempt}", line
 
     def _open(self, run: Run, *, fresh: bool) -> TextIO:
-        """Open the file; what a former attempt wrote is cut off when there is something to write in its place."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if run.optimizer is not None and self._current is None:
             self._current = self._choose(run)
@@ -149,19 +142,18 @@ class JsonlLog(Plugin):
         self._began = self._began or fresh
         file = path.open("a", encoding="utf-8")
         if not _ends_well(path):
-            file.write("\n")  # after a line that a kill cut short
+            file.write("\n")  # ends a line that was truncated by a kill
             file.flush()
         with path.open("rb") as written:
             self._lines = sum(1 for _ in written)
         return file
 
     def _choose(self, run: Run) -> Path:
-        """Return the file of a training: its own where it is resumed, else one that holds no other."""
-        trainings = {each: self._training_in(each, run) for each in find_numbered(self.path) if is_text(each)}
+        trainings = {path: self._training_in(path, run) for path in find_numbered(self.path) if is_text(path)}
         for wanted in (self._training(run), None):
-            for each, training in trainings.items():
+            for path, training in trainings.items():
                 if training == wanted:
-                    return each
+                    return path
         path = make_numbered(self.path)
         if path != self.path:
             run.note(name_other(self.path, path))
@@ -171,7 +163,10 @@ class JsonlLog(Plugin):
         return f"replay {self._attempt}" if run.report.is_replay else run.checkpoints.training_id
 
     def _training_in(self, path: Path, run: Run) -> str | None:
-        """Return whose lines a file holds, None for no training's; one that the state counted is of this training."""
+        """Return the training of a file's lines, or None.
+
+        The training of the loaded state is recognized by the last line that the state has counted.
+        """
         count, _, attempt = self._position.partition(":")
         first: str | None = None
         with path.open(encoding="utf-8") as file:
@@ -184,35 +179,37 @@ class JsonlLog(Plugin):
         return first
 
     def _cut(self, path: Path, epoch: int, step: int) -> None:
-        """Cut off what a former attempt wrote after the position where this one begins.
+        """Remove the lines of an earlier attempt after the position where this one begins.
 
-        The lines that the checkpoint counted stay; of others, those of earlier steps, and where it is of another file,
-        those of its own step too. What was evaluated outside of a training stays. The last line that the checkpoint
-        counted is written again where the file was cut within it.
+        Lines that the checkpoint has counted remain. Of the others, lines of earlier steps remain; in another file,
+        lines of the same step, too. Lines outside of a training remain. If the file was cut within the last counted
+        line, that is written again.
         """
         lines = [(line, _record(line)) for line in path.read_text(encoding="utf-8").splitlines()]
         number, _, attempt = self._position.partition(":")
         count = int(number)
         last = lines[count - 1][1] if 0 < count <= len(lines) else {"attempt": ""}
-        known = self._loaded and last.get("attempt") == attempt
-        limit = (epoch, step) if known else (epoch, step + 1)
-        kept = lines[: count if known else 0]
-        own = {"event": "checkpoint_saved", "path": self._resumed_from}  # written after the snapshot that it is of
-        for line, record in lines[len(kept) :]:
+        is_counted = self._loaded and last.get("attempt") == attempt
+        limit = (epoch, step) if is_counted else (epoch, step + 1)
+        remaining = lines[: count if is_counted else 0]
+        own_save = {"event": "checkpoint_saved", "path": self._resumed_from}  # written after the loaded snapshot
+        for line, record in lines[len(remaining) :]:
             if record and (
-                (record["epoch"], record["step"]) < limit or own.items() <= record.items() or record["training"] is None
+                (record["epoch"], record["step"]) < limit
+                or own_save.items() <= record.items()
+                or record["training"] is None
             ):
-                kept.append((line, record))
+                remaining.append((line, record))
         counted = {name: value for name, value in _record(self._last).items() if name != "training"}
-        if lines and counted and not any(counted.items() <= record.items() for _, record in kept):
-            kept.append((self._last, counted))
+        if lines and counted and not any(counted.items() <= record.items() for _, record in remaining):
+            remaining.append((self._last, counted))
         aside = path.with_name(path.name + ".tmp")
-        aside.write_text("".join(f"{line}\n" for line, _ in kept), encoding="utf-8")
+        aside.write_text("".join(f"{line}\n" for line, _ in remaining), encoding="utf-8")
         aside.replace(path)
 
 
 def _record(line: str) -> dict[str, Any]:
-    """Return what a line says of its place; nothing, where a kill cut it short."""
+    """Return the position of a line; empty if the line was truncated by a kill."""
     try:
         record = json.loads(line)
         place = {name: record[name] for name in ("event", "epoch", "step", "attempt", "training")}
@@ -222,7 +219,6 @@ def _record(line: str) -> dict[str, Any]:
 
 
 def _ends_well(path: Path) -> bool:
-    """Return whether a file is empty or ends with a whole line."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))

@@ -1,4 +1,4 @@
-"""Step the learning-rate scheduler that `fit` was given."""
+"""Learning-rate schedulers."""
 
 from __future__ import annotations
 
@@ -18,39 +18,43 @@ Per = Literal["step", "epoch", "plateau"]
 
 
 class LearningRate(Plugin):
-    """Step the learning rate's scheduler.
+    """Step the schedulers passed to `fit(scheduler=...)`.
 
-    The one of `fit(scheduler=...)` is stepped after every optimizer step, after every epoch, or on a plateau of a
-    metric. Never stepped where the optimizer was not. Logs `train/learning_rate`, the one that the next step will use,
-    and `train/momentum` (of Adam, the first of its betas) where the scheduler moves it, as `OneCycleLR` does.
-    Of several optimizers by name each has its own scheduler, or none, and is logged as `train/<name>_learning_rate`.
-    Warns at the end where a scheduler was never stepped, or beyond its length: its `T_max`, or the `total_iters` of one
-    that leaves a rate of zero; or, of one that was made for the planned steps of a run, more or less often than that.
+    A scheduler is stepped after every optimizer step, after every epoch, or by a metric if it detects plateaus, but
+    never if its optimizer was not stepped. The plugin logs `train/learning_rate` of the next step, and `train/momentum`
+    (for Adam, the first beta) if the scheduler changes it, as `OneCycleLR` does. With several optimizers, each has its
+    own scheduler or none, logged as `train/<name>_learning_rate`.
 
-    A scheduler with `step_update(num_updates)` and `step(epoch)`, as those of timm, is given the optimizer steps
-    or the epochs that are finished.
+    The result has a warning if a scheduler was never stepped, or was stepped beyond its length (`T_max`, or
+    `total_iters` if it ends at a rate of zero). It also has one if a scheduler created for the planned steps was
+    stepped more or less often.
+
+    A scheduler with `step_update(num_updates)` and `step(epoch)`, like those of timm, is passed the number of finished
+    optimizer steps or epochs.
 
     Args:
         per: `step`, `epoch` or `plateau`; or one of them for each scheduler, by the name of its optimizer.
-        monitor: the metric that a plateau is judged by; only with `plateau`.
+        monitor: the metric for `plateau`, and only for that.
 
     Raises:
-        ValueError: `per` is unknown, or a monitor is given without `plateau`; at the run's start, there is no
-            scheduler, or `per` names other schedulers than there are, or one is for another `per`.
+        ValueError: `per` is unknown, or does not fit `monitor`. At the start of a run also if there is no scheduler, if
+            `per` names other schedulers, or if a scheduler needs another `per`.
     """
 
     exclusive = ("scheduler",)
     asks = ("scheduler",)
 
     def __init__(self, per: Per | Mapping[str, Per], *, monitor: str | None = None) -> None:
-        given = list(per.values()) if isinstance(per, Mapping) else [per]
-        if not given or any(each not in get_args(Per) for each in given):
+        moments = list(per.values()) if isinstance(per, Mapping) else [per]
+        if not moments or any(moment not in get_args(Per) for moment in moments):
             raise ValueError(
-                f"LearningRate(per) is 'step', 'epoch' or 'plateau', or a dict of these by the names of optimizers; "
-                f"got {per!r}."
+                f"LearningRate(per) takes 'step', 'epoch' or 'plateau', or a dict of these by optimizer name; got "
+                f"{per!r}."
             )
-        if (monitor is not None) != ("plateau" in given):
-            raise ValueError("monitor= goes with LearningRate('plateau', monitor='validation/loss'), and only with it.")
+        if (monitor is not None) != ("plateau" in moments):
+            raise ValueError(
+                "monitor= is required for 'plateau', and only for that: LearningRate('plateau', monitor=...)."
+            )
         self.per = dict(per) if isinstance(per, Mapping) else per
         self._steps_before = 0
         self._planned: dict[str, int] = {}  # the steps that schedulers are made for
@@ -62,34 +66,32 @@ class LearningRate(Plugin):
             self.needs = ("validation" if self.monitor.split == "validation" else "log",)
 
     def reset(self) -> None:
-        """Forget what the former run stepped."""
         self._steps_before, self._stepped, self._ever_stepped, self._updates = 0, set(), set(), {}
 
     def describe(self, run: Run) -> str:
-        """Say which schedulers are stepped, and when."""
         planned = {name: f" of {steps} steps" for name, steps in run.length.scheduler_steps.items()}
         kinds: dict[str, list[str]] = {}
         for name, scheduler in run.schedulers.items():
             kind = f"{type(scheduler).__name__}{planned.get(name, '')}"
             kinds.setdefault(self.per_of(name) or "nothing", []).append(kind)
-        parts = [f"{', '.join(each)} after {self._moment(per)}" for per, each in kinds.items()]
+        parts = [f"{', '.join(names)} after {self._moment(per)}" for per, names in kinds.items()]
         return f"steps {' and '.join(parts) or 'no scheduler'}"
 
     def per_of(self, name: str) -> Per | None:
-        """Return after what the scheduler of an optimizer is stepped; None where that is not said."""
+        """Return when the scheduler of an optimizer is stepped; None if not specified."""
         return self.per.get(name) if isinstance(self.per, dict) else self.per
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Check that there is something to step."""
+        """Check that `per` fits the schedulers."""
         if not run.schedulers:
             raise ValueError("LearningRate steps a scheduler, but fit was given none: pass scheduler= to fit.")
         self._planned = dict(run.length.scheduler_steps)
         if isinstance(self.per, dict):
             for name in sorted(self.per.keys() ^ run.schedulers.keys()):
-                what = "names no scheduler" if name in self.per else "does not say when to step the scheduler"
-                known = known_names(name, run.schedulers)
-                raise ValueError(f"LearningRate({self.per!r}) {what} {name!r}.{known if name in self.per else ''}")
+                problem = "names no scheduler" if name in self.per else "does not say when to step the scheduler"
+                names = known_names(name, run.schedulers)
+                raise ValueError(f"LearningRate({self.per!r}) {problem} {name!r}.{names if name in self.per else ''}")
         for name, scheduler in run.schedulers.items():
             per = self.per_of(name)
             if isinstance(scheduler, WarmupScheduler) and per != "step":
@@ -109,7 +111,7 @@ class LearningRate(Plugin):
 
     @on(CheckpointLoaded, optional=True)
     def compare_lengths(self, run: Run, event: CheckpointLoaded) -> None:
-        """Say what becomes of a scheduler that was made for another number of steps."""
+        """Report schedulers that were created for another number of steps."""
         before, self._planned = self._planned, dict(run.length.scheduler_steps)
         for name in sorted(
             name for name in self._planned if before.get(name, self._planned[name]) != self._planned[name]
@@ -118,16 +120,16 @@ class LearningRate(Plugin):
             text = f"scheduler {type(scheduler).__name__} was made for {before[name]} steps, the run now plans {now}"
             run.data.report_difference(f"the {text}")
             if isinstance(scheduler, WarmupScheduler):
-                run.note(f"the {text}: from step {run.progress.steps} on the learning rate is that of the new length")
+                run.note(f"the {text}: from step {run.progress.steps} on, the learning rate follows the new length")
             else:
                 run.warn(
-                    f"The {text}: its state was restored, and with it whatever length it keeps. Resume with the former "
-                    f"length, or set the new one in a handler of CheckpointLoaded."
+                    f"The {text}: its restored state may contain the previous length. Resume with the previous length, "
+                    f"or set the new one in a handler of CheckpointLoaded."
                 )
 
     @on(StepEnd)
     def after_step(self, run: Run, event: StepEnd) -> None:
-        """Step per optimizer step; else remember which optimizer was stepped."""
+        """Step the scheduler after an optimizer step."""
         if self.per_of(run.stepping.optimizer_name) != "step":
             self._stepped.add(run.stepping.optimizer_name)
         elif run.scheduler is not None:
@@ -140,10 +142,10 @@ class LearningRate(Plugin):
 
     @on(EpochEnd, optional=True)
     def after_epoch(self, run: Run, event: EpochEnd) -> None:
-        """Step per epoch, if the optimizer was stepped in it."""
+        """Step the schedulers after an epoch if their optimizers were stepped in it."""
         if due := self._due(run, "epoch"):
             with warnings.catch_warnings():
-                if run.origin.steps:  # the optimizer's steps may have been taken before the resume: torch cannot know
+                if run.origin.steps:  # torch does not count the optimizer's steps before the resume
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
                 for name in due:
                     scheduler = run.schedulers[name]
@@ -151,49 +153,47 @@ class LearningRate(Plugin):
 
     @on(ValidationEnd, Log, optional=True)
     def after_measuring(self, run: Run, event: ValidationEnd | Log) -> None:
-        """Step by the metric, where it was measured in a fit."""
+        """Step the schedulers with the metric, if it was measured in a training."""
         if self.monitor is None or not self.monitor.is_for(run, event):
             return
-        value = self.monitor.read(event.metrics)  # a NaN is handed on: it compares as no improvement
+        value = self.monitor.read(event.metrics)  # a NaN compares as no improvement
         for name in self._due(run, "plateau"):
             run.schedulers[name].step(value)
 
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
-        """Warn where a scheduler did not do what it was made for."""
+        """Warn if a scheduler was not stepped as planned."""
         if not ended_for_good(run, event.status) or not run.progress.steps:
             return
         if self.monitor is not None:
             self.monitor.warn_unread(run, type(self).__name__)
         for name, scheduler in run.schedulers.items():
-            what = f"The scheduler {type(scheduler).__name__}" + f" of {name!r}" * (len(run.optimizers) > 1)
+            subject = f"The scheduler {type(scheduler).__name__}" + f" of {name!r}" * (len(run.optimizers) > 1)
             if not (name in self._ever_stepped or run.origin.steps or was_stepped(scheduler)):
                 after = {"step": "step of its optimizer", "epoch": "epoch", "plateau": "measurement"}
                 run.warn(
-                    f"{what} was never stepped in {run.progress.steps} steps: LearningRate({self.per!r}) steps it "
-                    f"after each {after[self.per_of(name) or 'step']}, and there was none. The learning rate stayed as "
-                    f"it was."
+                    f"{subject} was never stepped in {run.progress.steps} steps, so the learning rate did not change: "
+                    f"LearningRate({self.per!r}) steps it after each {after[self.per_of(name) or 'step']}, and there "
+                    f"was none."
                 )
             elif past := past_its_length(scheduler):
-                run.warn(f"{what} was stepped beyond its length, {past}.")
+                run.warn(f"{subject} was stepped beyond its length, {past}.")
             elif self.per_of(name) == "step" and event.status == "completed" and self._is_planned(run, name):
-                self._warn_of_other_length(run, what, getattr(scheduler, "last_epoch", run.progress.steps), name)
+                self._warn_of_other_length(run, subject, getattr(scheduler, "last_epoch", run.progress.steps), name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps when schedulers were last stepped, which optimizers had some since, and planned lengths."""
         planned = {"planned": dict(self._planned)} if self._planned else {}
         updates = {"updates": dict(self._updates)} if self._updates else {}
         return {"steps_before": self._steps_before, "stepped": sorted(self._stepped), **planned, **updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from there."""
         self._steps_before, self._stepped = state["steps_before"], set(state["stepped"])
         self._planned = dict(state.get("planned", {}))
         self._updates |= state.get("updates", {})
 
     @on(Log, lane=Lane.MEASURE, optional=True)
     def report(self, run: Run, event: Log) -> None:
-        """Add the learning rate of each optimizer's first parameter group to the log, and a momentum that is moved."""
+        """Add the learning rates, and momenta that change, to the log."""
         for name, optimizer in run.optimizers.items():
             group = optimizer.param_groups[0]
             event.metrics[f"train/{run.stepping.label('learning_rate', name)}"] = float(group["lr"])
@@ -202,24 +202,21 @@ class LearningRate(Plugin):
                 event.metrics[f"train/{run.stepping.label('momentum', name)}"] = float(momentum)
 
     def _is_planned(self, run: Run, name: str) -> bool:
-        """Return whether a scheduler was to do the planned steps, and the run was not over when it was resumed."""
         return name in run.length.scheduler_steps and run.progress.batches != run.origin.batches
 
     def _moment(self, per: str) -> str:
         return f"each {per}" if per != "plateau" or self.monitor is None else f"each measurement of {self.monitor.name}"
 
-    def _warn_of_other_length(self, run: Run, what: str, taken: int, name: str) -> None:
-        """Warn where a scheduler was not stepped as often as planned, and skips are not why."""
+    def _warn_of_other_length(self, run: Run, subject: str, taken: int, name: str) -> None:
         planned = run.length.scheduler_steps[name]
         if abs(planned - taken) > run.progress.skipped_steps + run.progress.skipped_batches:
             run.warn(
-                f"{what} was made for the {planned} steps that the run planned, and was stepped {taken} times, so that "
-                f"it did not end with the run. Where epochs end early, or loaders are not as long as they say, pass "
-                f"steps=."
+                f"{subject} was made for the {planned} planned steps of the run, but was stepped {taken} times. If "
+                f"epochs end early or the length of a loader is wrong, pass steps= to fit."
             )
 
     def _due(self, run: Run, per: Per) -> list[str]:
-        """Return the schedulers whose optimizers were stepped since they were; start to watch for their steps again."""
+        """Return the schedulers whose optimizers were stepped since their last step."""
         due = [name for name in run.schedulers if self.per_of(name) == per]
         if len(run.optimizers) == 1:  # stepped whenever there was a step, with or without its event
             due = due if run.progress.steps != self._steps_before else []
@@ -233,32 +230,31 @@ class LearningRate(Plugin):
 
 
 def check_counted(scheduler: Any, per: Per | None) -> None:
-    """Raise ValueError where a scheduler that is given counts, as those of timm, would do nothing."""
+    """Raise ValueError if a scheduler of timm would have no effect with this `per`."""
     kind = type(scheduler).__name__
-    if per == "plateau" or hasattr(scheduler, "lr_scheduler"):  # timm's own of a plateau holds torch's there
+    if per == "plateau" or hasattr(scheduler, "lr_scheduler"):  # where timm's plateau scheduler wraps torch's
         raise ValueError(
-            f"LearningRate({per!r}) does not fit {kind}, which saves no patience: for a plateau use torch's "
-            f"ReduceLROnPlateau, with LearningRate('plateau', monitor='validation/loss')."
+            f"LearningRate({per!r}) does not fit {kind}, which does not save its patience: for plateaus, use torch's "
+            f"ReduceLROnPlateau with LearningRate('plateau', monitor='validation/loss')."
         )
     by_epochs = bool(getattr(scheduler, "t_in_epochs", per == "epoch"))
     if by_epochs != (per == "epoch"):
-        unit, mend = ("epochs", "epoch") if by_epochs else ("optimizer steps", "step")
+        unit, suggestion = ("epochs", "epoch") if by_epochs else ("optimizer steps", "step")
         raise ValueError(
-            f"LearningRate({per!r}) does not fit {kind}, which counts {unit}: use LearningRate({mend!r}), or make it "
-            f"with t_in_epochs={not by_epochs}."
+            f"LearningRate({per!r}) does not fit {kind}, which counts {unit}: use LearningRate({suggestion!r}), or "
+            f"create the scheduler with t_in_epochs={not by_epochs}."
         )
 
 
 def was_stepped(scheduler: Any) -> bool:
-    """Return whether a scheduler, or one that it is made of, has counted a step."""
     parts = getattr(scheduler, "_schedulers", ())
     return bool(getattr(scheduler, "last_epoch", 0)) or any(was_stepped(part) for part in parts)
 
 
 def past_its_length(scheduler: Any) -> str:
-    """Return how a scheduler, or one that it is made of, was stepped beyond its length; nothing where it was not.
+    """Return how a scheduler, or a part of it, was stepped beyond its length, or "".
 
-    `OneCycleLR` raises by itself; one that keeps a rate above zero at its end, such as `LinearLR`, does no harm.
+    `OneCycleLR` raises an error itself; a scheduler that ends above zero, such as `LinearLR`, does no harm.
     """
     for part in getattr(scheduler, "_schedulers", ()):
         if past := past_its_length(part):
@@ -266,13 +262,13 @@ def past_its_length(scheduler: Any) -> str:
     taken = getattr(scheduler, "last_epoch", 0)
     if taken > (length := getattr(scheduler, "T_max", taken)):
         return (
-            f"{taken} times where T_max is {length}: after that a cosine comes back up. Make it as long as the "
-            f"run, or take CosineAnnealingWarmRestarts"
+            f"{taken} times with T_max={length}, so the learning rate rises again. Set T_max to the length of the run, "
+            f"or use CosineAnnealingWarmRestarts"
         )
     is_off = taken > 0 and max(scheduler.get_last_lr()) < 1e-9 * max(getattr(scheduler, "base_lrs", [0.0]))
     if is_off and taken > (length := getattr(scheduler, "total_iters", taken)):
         return (
-            f"{taken} times where total_iters is {length}: after that the learning rate is 0, and nothing is "
-            f"trained. Make it as long as the run"
+            f"{taken} times with total_iters={length}, so the learning rate is 0. Set total_iters to the length of the "
+            f"run"
         )
     return ""

@@ -1,4 +1,4 @@
-"""Measure where the time of a batch is spent."""
+"""The time of each phase of a batch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ PHASES = ("load", "forward", "backward", "step", "wait")
 
 
 class PhaseTimes(Plugin):
-    """Log where the time of a batch is spent: seconds per batch since the last log, which every logger writes.
+    """Log the time of each phase of a batch, as seconds per batch since the last log.
 
-    - `train/load_seconds`: until the loader has given the batch, on the device;
-    - `train/forward_seconds`: in the task's `training_step`, or in a loop of your own until `run.step(loss)`;
-    - `train/backward_seconds`: in the backward pass, on several ranks with the exchange of gradients;
+    - `train/load_seconds`: until the loader has returned the batch and it is on the device;
+    - `train/forward_seconds`: in the task's `training_step`, or in your own loop until `run.step(loss)`;
+    - `train/backward_seconds`: in the backward pass, with several ranks including the exchange of gradients;
     - `train/step_seconds`: in the optimizer's step;
-    - `train/wait_seconds`: on several ranks, in votes and other collectives outside of the backward pass.
+    - `train/wait_seconds`: with several ranks, in votes and other collectives outside of the backward pass.
 
-    Logs, validations, saves and handlers before this plugin's are not counted; those after it, and of `ShouldStop`, are
-    in the next phase. For handlers there is `HandlerTimes`. On several ranks these are the times of the main rank. A
-    GPU works later than the process that asks it to: without `synchronize` the times on a GPU are those of the process.
+    Logs, validations, saves and earlier handlers are not included; later handlers, and handlers of `ShouldStop`, are
+    part of the next phase. Use `HandlerTimes` to measure handlers. With several ranks, the times are those of the main
+    rank. Without `synchronize`, times on a GPU are those of the process, which runs ahead of the device.
 
     Args:
-        synchronize: wait for the device at the end of each phase, so that its work is counted there. Slows the training
+        synchronize: wait for the device at the end of each phase, so that its work is included. This slows the training
             down.
     """
 
@@ -44,32 +44,31 @@ class PhaseTimes(Plugin):
         self.reset()
 
     def reset(self) -> None:
-        """Start at zero."""
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._batches, self._is_logged = 0, False
         self._waited: float | None = None
-        self._mark: float | None = None  # when the phase in hand began
+        self._mark: float | None = None  # start of the current phase
 
     @on(ev.EpochStart, lane=Lane.REPORT)
     def begin(self, run: Run, event: ev.EpochStart) -> None:
-        """Start the clock of the first batch, and count from here how long this rank waits."""
+        """Start the clock of the first batch."""
         self._mark = perf_counter()
         if self._waited is None:
             self._waited = run.engine.waited_seconds
 
     @on(ev.BatchStart, ev.ForwardEnd, ev.BackwardEnd, ev.BatchEnd, lane=Lane.REPORT)
     def begin_phase(self, run: Run, event: ev.BatchStart | ev.ForwardEnd | ev.BackwardEnd | ev.BatchEnd) -> None:
-        """Start the clock of the next phase when the last handler has run."""
+        """Start the clock of the next phase after the last handler."""
         self._mark = perf_counter()
 
     @on(ev.GradientsReady, ev.StepEnd, optional=True, lane=Lane.REPORT)
     def begin_step(self, run: Run, event: ev.GradientsReady | ev.StepEnd) -> None:
-        """Start the clock of the step, or of what follows it."""
+        """Start the clock of the step, or of the phase after it."""
         self._mark = perf_counter()
 
     @on(ev.Log, ev.ValidationEnd, ev.SavePoint, lane=Lane.REPORT, optional=True)
     def leave_out(self, run: Run, event: ev.Log | ev.ValidationEnd | ev.SavePoint) -> None:
-        """Start the clock of the next batch after what is done at a boundary."""
+        """Restart the clock after the work of a boundary."""
         self._mark = perf_counter()
 
     @on(ev.BatchStart, lane=Lane.TRANSFORM)
@@ -95,7 +94,7 @@ class PhaseTimes(Plugin):
 
     @on(ev.Log, lane=Lane.MEASURE, optional=True)
     def measure(self, run: Run, event: ev.Log) -> None:
-        """Add the seconds per batch, and start at zero; in a replay, what the run measured is in the log already."""
+        """Add the seconds per batch to the log and restart at zero."""
         if run.report.is_replay or not self._batches:
             return
         waited = run.engine.waited_seconds
@@ -108,9 +107,9 @@ class PhaseTimes(Plugin):
 
     @on(ev.RunClosed)
     def check_logged(self, run: Run, event: ev.RunClosed) -> None:
-        """Warn where the times of no batch were logged."""
+        """Warn if times were never logged."""
         if event.status in ("completed", "stopped") and self._batches and not self._is_logged:
-            run.warn("PhaseTimes shows no times: nothing was logged in this run; add LogSchedule(steps=10), say.")
+            run.warn("PhaseTimes has no times, because nothing was logged: add for example LogSchedule(steps=10).")
 
     def _add(self, run: Run, phase: str) -> None:
         if self.synchronize and run.engine.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Write the outputs of a prediction to disk."""
+"""Files with the outputs of a prediction."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ..plugins import Plugin, on
 
 
 class PredictionWriter(Plugin):
-    """Write what `predict_step` returns to files, each rank its own.
+    """Write the outputs of `predict_step` to files, separately on each rank.
 
-    With `trainer.predict(..., gather=False)` no more than `batches` of them are in memory at a time.
-    `heliograph.read_predictions(folder)` returns all of them in the order of the data, `read_prediction_batches` yields
-    them. A file gets its name when all of it is on the disk, and the index, without which nothing is read, when all
-    files have theirs. The files are of `torch.save`, and are read with `weights_only=True`.
+    With `trainer.predict(..., gather=False)`, at most `batches` outputs are in memory at a time.
+    `heliograph.read_predictions(folder)` returns all of them in the order of the data; `read_prediction_batches` yields
+    them. Files are renamed to their final name when complete, and the index, which readers need, is written last. The
+    files are written by `torch.save` and can be loaded with `weights_only=True`.
 
     Args:
-        folder: where to write; made where it is missing. What a killed run has left there is removed.
-        batches: how many there are in a file.
-        overwrite: whether complete predictions that are in the folder are removed; else they are an error.
+        folder: the folder of the files; created if it does not exist. Files of a killed run are removed.
+        batches: the number of batches in a file.
+        overwrite: whether to remove complete predictions in the folder; otherwise they are an error.
 
     Raises:
-        ValueError: `batches` is not a whole number of at least 1; at the start of a prediction, the folder holds
-            another one.
-        TypeError: an argument has another type; in a prediction, the outputs are of one that cannot be read safely.
-        OSError: the disk is full, say.
+        ValueError: `batches` is not an integer of at least 1; at the start of a prediction, the folder contains another
+            one.
+        TypeError: an argument has another type; in a prediction, the outputs have a type that cannot be loaded safely.
+        OSError: a file cannot be written, for example because the disk is full.
     """
 
     affects_training = False
@@ -47,22 +47,22 @@ class PredictionWriter(Plugin):
 
     @on(PredictStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: PredictStart) -> None:
-        """Prepare the folder."""
+        """Check and clear the folder."""
         if run.report.is_replay:
             raise NotRecorded("the outputs of a prediction")
         engine = run.engine
         if not self.overwrite:
             check_free(self.folder)
-        engine.barrier()  # all have looked
+        engine.barrier()  # every rank has checked before one clears
         if engine.is_local_main:
             clear_folder(self.folder)
-        token = engine.broadcast(uuid4().hex)  # when it is empty everywhere
+        token = engine.broadcast(uuid4().hex)  # after every folder was cleared
         self._writer, self._counts = PartWriter(self.folder, token, engine.rank, self.batches), Counter()
 
     @on(PredictBatchEnd, lane=Lane.PERSIST)
     def take(self, run: Run, event: PredictBatchEnd) -> None:
-        """Take the outputs of a batch, of those that are dealt out to the ranks in turn."""
-        if self._writer is None:  # it was switched on in the middle
+        """Write the outputs of a batch."""
+        if self._writer is None:  # enabled during the prediction
             return
         number = self._counts[event.dataset] * run.engine.world_size + run.engine.rank
         self._counts[event.dataset] += 1
@@ -70,7 +70,7 @@ class PredictionWriter(Plugin):
 
     @on(PredictEnd, lane=Lane.PERSIST)
     def finish(self, run: Run, event: PredictEnd) -> None:
-        """Write the rest, and the index."""
+        """Write the remaining outputs and the index."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
@@ -79,11 +79,10 @@ class PredictionWriter(Plugin):
 
     @on(ValidationCut, RunFailed, lane=Lane.PERSIST)
     def leave(self, run: Run, event: ValidationCut | RunFailed) -> None:
-        """Leave what is written without an index."""
+        """Warn that the predictions are incomplete."""
         if self._writer is not None:
             run.warn(f"The predictions in {self.folder} are not complete, so they cannot be read: predict again.")
         self._writer = None
 
     def close(self) -> None:
-        """Forget the prediction."""
         self._writer = None

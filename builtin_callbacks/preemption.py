@@ -1,4 +1,4 @@
-"""Save and stop when the cluster says so."""
+"""Saving and stopping when the cluster preempts the job."""
 
 from __future__ import annotations
 
@@ -25,30 +25,29 @@ logger = logging.getLogger("heliograph")
 class Preemption(Plugin):
     """Save and stop when the cluster sends a signal.
 
-    A training does so at the next step boundary, a validation, test or prediction at the next batch. A validation that
-    is cut short is postponed: the resumed run begins with it. The result says `stopped`, by whom and by which signal;
-    when the run is closed, `fit`, `validate`, `test` and `predict` raise SystemExit, so that the exit status is right
-    (but see `fit(on_interrupt=...)`). Where the training was over when the signal came, the result says `completed`,
-    and the exit status still shows the signal. A second signal while the run stops changes nothing. A veto of the stop
-    holds this one too, but not the save.
+    A training stops at the next step boundary; a validation, test or prediction at the next batch. A validation that is
+    cut short is postponed to the beginning of the resumed run. The result has the status `stopped` and names the
+    signal. When the run is closed, `fit`, `validate`, `test` and `predict` raise SystemExit with the exit status (but
+    see `fit(on_interrupt=...)`). If the training was already over, the status is `completed`, and the exit status still
+    shows the signal. A second signal has no effect while the run stops. A veto postpones this stop too, but not the
+    save.
 
-    The handlers are installed when a run begins and given back when it is closed; a handler in Python that was there
-    before is called as well. Put the plugin last: plugins are closed in their order, and a signal during the closing
-    of one after it would end the process at once. Needs a `Checkpoint`, or nothing is saved. On Ray, where the
-    training is not in the main thread, it listens to nothing: `RayReport` does the same upon Ray's own notice.
+    The signal handlers are installed when a run begins and restored when it is closed. A previous Python handler is
+    also called. Put this plugin last: plugins are closed in order, and a signal while a later plugin is closed would
+    end the process immediately. A `Checkpoint` is required to save anything. On Ray, where the training does not run in
+    the main thread, this plugin has no effect: `RayReport` handles Ray's own notice instead.
 
     Args:
-        signals: what to listen to; by default SIGTERM, and SIGUSR1 where there is one.
-        deadline: seconds from the signal until the process must be leaving. If it is not, TimeoutError is raised
-            wherever the run is, even where it is blocked in a call that signals interrupt, as they do a sleep or a
-            read; not in one that does not return to Python, such as a kernel or a collective that hangs. None waits as
-            long as it takes.
-        requeue: the exit status with which your cluster runs the job again; by default 128 + the signal's number.
+        signals: the signals to handle; by default SIGTERM, and SIGUSR1 if it exists.
+        deadline: seconds from the signal until the run must end. Afterwards TimeoutError is raised in the main thread,
+            also in calls that signals interrupt, such as a sleep or a read, but not in calls that do not return to
+            Python, such as a hanging collective. None waits without a limit.
+        requeue: the exit status with which your cluster restarts the job; by default 128 + the number of the signal.
 
     Raises:
-        ValueError: an argument is out of its range; at a run's start, the run is not in the main thread, or a handler
-            is there that could not be given back.
-        TimeoutError: the deadline is over.
+        ValueError: an argument is out of range. At the start of a run also if it is not in the main thread, or if an
+            existing signal handler could not be restored.
+        TimeoutError: the deadline has passed.
     """
 
     affects_training = False
@@ -71,22 +70,24 @@ class Preemption(Plugin):
         self._saved_at: tuple[int, int] | None = None
 
     def describe(self, run: Run) -> str:
-        """Say at which signals."""
         return f"saves and stops at {self._hook.names}"
 
     @on(ev.TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
-        """Install the handlers, and forget the former run."""
+        """Install the signal handlers."""
         self._begin(run)
         if not run.plugins.writes_saves():
-            run.warn(f"Plugin {self.name!r} would stop the run and lose it: add Checkpoint('runs/x') to the plugins.")
+            run.warn(
+                f"Plugin {self.name!r} would stop the run without a save: add Checkpoint('runs/x') to the plugins."
+            )
 
     @on(ev.BatchEnd, ev.EpochEnd, ev.ValidationCut)
     def look(self, run: Run, event: ev.BatchEnd | ev.EpochEnd | ev.ValidationCut) -> None:
-        """Ask for a save and a stop where a signal came; not at EpochStart, which has no boundary of its own.
+        """Request a save and a stop after a signal.
 
-        After a cut validation at once, so that the save is not taken for one that was to carry its metrics. None where
-        the state is saved already, as at the end of a training: the resumed run validates then.
+        Not at `EpochStart`, which has no boundary. After a cut validation the request is made immediately, so that its
+        save is not postponed; if the state was already saved, no save is requested, and the resumed run validates
+        first.
         """
         if self._received is not None and not self._asked:
             is_saved = isinstance(event, ev.ValidationCut) and self._saved_at == _place(run)
@@ -94,39 +95,41 @@ class Preemption(Plugin):
 
     @on(ev.SavePoint, lane=Lane.MEASURE, optional=True)
     def note_save(self, run: Run, event: ev.SavePoint) -> None:
-        """Note what is saved, if a plugin is enabled that writes it."""
+        """Record that the state was saved."""
         if run.plugins.writes_saves():
             self._saved_at = _place(run)
 
     @on(ev.CheckpointLoaded)
     def look_again(self, run: Run, event: ev.CheckpointLoaded) -> None:
-        """Note that what is resumed is saved; request again where the run rolled back: that dropped the request."""
-        is_resume = run.origin is run.checkpoints.resumed_at  # what a run goes back to does not hold yet why
+        """Repeat the requests after a roll-back, which has dropped them."""
+        is_resume = run.origin is run.checkpoints.resumed_at  # False in a roll-back, whose state lacks the reason
         self._saved_at = _place(run) if is_resume and event.path is not None else None
         if self._received is not None:
             self._ask(run, self._received, saves=True)
 
     @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.TRANSFORM, optional=True)
     def begin_evaluation(self, run: Run, event: ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
-        """Cut a validation short that begins although a signal came; begin a run that consists of nothing else."""
+        """Cut the validation short if a signal came; install the handlers in a test."""
         if self._run is not run:
             self._begin(run)
         self._cut(run)
 
     @on(ev.ValidationBatchEnd, ev.TestBatchEnd, ev.PredictBatchEnd, optional=True)
     def look_in_evaluation(self, run: Run, event: ev.ValidationBatchEnd | ev.TestBatchEnd | ev.PredictBatchEnd) -> None:
-        """Cut it short where a signal came."""
+        """Cut the evaluation short if a signal came."""
         self._cut(run)
 
     @on(ev.RunFailed, lane=Lane.TRANSFORM)
     def leave_in_peace(self, run: Run, event: ev.RunFailed) -> None:
-        """Let the deadline be, the process is leaving; upon a Ctrl-C, a second one may leave without closing this."""
+        """Stop the deadline, because the process already ends.
+
+        After a Ctrl-C the signal handlers are restored, because a second one may exit without closing this plugin.
+        """
         self._stop_clock()
         if isinstance(event.error, KeyboardInterrupt):
             self._hook.restore()
 
     def close(self) -> None:
-        """Say how the process is to exit where a signal came, and give the handlers back."""
         self._stop_clock()
         self._hook.restore()
         if self._run is not None and self._received is not None:
@@ -139,16 +142,13 @@ class Preemption(Plugin):
         self.close()
         self._run = run
         if current_host() is not None and threading.current_thread() is not threading.main_thread():
-            run.note(
-                "preemption receives no signals in a thread of Ray: ray_report has Ray's notices about the machine"
-            )
+            run.note("preemption receives no signals in a thread of Ray: use ray_report, which receives Ray's notices")
             return
         self._hook.install()
         if self.deadline is not None:
             self._clock = Deadline(self.deadline)
 
     def _handle_signal(self, signum: int) -> None:
-        """Handle the signal."""
         if self._clock is not None and self._clock.is_over:
             raise TimeoutError(self._overdue())
         if self._received is None:
@@ -170,16 +170,16 @@ class Preemption(Plugin):
 
     def _stop_clock(self) -> None:
         if self._clock is not None:
-            clock, self._clock = self._clock, None  # first: what it still sends must not raise any more
+            clock, self._clock = self._clock, None  # first, so that its last signals do not raise
             clock.close()
 
     def _overdue(self) -> str:
-        assert self._run is not None  # the clock is stopped before it is let go
+        assert self._run is not None  # until the clock is stopped
         assert self._received is not None
         phase, place = self._run.phase, self._run.progress
         return (
             f"The run did not end within {self.deadline} s of {self._received.name}: it is in {phase}, epoch "
-            f"{place.epoch}, batch {place.batch}, step {place.steps}. Give it more time, or find out what takes it."
+            f"{place.epoch}, batch {place.batch}, step {place.steps}. Increase deadline=, or shorten this step."
         )
 
 

@@ -1,4 +1,4 @@
-"""Go back to the last good checkpoint when the loss is not a number."""
+"""Return to the last good checkpoint after a NaN loss."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ..plugins import Plugin, on
 
 
 class RollBack(Plugin):
-    """Go back to a good checkpoint after a NaN loss.
+    """Return to a good checkpoint after a NaN or infinite loss.
 
-    Infinite losses count too; the batches with such a loss are then left out. Looks at the losses before every
-    optimizer step, and waits for the forward pass for that, as `NaNGuard` does. A good checkpoint is whole, and all
-    parameters in it are finite numbers; one that is not is skipped for an older one that this run wrote, or was resumed
-    from. Of one in shards, the rank that goes back reads all weights into host memory. Saves in flight are waited for.
-    Batches are known by epoch and place in it, so their order must be the same after the return: it is with
-    `RNGCapture`, or without shuffling. `NaNGuard` is another answer to the same question, so only one of the two may be
-    registered.
+    The batches with such a loss are then skipped. As in `NaNGuard`, losses are checked before every optimizer step,
+    which waits for the forward pass. A good checkpoint is intact and has finite parameters; otherwise an older one of
+    this run, or the one that it was resumed from, is used. If it is sharded, the rank loads all weights into host
+    memory. Pending saves are awaited.
+
+    Batches are identified by epoch and position, so their order must be reproducible: use `RNGCapture`, or do not
+    shuffle. `NaNGuard` handles such losses in another way, so only one of the two can be registered.
 
     Args:
-        max_times: how often a run may go back, resumes included.
+        max_times: how often a training may roll back, including resumed runs.
 
     Raises:
         ValueError: `max_times` is not positive.
-        FloatingPointError: a loss is not a number, and the run went back too often or there is no good checkpoint.
+        FloatingPointError: a loss is not finite, and `max_times` is reached or there is no good checkpoint.
     """
 
     exclusive = ("non-finite losses",)
@@ -48,21 +48,19 @@ class RollBack(Plugin):
         self._losses = WindowLosses()
 
     def reset(self) -> None:
-        """Forget the former run."""
         self.times, self.skipped, self._paths, self._losses = 0, set(), [], WindowLosses()
 
     def describe(self, run: Run) -> str:
-        """Say when the run goes back, and how often."""
         return f"goes back to the last checkpoint when a loss is not a number, at most {self.max_times} times"
 
     @on(CheckpointSaved)
     def remember(self, run: Run, event: CheckpointSaved) -> None:
-        """Remember where there is something to go back to; a folder may hold checkpoints of another training, too."""
+        """Record a checkpoint of this run; the folder may contain others."""
         self._paths = [*(path for path in self._paths if path != event.path), event.path]
 
     @on(CheckpointLoaded)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
-        """Forget the checkpoints that were written after this one; of a state without a file it is not known which."""
+        """Discard the checkpoints that were written after the loaded one."""
         if event.path in self._paths:
             del self._paths[self._paths.index(event.path) + 1 :]
         else:
@@ -70,53 +68,49 @@ class RollBack(Plugin):
 
     @on(BatchStart)
     def leave_out(self, run: Run, event: BatchStart) -> None:
-        """Leave out what made the run go back."""
+        """Skip batches that have caused a roll-back."""
         self._losses.open_batch(run)
         if (run.progress.epoch, run.progress.batch) in self.skipped:
-            run.control.skip_batch("its loss was not a number when it was last here")
+            run.control.skip_batch("its loss was not a number before the roll-back")
 
     @on(ForwardEnd, optional=True)
     def fetch(self, run: Run, event: ForwardEnd) -> None:
-        """Begin to copy the loss to the host, before the device is given the backward pass."""
+        """Start copying the loss to the host, before the backward pass is queued."""
         self._losses.fetch(run)
 
     @on(GradientsReady, lane=Lane.TRANSFORM)
     def judge(self, run: Run, event: GradientsReady) -> None:
-        """Go back where a loss of the window is not a number."""
+        """Roll back if a loss of the window is not finite."""
         if bad := self._losses.take_bad(run):
             place = run.progress
-            what = f"the {run.stepping.label('loss')} of epoch {place.epoch}, batch {min(bad)} is {bad[min(bad)]}"
-            run.control.skip_step(what)
-            if not run.control.is_rolling_back:  # as it does already for the loss of another optimizer
-                self._go_back(run, what)
+            bad_loss = f"the {run.stepping.label('loss')} of epoch {place.epoch}, batch {min(bad)} is {bad[min(bad)]}"
+            run.control.skip_step(bad_loss)
+            if not run.control.is_rolling_back:  # because of the loss of another optimizer
+                self._go_back(run, bad_loss)
             self.skipped |= {(place.epoch, batch) for batch in bad}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how often the run went back, and what it leaves out."""
         return {"times": self.times, "skipped": [list(place) for place in sorted(self.skipped)]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Add what was saved; the state that the run goes back to does not know yet why."""
         self.times = max(self.times, state["times"])
         self.skipped |= {(epoch, batch) for epoch, batch in state["skipped"]}
 
-    def _go_back(self, run: Run, what: str) -> None:
+    def _go_back(self, run: Run, bad_loss: str) -> None:
         if self.times >= self.max_times:
             raise FloatingPointError(
-                f"{what}, and the run went back {self.times} times already (max_times={self.max_times}): lower the "
-                f"learning rate, clip gradients, check the data."
+                f"{bad_loss}, and the run has already rolled back {self.times} times (max_times={self.max_times}): "
+                f"lower the learning rate, clip gradients, check the data."
             )
-        if run.engine.world_size == 1:  # else this rank may be alone here, and a save ends on all ranks together
+        if run.engine.world_size == 1:  # with several ranks, a save ends on all together, and this one may be alone
             run.hooks.settle()
-        state, path = self._last_good(run, what)
+        state, path = self._last_good(run, bad_loss)
         self.times += 1
-        run.note(f"rolled back at step {run.progress.steps} to {path} ({self.times} of {self.max_times}): {what}")
+        run.note(f"rolled back at step {run.progress.steps} to {path} ({self.times} of {self.max_times}): {bad_loss}")
         run.roll_back(state, path)
 
-    def _last_good(self, run: Run, what: str) -> tuple[dict[str, Any], Path]:
-        if (
-            run.report.is_replay and self._paths
-        ):  # there are no weights to look at: whether it was good, the recording shows
+    def _last_good(self, run: Run, bad_loss: str) -> tuple[dict[str, Any], Path]:
+        if run.report.is_replay and self._paths:  # a replay has no weights; the recording shows which one was good
             return {}, self._paths[-1]
         passed_over = []
         for path in [path for path in reversed(self._paths) if path.exists()]:
@@ -128,15 +122,15 @@ class RollBack(Plugin):
                 passed_over.append(str(error))
             else:
                 return state, path
-        why = "none yet: save earlier or more often."
+        reason = "no checkpoint to roll back to: save earlier or more often."
         if passed_over:
-            why = f"none that can be used. {' '.join(passed_over)}"
-        raise FloatingPointError(f"{what}, and of the checkpoints to go back to there is {why}")
+            reason = f"no usable checkpoint. {' '.join(passed_over)}"
+        raise FloatingPointError(f"{bad_loss}, and there is {reason}")
 
 
 def _check_finite(run: Run, state: Mapping[str, Any], path: Path) -> None:
-    """Raise ValueError unless all parameters are finite; a buffer may well hold an infinity, as a mask does."""
-    modules = join_weights(state, path)  # of shards, too, each rank reads all: it may be the only one to ask
+    # A buffer may contain an infinity, as a mask does. Each rank reads all shards, because it may be the only one here.
+    modules = join_weights(state, path)
     for module_name, module in run.modules.items():
         saved = modules.get(module_name, {})
         for name, _ in module.named_parameters():

@@ -1,4 +1,4 @@
-"""When to log, validate and save."""
+"""Schedules of logs, validations and saves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Counter(TypedDict, total=False):
-    """The counters of `Every`, of which a schedule takes one."""
+    """The counters of `Every`; a schedule takes one of them."""
 
     batches: int
     epochs: int
@@ -34,22 +34,23 @@ class Counter(TypedDict, total=False):
 
 
 class Schedule(Plugin):
-    """Ask for something whenever a filter says so, on absolute counters.
+    """Base class of plugins that make a request whenever a filter is due.
 
     Args:
-        when: a filter, such as `At(steps=[10, 100])`; or leave it out, and give a counter.
-        at_start: also before the first batch.
-        at_end: also when training is over, completed or stopped, unless it was done at the last step anyway, or nothing
-            was trained; by default for validations and saves, not for logs. A save before the end of the last epoch
-            does not count: the state is another one after it. The save has the metrics of the last validation, but not
-            its effects on the state: a longer run that resumes from it equals one that did not end there.
-        **counter: instead of a filter, what `Every` takes: `steps=100`, `epochs=1`, `seconds=600`, `samples=10_000`,
-            `fraction=0.1` of the run, perhaps with `after=`.
+        when: a filter, such as `At(steps=[10, 100])`, or None if a counter is passed.
+        at_start: also request it before the first batch.
+        at_end: also request it at the end of a completed or stopped training, unless that is superfluous; by default
+            for validations and saves, but not for logs. A save before the end of the last epoch does not replace the
+            one at the end, because the state changes in between. The save at the end includes the metrics of the last
+            validation, but not its effect on the state, so a longer run that resumes from it equals one that did not
+            end there.
+        **counter: instead of a filter, the arguments of `Every`: `steps=100`, `epochs=1`, `seconds=600`,
+            `samples=10_000` or `fraction=0.1` of the run, optionally with `after=`.
 
     Raises:
-        TypeError: there is neither a filter nor a counter, or both.
-        ValueError: the counter is not one, or its number is not positive; at the run's start, the length that a
-            fraction is of is not known.
+        TypeError: neither a filter nor a counter is passed, or both are.
+        ValueError: there is not exactly one counter, or its number is not positive. At the start of a run also if a
+            fraction is counted and the length of the run is unknown.
     """
 
     at_end = True
@@ -70,49 +71,47 @@ class Schedule(Plugin):
         self._recurrence = Recurrence(self.filter)
 
     def describe(self, run: Run) -> str:
-        """Say when it is asked for."""
         moments = [str(self.filter), *["at the start"] * self.at_start, *["at the end"] * self.at_end]
         return f"{self.verb} {', '.join(moments)}"
 
     @on(ev.TrainStart)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
-        """Forget the former run."""
+        """Start counting for a new run."""
         self._recurrence.begin(run)
 
     @on(ev.CheckpointLoaded)
     def go_on(self, run: Run, event: ev.CheckpointLoaded) -> None:
-        """Continue from what was saved."""
+        """Continue from the saved state."""
         self._recurrence.resume(run, self.moment)
 
     @on(ev.EpochStart)
     def start(self, run: Run, event: ev.EpochStart) -> None:
-        """Ask at the start, unless it is done."""
+        """Make the request at the start."""
         if self.at_start and run.progress.epoch == run.progress.batches == 0 and self._recurrence.last < 0:
             self.ask(run, "at the start")
 
     @on(ev.BatchEnd, ev.EpochEnd, idle_until="next_due")
     def ask_when_due(self, run: Run, event: ev.BatchEnd | ev.EpochEnd) -> None:
-        """Ask within an epoch, and at its end."""
+        """Make the request if the filter is due."""
         if self.filter(run):
             self.ask(run, str(self.filter))
 
     def next_due(self, run: Run) -> Alarm | None:
-        """Return the count at which it is due; None where it has to be asked at each."""
+        """Return the next due count, or None if the filter must be called each time."""
         idle_until = self.filter.idle_until
         return None if idle_until is None else idle_until(run)
 
     @on(ev.LastBoundary, lane=Lane.MEASURE)
     def finish(self, run: Run, event: ev.LastBoundary) -> None:
-        """Ask at the end."""
+        """Make the request at the end."""
         if self.is_left(run):
             self.ask(run, "at the end")
 
     def is_left(self, run: Run) -> bool:
-        """Return whether something is left to be asked for at the end."""
+        """Return whether a request at the end is needed."""
         return self.at_end and run.progress.batches > 0 and self.moment(run.progress) != self._recurrence.last
 
     def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
-        """Return how often it would be asked for."""
         times = self.filter.times(totals)
         if times is None:
             return {}
@@ -120,15 +119,13 @@ class Schedule(Plugin):
         return {self.asks[0]: times + self.at_start + is_left}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return when it was last done, and what is due next."""
         return self._recurrence.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the state until the run has its new origin."""
         self._recurrence.load_state_dict(state)
 
     def moment(self, progress: Progress) -> int:
-        """Return what is another number where doing it once more would bring something else."""
+        """Return a number that changes when a repeated request would have a new result."""
         return progress.batches
 
     @abstractmethod
@@ -137,10 +134,7 @@ class Schedule(Plugin):
 
 
 class LogSchedule(Schedule):
-    """Request a log at an interval.
-
-    See `Schedule` for the arguments.
-    """
+    """Request a log at an interval. See `Schedule` for the arguments."""
 
     asks = ("log",)
     verb = "logs"
@@ -148,7 +142,7 @@ class LogSchedule(Schedule):
 
     @on(ev.Log, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: ev.Log) -> None:
-        """Remember that it was done, for whichever plugin."""
+        """Record the moment of a log, whichever plugin requested it."""
         self._recurrence.last = self.moment(run.progress)
 
     def ask(self, run: Run, reason: str) -> None:
@@ -162,7 +156,7 @@ class ValidationSchedule(Schedule):
     See `Schedule` for the other arguments.
 
     Args:
-        required: whether `fit` without validation data is an error; False notes it, and asks for nothing.
+        required: whether `fit` without validation data is an error; False only adds a note.
     """
 
     asks = ("validation",)
@@ -183,27 +177,26 @@ class ValidationSchedule(Schedule):
         self.needs = ("validation data",) * required
 
     def describe(self, run: Run) -> str:
-        """Say when there are validations."""
         return super().describe(run) if run.data.validation_sets else ""
 
     @on(ev.TrainStart)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
-        """Forget the former run, and say so where there is nothing to validate on."""
+        """Start counting for a new run; note missing validation data."""
         super().begin(run, event)
         if not run.data.validation_sets:
-            run.note("nothing is validated, as fit was given no validation data")
+            run.note("no validation: fit has no validation data")
 
     @on(ev.ValidationEnd, ev.ValidationCut, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: ev.ValidationEnd | ev.ValidationCut) -> None:
-        """Remember that it was done, for whichever plugin, or cut short: this run does not repeat it."""
+        """Record the moment of a validation, even if it was cut short."""
         self._recurrence.last = self.moment(run.progress)
 
     def is_left(self, run: Run) -> bool:
-        """Return whether it is left to be done at the end; a process that is to be taken away has no time for it."""
+        """Return whether a validation at the end is needed; never after a preemption."""
         return super().is_left(run) and not is_preempted(run)
 
     def ask(self, run: Run, reason: str) -> None:
-        """Request a validation, if there is something to validate on."""
+        """Request a validation if there is validation data."""
         if run.data.validation_sets:
             run.control.request_validation(reason)
 
@@ -220,7 +213,7 @@ class SaveSchedule(Schedule):
 
     @on(ev.TrainStart, lane=Lane.REPORT)
     def look_for_writer(self, run: Run, event: ev.TrainStart) -> None:
-        """Say so where no plugin writes anything at a save."""
+        """Warn if no plugin writes the saves."""
         if not run.report.is_replay and not run.plugins.writes_saves():
             from ..core.snapshot import unwritten
 
@@ -229,20 +222,20 @@ class SaveSchedule(Schedule):
 
     @on(ev.SavePoint, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: ev.SavePoint) -> None:
-        """Remember that it was done, for whichever plugin."""
+        """Record the moment of a save, whichever plugin requested it."""
         self._recurrence.last = self.moment(run.progress)
 
     @on(ev.LastBoundary)
     def finish(self, run: Run, event: ev.LastBoundary) -> None:
-        """Ask at the end, when it is known whether that is validated."""
+        """Request a save at the end, after the last validation was requested."""
         if self.at_end and run.progress.batches > 0 and is_unsaved(run, self._recurrence):
             self.ask(run, "at the end")
-            self._recurrence.last = moment(run.progress)  # the state is held before the save
+            self._recurrence.last = moment(run.progress)  # now, because the save captures the state before `note`
 
     def ask(self, run: Run, reason: str) -> None:
         """Request a save."""
         run.control.request_save(reason)
 
     def moment(self, progress: Progress) -> int:
-        """Return a number that the end of an epoch changes, too."""
+        """Return a number that also changes at the end of an epoch."""
         return moment(progress)

@@ -1,4 +1,4 @@
-"""The plugins that most runs want, in one call."""
+"""The plugins that most trainings use, in one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..plugins.plugin import snake_case
 from .checkpoint.plugin import Checkpoint
 from .checkpoint.resume import Resume
 from .early_stopping import EarlyStopping
-from .progress_bar.plugin import ProgressBar
+from .progress_bar import ProgressBar
 from .rng_capture import RNGCapture
 from .schedules import LogSchedule, ValidationSchedule
 from .trackers.tensorboard import TensorBoard
@@ -39,52 +39,55 @@ def standard(
     resume: Resume | str | Path | None = None,
     without: Collection[str] = (),
 ) -> PluginList:
-    """Return the plugins that most runs want: `Trainer(standard("runs/first"))`.
+    """Return the plugins that most trainings use: `Trainer(standard("runs/first"))`.
 
-    They are, by name: `rng_capture` seeds, `log_schedule` logs, `validation_schedule` validates, `early_stopping` stops
-    where `patience` is given, `checkpoint` saves the last and the best, `tensorboard` writes curves and `progress`
-    draws bars. It is a list, to which you can add others; `print` shows what each of them does. A log, a validation and
-    a save come at the end of the run, too. In a `fit` without validation data nothing is validated and no checkpoint is
-    the best, as the result says; with `patience` that is an error.
+    By name: `rng_capture` seeds, `log_schedule` logs, `validation_schedule` validates, `early_stopping` stops if
+    `patience` is set, `checkpoint` saves the last and the best state, `tensorboard` writes curves, and `progress` draws
+    bars. The result is a list to which you can add plugins; `print` shows what each does. There is also a log, a
+    validation and a save at the end of the run. Without validation data, `fit` does not validate and no checkpoint is
+    the best, as the result shows; with `patience` this is an error.
 
     Args:
-        folder: for the checkpoints and the curves; made where it is missing.
-        *plugins: more of them. One that has the name of a standard one replaces it, in its place.
-        every: when to validate and to save, such as `Every(steps=500)`.
-        log_every: after how many optimizer steps to log.
-        patience: after how many validations in a row without an improvement of `monitor` to stop; None never stops.
-        monitor: the metric that makes the best checkpoint, and that `patience` is about. Of several validation sets by
-            name, choose one, as in `validation/night/loss`; without that, a `fit` with such sets is refused.
-        mode: whether a smaller (`min`) or a larger (`max`) one is better; may be left out for a loss or an error.
-        keep_last: how many of the newest checkpoints to keep; None keeps all.
-        keep_best: how many of the best to keep besides; 0 for none.
-        seed: for everything random from the start of the run; by default the one that you gave `torch.manual_seed`. A
-            model has its first weights before: call that before you make it.
-        resume: None starts fresh, `auto` continues from the newest intact checkpoint in the folder, if there is one, a
-            path continues from that file. A `Resume` object says more.
-        without: names of standard plugins to leave out, such as `("tensorboard",)`.
+        folder: the folder of checkpoints and curves; created if it does not exist.
+        *plugins: more plugins. One with the name of a standard plugin replaces it, in the same position.
+        every: when to validate and save, such as `Every(steps=500)`.
+        log_every: the number of optimizer steps between two logs.
+        patience: stop after this number of consecutive validations without an improvement of `monitor`; None never
+            stops.
+        monitor: the metric for the best checkpoint and for `patience`. With several named validation sets, choose one,
+            such as `validation/night/loss`; otherwise `fit` raises an error.
+        mode: whether smaller (`min`) or larger (`max`) values are better; optional for a loss or an error.
+        keep_last: the number of newest checkpoints to keep; None keeps all.
+        keep_best: the number of best checkpoints to keep in addition; 0 for none.
+        seed: the seed of everything random in the run; by default the one passed to `torch.manual_seed`. A model has
+            its initial weights before the run: call `torch.manual_seed` before you create it.
+        resume: None starts fresh; `auto` continues from the newest intact checkpoint in the folder, if any; a path
+            continues from that file. A `Resume` object has more options.
+        without: names of standard plugins to omit, such as `("tensorboard",)`.
 
     Raises:
-        TypeError: one of `plugins` is not a plugin, or an argument is not of its kind.
-        ValueError: `without` has an unknown name, two plugins have one name, an argument is out of its range, or is for
-            a plugin that is replaced or left out.
+        TypeError: one of `plugins` is not a plugin, or an argument has the wrong type.
+        ValueError: `without` has an unknown name, two plugins have the same name, an argument is out of range, or it is
+            for a plugin that is replaced or omitted.
     """
-    options = Options(folder, every, log_every, patience, monitor, mode, keep_last, keep_best, seed, resume)
+    options = StandardOptions(folder, every, log_every, patience, monitor, mode, keep_last, keep_best, seed, resume)
     options.check_kinds()
-    own, left_out = _by_name(plugins), _names(without)
-    for name in sorted(left_out & own.keys()):
-        raise ValueError(f"Plugin {name!r} is given, and without= leaves it out: do one of the two.")
-    options.check_use(left_out | own.keys())
+    users_plugins, left_out = _by_name(plugins), _names(without)
+    for name in sorted(left_out & users_plugins.keys()):
+        raise ValueError(f"Plugin {name!r} is both passed and in without=: remove one of the two.")
+    options.check_use(left_out | users_plugins.keys())
     makers = {name: make for name, make in MAKERS.items() if name not in left_out}
     if patience is None:
         makers.pop("early_stopping", None)
-    made = [(None, own.pop(name)) if name in own else make(options) for name, make in makers.items()]
+    made = [
+        (None, users_plugins.pop(name)) if name in users_plugins else make(options) for name, make in makers.items()
+    ]
     words = [(plugin, words) for words, plugin in made if words is not None]
-    return PluginList([*(plugin for _, plugin in made), *own.values()], words)
+    return PluginList([*(plugin for _, plugin in made), *users_plugins.values()], words)
 
 
 @dataclass(frozen=True)
-class Options:
+class StandardOptions:
     """The arguments of `standard` that are about single plugins."""
 
     folder: str | Path
@@ -100,11 +103,10 @@ class Options:
 
     @property
     def way(self) -> str:
-        """Which values of the metric are better."""
         return "largest" if self.mode == "max" else "smallest"
 
     def check_kinds(self) -> None:
-        """Raise TypeError or ValueError for what the plugins would call by other names than `standard` does."""
+        """Raise for invalid arguments that plugins would report by another name."""
         check_path("standard(folder)", self.folder, "a folder")
         if not str(self.folder):
             raise ValueError("standard(folder) takes the path of a folder, got an empty text.")
@@ -114,73 +116,72 @@ class Options:
         if not isinstance(self.resume, Resume | str | Path | None):
             raise TypeError(f"resume is None, 'auto', the path of a checkpoint, or a Resume; got {self.resume!r}.")
 
-    def check_use(self, others: Collection[str]) -> None:
-        """Raise ValueError where an argument would have no effect.
+    def check_use(self, omitted: Collection[str]) -> None:
+        """Raise ValueError if an argument would have no effect.
 
         Args:
-            others: the names of the plugins that are replaced or left out.
+            omitted: the names of the plugins that are replaced or omitted.
         """
         for name, users in USED_BY.items():
-            value, default = getattr(self, name), getattr(Options, name)
-            used = set(users) - set(others)
+            value, default = getattr(self, name), getattr(StandardOptions, name)
+            used = set(users) - set(omitted)
             if name in ("monitor", "mode"):
                 used -= {"checkpoint"} if not self.keep_best else set()
                 used -= {"early_stopping"} if self.patience is None else set()
             if value != default and not used:
                 raise ValueError(
-                    f"{name}={value!r} would have no effect: it is for {' and '.join(users)}, not made here with the "
-                    f"other arguments. Give it to your own plugin, or leave it out."
+                    f"{name}={value!r} would have no effect, because the other arguments omit or replace "
+                    f"{' and '.join(users)}. Remove it, or pass it to your own plugin."
                 )
 
 
-def _seeds(given: Options) -> tuple[str, Any]:
-    seed = "what torch.manual_seed was given" if given.seed is None else given.seed
-    return f"seeds everything random with {seed}, and lets a resumed run continue exactly", RNGCapture(given.seed)
+def _seeds(options: StandardOptions) -> tuple[str, Any]:
+    seed = "the seed of torch.manual_seed" if options.seed is None else options.seed
+    return f"seeds everything random with {seed}, so that a resumed run continues exactly", RNGCapture(options.seed)
 
 
-def _logs(given: Options) -> tuple[str, Any]:
-    plugin = LogSchedule(steps=given.log_every, at_end=True)
+def _logs(options: StandardOptions) -> tuple[str, Any]:
+    plugin = LogSchedule(steps=options.log_every, at_end=True)
     return f"logs {plugin.filter} and at the end", plugin
 
 
-def _validates(given: Options) -> tuple[str, Any]:
-    plugin = ValidationSchedule(given.every, required=False)
+def _validates(options: StandardOptions) -> tuple[str, Any]:
+    plugin = ValidationSchedule(options.every, required=False)
     return f"validates {plugin.filter} and at the end, if fit has validation data", plugin
 
 
-def _stops(given: Options) -> tuple[str, Any]:
-    assert given.patience is not None
-    plugin = EarlyStopping(given.monitor, patience=given.patience, mode=given.mode)
-    times = "1 validation" if given.patience == 1 else f"{given.patience} validations in a row"
-    return f"stops when {given.monitor} has not improved in {times}", plugin
+def _stops(options: StandardOptions) -> tuple[str, Any]:
+    assert options.patience is not None
+    plugin = EarlyStopping(options.monitor, patience=options.patience, mode=options.mode)
+    times = "1 validation" if options.patience == 1 else f"{options.patience} validations in a row"
+    return f"stops when {options.monitor} has not improved in {times}", plugin
 
 
-def _saves(given: Options) -> tuple[str, Any]:
-    best: dict[str, Any] = {"monitor": given.monitor, "mode": given.mode}
+def _saves(options: StandardOptions) -> tuple[str, Any]:
+    best: dict[str, Any] = {"monitor": options.monitor, "mode": options.mode}
     plugin = Checkpoint(
-        given.folder,
-        every=given.every,
-        keep_last=given.keep_last,
-        keep_best=given.keep_best,
-        resume=given.resume,
-        **(best if given.keep_best else {}),
+        options.folder,
+        every=options.every,
+        keep_last=options.keep_last,
+        keep_best=options.keep_best,
+        resume=options.resume,
+        **(best if options.keep_best else {}),
     )
     plugin.expects_best = False
-    kept = "all" if given.keep_last is None else f"the last {given.keep_last}"
-    kept += f" and the best {given.keep_best} by the {given.way} {given.monitor}" if given.keep_best else ""
+    keeps = "all" if options.keep_last is None else f"the last {options.keep_last}"
+    keeps += f" and the best {options.keep_best} by the {options.way} {options.monitor}" if options.keep_best else ""
     path = plugin.resume.path
     begins = {None: "starts fresh", "auto": "continues from the newest, if there is one"}
     begin = begins.get(None if path is None else str(path), f"continues from {path}")
-    return f"saves to {given.folder} {given.every} and at the end, keeps {kept}, {begin}", plugin
+    return f"saves to {options.folder} {options.every} and at the end, keeps {keeps}, {begin}", plugin
 
 
-def _draws(given: Options) -> tuple[str, Any]:
-    return f"writes curves of what is logged; see them with: tensorboard --logdir {given.folder}", TensorBoard(
-        given.folder
-    )
+def _draws(options: StandardOptions) -> tuple[str, Any]:
+    plugin = TensorBoard(options.folder)
+    return f"writes curves of logged values; see them with: tensorboard --logdir {options.folder}", plugin
 
 
-MAKERS: Mapping[str, Callable[[Options], tuple[str, Any]]] = {
+MAKERS: Mapping[str, Callable[[StandardOptions], tuple[str, Any]]] = {
     "rng_capture": _seeds,
     "log_schedule": _logs,
     "validation_schedule": _validates,
@@ -207,7 +208,7 @@ def _names(without: Collection[str]) -> set[str]:
         raise TypeError(f"without takes a tuple of names, ({without!r},), got {without!r}.")
     for name in without:
         if name not in MAKERS:
-            raise ValueError(f"There is no standard plugin {name!r} to leave out.{known_names(str(name), MAKERS)}")
+            raise ValueError(f"without= has no standard plugin {name!r}.{known_names(str(name), MAKERS)}")
     return set(without)
 
 
@@ -216,18 +217,18 @@ def _by_name(plugins: Iterable[Any]) -> dict[str, Any]:
     for plugin in plugins:
         name = make_entry(plugin).name
         if name in named:
-            mend = f"{type(plugin).__name__}(...).named('{name}_2')"
-            raise ValueError(f"Two plugins are named {name!r}: give one of them another name, as in {mend}.")
+            example = f"{type(plugin).__name__}(...).named('{name}_2')"
+            raise ValueError(f"Two plugins are named {name!r}: rename one of them, as in {example}.")
         named[name] = plugin
     return named
 
 
 class PluginList(list[Any]):
-    """A list of plugins whose text has a line for each: its name, and what it does.
+    """A list of plugins whose `repr` has one line for each: its name and what it does.
 
     Args:
         plugins: the plugins.
-        words: plugins, each with what it does; of others, the docstring of the class says it.
+        words: plugins with their descriptions; the default is the first paragraph of the class's docstring.
     """
 
     def __init__(self, plugins: Iterable[Any], words: Iterable[tuple[Any, str]]) -> None:
@@ -235,16 +236,16 @@ class PluginList(list[Any]):
         self._words = list(words)
 
     def __repr__(self) -> str:
-        names = [name_of(each) for each in self]
+        names = [name_of(plugin) for plugin in self]
         width = max(map(len, names), default=0)
-        return "\n".join(f"{name:<{width}}  {self._what(each)}" for name, each in zip(names, self, strict=True))
+        return "\n".join(f"{name:<{width}}  {self._describe(plugin)}" for name, plugin in zip(names, self, strict=True))
 
-    def _what(self, plugin: Any) -> str:
-        own = inspect.cleandoc(type(plugin).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-        return next((words for each, words in self._words if each is plugin), own or type(plugin).__name__)
+    def _describe(self, plugin: Any) -> str:
+        default = inspect.cleandoc(type(plugin).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+        return next((words for item, words in self._words if item is plugin), default or type(plugin).__name__)
 
 
 def name_of(plugin: Any) -> str:
-    """Return the name under which an object would be registered."""
-    own = getattr(plugin, "name", None)
-    return own if isinstance(own, str) else snake_case(type(plugin).__name__)
+    """Return the name under which an object will be registered."""
+    name = getattr(plugin, "name", None)
+    return name if isinstance(name, str) else snake_case(type(plugin).__name__)

@@ -111,8 +111,8 @@ class Discovered:
         try:
             loaded: Callable[..., Any] = self.entry_point.load()
         except (Exception, SystemExit) as error:  # a broken third-party plugin must not break other programs
-            what = f"{self._called} {self.version} ({self.target})"
-            raise ImportError(f"{what} cannot be imported: {describe_failure(error)}") from error
+            subject = f"{self._called} {self.version} ({self.target})"
+            raise ImportError(f"{subject} cannot be imported: {describe_failure(error)}") from error
         if not callable(loaded):
             raise ImportError(f"{self._called} is not a class or factory: {loaded!r}.")
         return loaded

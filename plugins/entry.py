@@ -227,7 +227,7 @@ class PluginEntry:
             if (entry := entries.get(id(self.plugin))) is not None:
                 name = "" if run is None else f" {run.name!r}"
                 raise RuntimeError(
-                    f"Plugin {entry.name!r} takes part in the run{name} of another trainer: register a new "
+                    f"Plugin {entry.name!r} is in the run{name} of another trainer: register a new "
                     f"{type(self.plugin).__name__} with this trainer."
                 )
 
@@ -294,7 +294,7 @@ def _check_state(entry: PluginEntry) -> None:
     check_whole_number(f"state_version of plugin {entry.name!r}", version, at_least=1)
     if version > 1 and not _overrides(plugin, "migrate_state"):
         raise TypeError(
-            f"{kind} has state_version {version} but no migrate_state(self, state, version): define it, so that older "
+            f"{kind} has state_version {version} and no migrate_state(self, state, version): define it, so that older "
             f"states can be loaded."
         )
 
@@ -340,7 +340,7 @@ def check_hooks(kind: type, marked: Collection[str] = (), how: str = "Mark it wi
         if event := _event_of_hook(name):
             raise TypeError(
                 f"No event calls {kind.__name__}.{name}{signature(getattr(kind, name))}. {how} let it take the run "
-                f"and the event, for example\n    @on({event})\n    def {name}(self, run, event): ..."
+                f"and the event, as in\n    @on({event})\n    def {name}(self, run, event): ..."
             )
 
 
@@ -358,7 +358,7 @@ def _check_without_handlers(plugin: object) -> None:
     for name, method in getmembers(kind, isfunction):
         if list(signature(method).parameters)[1:] == ["run", "event"]:
             raise TypeError(
-                f"No event calls {kind.__name__}.{name}(run, event): mark it with an event, for example\n"
+                f"No event calls {kind.__name__}.{name}(run, event): mark it with an event, as in\n"
                 f"    @on(EpochEnd)\n"
                 f"    def {name}(self, run, event): ..."
             )
@@ -374,7 +374,7 @@ def _check_without_handlers(plugin: object) -> None:
     declares = any(getattr(plugin, attribute, ()) for attribute in ("asks", "needs", "exclusive"))
     if isinstance(plugin, Plugin) and (declares or _overrides(plugin, "state_dict")):
         return
-    form = "an object with methods marked @on, for example\n    @on(EpochEnd)\n    def report(self, run, event): ..."
+    form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
     hint_for_plugin = (
         "\nA Plugin without handlers needs a state, or declares in asks what functions on the bus request."
     )

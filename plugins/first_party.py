@@ -1,4 +1,4 @@
-"""Which distributions and modules are first-party: everything else is the user's or a third party's."""
+"""The first-party distributions and modules; everything else is the user's or a third party's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributes and arguments that only other frameworks have: what to use instead, looked up when one is used."""
+"""Attributes and arguments of other frameworks: using one raises an error that says what to use instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NoReturn, TypeVar
 
-# Attributes of other frameworks that a task or plugin lacks, and those that a run or trainer lacks.
+# OF_SELF: attributes that a task or plugin has in other frameworks. OF_RUN: also those of a run or trainer.
 OF_SELF = (
     "log log_dict log_metrics trainer logger current_epoch global_step manual_backward hparams save_hyperparameters"
 )
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Missing:
-    """An attribute that a class does not have: reading it raises an error that explains what to use instead."""
+    """An attribute that a class lacks: reading it raises an error with a replacement."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -29,14 +29,14 @@ class Missing:
 
 
 class Refused(Missing):
-    """One that cannot be set either, since nothing would read it."""
+    """A missing attribute that cannot be set either, because nothing would read it."""
 
     def __set__(self, thing: object, value: object) -> None:
         self.__get__(thing, type(thing))
 
 
 def explains_attributes(names: str) -> Callable[[type[T]], type[T]]:
-    """Return a decorator for a class that lacks these attributes; `hasattr` and `dir` do not see them."""
+    """Return a decorator that adds `Missing` attributes, which `hasattr` ignores."""
 
     def add(kind: type[T]) -> type[T]:
         hidden = {name for name in names.split() if not hasattr(kind, name)}
@@ -49,7 +49,7 @@ def explains_attributes(names: str) -> Callable[[type[T]], type[T]]:
 
 
 def explains_arguments(function: F) -> F:
-    """Decorate a function whose wrong calls are explained; other errors are left as they are."""
+    """Decorate a function so that errors of wrong calls explain its arguments."""
 
     @wraps(function)
     def call(*values: Any, **options: Any) -> Any:

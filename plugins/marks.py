@@ -1,4 +1,4 @@
-"""`@on(SomeEvent)`: the mark that makes a method a handler."""
+"""`@on(SomeEvent)`: marks a method as a handler."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ E_co = TypeVar("E_co", bound=Event, covariant=True)
 _MARK = "__heliograph_mark__"
 
 
-class Options(TypedDict, total=False):
-    """The keywords of `on`."""
-
+class MarkOptions(TypedDict, total=False):
     lane: Lane
     before: str | tuple[str, ...]
     after: str | tuple[str, ...]
@@ -37,7 +35,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Marker(Generic[E_co]):
-    """What `@on` says of a method; as a decorator, it leaves the method itself as it is."""
+    """The arguments of `@on`, as a decorator that does not change the method."""
 
     events: tuple[type[Event], ...]
     lane: Lane = Lane.DECIDE
@@ -48,7 +46,6 @@ class Marker(Generic[E_co]):
     idle_until: str = ""
 
     def __call__(self: Marker[E], method: Callable[[P, Run, E], None]) -> Callable[[P, Run, E], None]:
-        """Mark the method."""
         if hasattr(method, _MARK):
             name = method.__qualname__
             raise TypeError(f"{name} is marked with @on twice: name both events in one, @on(EpochEnd, TrainEnd).")
@@ -57,39 +54,39 @@ class Marker(Generic[E_co]):
 
     @property
     def names_before(self) -> Sequence[str]:
-        """The plugins that the handler must run before."""
         return (self.before,) if isinstance(self.before, str) else self.before
 
     @property
     def names_after(self) -> Sequence[str]:
-        """The plugins that the handler must run after."""
         return (self.after,) if isinstance(self.after, str) else self.after
 
 
 @overload
-def on(event: type[E1], /, **options: Unpack[Options]) -> Marker[E1]: ...
+def on(event: type[E1], /, **options: Unpack[MarkOptions]) -> Marker[E1]: ...
 @overload
-def on(event: type[E1], event2: type[E2], /, **options: Unpack[Options]) -> Marker[E1 | E2]: ...
-@overload
-def on(event: type[E1], event2: type[E2], event3: type[E3], /, **options: Unpack[Options]) -> Marker[E1 | E2 | E3]: ...
+def on(event: type[E1], event2: type[E2], /, **options: Unpack[MarkOptions]) -> Marker[E1 | E2]: ...
 @overload
 def on(
-    event: type[E1], event2: type[E2], event3: type[E3], event4: type[E4], /, **options: Unpack[Options]
+    event: type[E1], event2: type[E2], event3: type[E3], /, **options: Unpack[MarkOptions]
+) -> Marker[E1 | E2 | E3]: ...
+@overload
+def on(
+    event: type[E1], event2: type[E2], event3: type[E3], event4: type[E4], /, **options: Unpack[MarkOptions]
 ) -> Marker[E1 | E2 | E3 | E4]: ...
-def on(*events: type[Event], **options: Unpack[Options]) -> Marker[Any]:
+def on(*events: type[Event], **options: Unpack[MarkOptions]) -> Marker[Any]:
     """Mark a method `(self, run, event)` as a handler of one or more events.
 
     Args:
         *events: event classes.
-        **options: `lane`, one of `TRANSFORM`, `MEASURE`, `DECIDE` (the default), `PERSIST` and `REPORT`; `before` and
-            `after`, names of plugins whose handlers of the same lane run after or before this one; `when`, a filter
-            such as `Every(steps=10)`, of which every plugin object has its own copy; `optional`, whether all is well
-            where a training never calls it: else the result warns that none of its events came; `idle_until`, the name
-            of a method `(self, run)` that returns until which count the handler has nothing to do, which spares the
-            calls before that: `return attrgetter("steps"), 1000`, or None where it does not know.
+        **options: `lane` is one of `TRANSFORM`, `MEASURE`, `DECIDE` (the default), `PERSIST` and `REPORT`. `before` and
+            `after` are names of plugins: the handler runs before or after their handlers of the same lane. `when` is a
+            filter such as `Every(steps=10)`; every plugin object gets a copy. `optional=True` suppresses the warning
+            that the result has if a training never calls the handler. `idle_until` is the name of a method `(self,
+            run)` that returns the count at which the handler is next due, such as `(attrgetter("steps"), 1000)`, or
+            None if it is unknown; the handler is not called before.
 
     Raises:
-        TypeError: no event, something that is not an event class, or not a lane, or not a filter.
+        TypeError: no event is passed, an event is not an event class, or `lane` or `when` is invalid.
     """
     if not events:
         raise TypeError("@on() needs at least one event class, as in @on(EpochEnd).")
@@ -101,9 +98,9 @@ def on(*events: type[Event], **options: Unpack[Options]) -> Marker[Any]:
 
 
 def marked_methods(kind: type) -> Iterator[tuple[str, Marker[Any]]]:
-    """Yield the marked method names of a class; an override without a mark of its own keeps the inherited one.
+    """Yield the names and marks of a class's handlers.
 
-    But not its `idle_until`: what the override has to do, that knows nothing of.
+    An override without a mark keeps the inherited mark, except its `idle_until`, which need not fit the override.
     """
     marks: dict[str, Marker[Any]] = {}
     for base in reversed(kind.__mro__):

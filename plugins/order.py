@@ -1,4 +1,4 @@
-"""The order of the handlers of one event: by lane, then as listed, then as `before` and `after` demand."""
+"""The order of the handlers of an event: by lane, then registration, then `before` and `after`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SORT_KEY = attrgetter("sort_key")
 
 @dataclass(slots=True, eq=False)
 class Handler:
-    """A bound method of a plugin and what its mark says.
+    """A bound method of a plugin with its mark.
 
     Attributes:
         plugin: the plugin's name.
         method: the method.
-        mark: what was said of it.
-        listed: its number in the list of the handlers of its event.
-        sort_key: where it runs among those of its lane.
+        mark: its mark.
+        listed: its registration number among the handlers of the event.
+        sort_key: its position in its lane.
     """
 
     plugin: str
@@ -38,26 +38,21 @@ class Handler:
 
     @property
     def position(self) -> Position:
-        """Its position among all handlers of the event."""
         return self.mark.lane, self.sort_key
 
 
 class HandlerOrder:
-    """The order of the handlers of all events, kept on the bus.
-
-    Args:
-        bus: where the handlers are, or will be, connected.
-    """
+    """The order of the handlers of all events of a bus."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._orders: dict[type[Event], EventOrder] = {}
 
     def add(self, handlers: Iterable[tuple[type[Event], Handler]]) -> None:
-        """Find the positions of a plugin's handlers.
+        """Order a plugin's handlers.
 
         Raises:
-            ValueError: they cannot be ordered; nothing was changed.
+            ValueError: there is a cycle; nothing was changed.
         """
         with ExitStack() as undo:
             for event, handler in handlers:
@@ -67,7 +62,6 @@ class HandlerOrder:
             undo.pop_all()
 
     def remove(self, event: type[Event], handler: Handler) -> None:
-        """Remove a handler."""
         self._move(event, self._orders[event].remove(handler))
 
     def _move(self, event: type[Event], handlers: Iterable[Handler]) -> None:
@@ -75,13 +69,10 @@ class HandlerOrder:
 
 
 class EventOrder:
-    """The handlers of one event in the order in which they run; stable where nothing demands otherwise.
+    """The handlers of one event, in a stable topological order.
 
-    In each lane, of all handlers that may run next, the one that was listed first does. So a handler that no other has
-    to follow is added and removed without moving any other; else those that follow are positioned again, one by one.
-
-    Args:
-        event: the event's name.
+    In each lane, the next handler is the one that was registered first among all that are allowed next. Adding or
+    removing a handler moves only the handlers that must run after it.
     """
 
     def __init__(self, event: str) -> None:
@@ -89,128 +80,127 @@ class EventOrder:
         self._listed = 0
         self._lanes: dict[int, list[Handler]] = {}
         self._of_plugin: dict[str, list[Handler]] = {}
-        self._before: dict[str, list[Handler]] = {}  # those that ask to run before a plugin, by its name
+        self._before: dict[str, list[Handler]] = {}  # handlers to run before a plugin, by its name
         self._after: dict[str, list[Handler]] = {}
 
     def add(self, handler: Handler) -> list[Handler]:
-        """Place a handler, the last of the list; return it and all that have a new sort key.
+        """Add a handler; return it and all handlers with a new sort key.
 
         Raises:
-            ValueError: the demands, those of the lanes among them, form a cycle; nothing was added.
+            ValueError: there is a cycle; nothing was added.
         """
-        for table, names in self._tables(handler):
+        for table, names in self._indexes(handler):
             for name in names:
                 table.setdefault(name, []).append(handler)
         try:
             followers = self._followers(handler)
         except ValueError:
-            self._strike(handler)
+            self._unlist(handler)
             raise
         self._listed = handler.listed = self._listed + 1
         lane = self._lanes.setdefault(handler.mark.lane, [])
-        if lane[len(lane) - len(followers) :] == followers:  # all others are done before them, as they are now
-            _put(handler, lane, len(lane) - len(followers))
+        if lane[len(lane) - len(followers) :] == followers:  # no handler has to move
+            _insert(handler, lane, len(lane) - len(followers))
             return [handler]
-        self._take_out(followers)
-        _put(handler, lane, len(lane))
-        return [handler, *self._put_back(followers)]
+        self._remove_from_lanes(followers)
+        _insert(handler, lane, len(lane))
+        return [handler, *self._reinsert(followers)]
 
     def remove(self, handler: Handler) -> list[Handler]:
-        """Forget a handler; return those that have a new sort key."""
+        """Remove a handler; return all handlers with a new sort key."""
         followers = self._followers(handler)
-        self._take_out([handler, *followers])
-        self._strike(handler)
-        return self._put_back(followers)
+        self._remove_from_lanes([handler, *followers])
+        self._unlist(handler)
+        return self._reinsert(followers)
 
-    def _strike(self, handler: Handler) -> None:
-        for table, names in self._tables(handler):
+    def _unlist(self, handler: Handler) -> None:
+        for table, names in self._indexes(handler):
             for name in names:
                 table[name].remove(handler)
 
-    def _tables(self, handler: Handler) -> Iterator[tuple[dict[str, list[Handler]], Iterable[str]]]:
+    def _indexes(self, handler: Handler) -> Iterator[tuple[dict[str, list[Handler]], Iterable[str]]]:
         yield self._of_plugin, (handler.plugin,)
         yield self._before, handler.mark.names_before
         yield self._after, handler.mark.names_after
 
-    def _next(self, handler: Handler) -> Iterator[Handler]:
-        """Yield the handlers that have to run after this one, because one of the two says so."""
+    def _successors(self, handler: Handler) -> Iterator[Handler]:
         for name in handler.mark.names_before:
             yield from self._of_plugin.get(name, ())
         yield from self._after.get(handler.plugin, ())
 
-    def _previous(self, handler: Handler) -> Iterator[Handler]:
-        """Yield the handlers that have to run before this one."""
+    def _predecessors(self, handler: Handler) -> Iterator[Handler]:
         for name in handler.mark.names_after:
             yield from self._of_plugin.get(name, ())
         yield from self._before.get(handler.plugin, ())
 
     def _followers(self, handler: Handler) -> list[Handler]:
-        """Return all handlers of its lane that have to run after one, because of others too, in their present order.
+        """Return all handlers of the lane that must run after a handler, in order.
 
         Raises:
-            ValueError: there is a cycle; where there was none without this handler, it leads through it.
+            ValueError: there is a cycle through the handler.
         """
-        for other in self._previous(handler):
-            if other.mark.lane > handler.mark.lane:
-                raise self._cycle([other, handler, other])
-        found: dict[Handler, Handler] = {}  # each with the one that it was found from
+        for neighbor in self._predecessors(handler):
+            if neighbor.mark.lane > handler.mark.lane:
+                raise self._cycle([neighbor, handler, neighbor])
+        predecessors: dict[Handler, Handler] = {}
         ends = [handler]
         while ends:
             here = ends.pop()
-            for other in self._next(here):
-                if other is handler or other.mark.lane < here.mark.lane:
-                    way = [other, *_way(here, found)][::-1]
-                    raise self._cycle(way if other is handler else [*way, handler])
-                if other.mark.lane == here.mark.lane and other not in found:
-                    found[other] = here
-                    ends.append(other)
-        return sorted(found, key=SORT_KEY)
+            for neighbor in self._successors(here):
+                if neighbor is handler or neighbor.mark.lane < here.mark.lane:
+                    way = [neighbor, *_path_back(here, predecessors)][::-1]
+                    raise self._cycle(way if neighbor is handler else [*way, handler])
+                if neighbor.mark.lane == here.mark.lane and neighbor not in predecessors:
+                    predecessors[neighbor] = here
+                    ends.append(neighbor)
+        return sorted(predecessors, key=SORT_KEY)
 
-    def _take_out(self, handlers: Iterable[Handler]) -> None:
+    def _remove_from_lanes(self, handlers: Iterable[Handler]) -> None:
         for handler in handlers:
             lane = self._lanes[handler.mark.lane]
             del lane[bisect_left(lane, handler.sort_key, key=SORT_KEY)]
 
-    def _put_back(self, handlers: list[Handler]) -> list[Handler]:
-        """Place handlers, given in an order that is allowed: each before the first one that was listed after it.
+    def _reinsert(self, handlers: list[Handler]) -> list[Handler]:
+        """Insert sorted handlers, each before the first that was registered after it.
 
-        Those with a new position are returned.
+        Returns the handlers with a new sort key.
         """
         moved = []
         for handler in handlers:
             lane = self._lanes[handler.mark.lane]
-            before = [each.sort_key for each in self._previous(handler) if each.mark.lane == handler.mark.lane]
+            before = [
+                previous.sort_key for previous in self._predecessors(handler) if previous.mark.lane == handler.mark.lane
+            ]
             position = bisect_right(lane, max(before), key=SORT_KEY) if before else 0
             while position < len(lane) and lane[position].listed < handler.listed:
                 position += 1
-            if _put(handler, lane, position):
+            if _insert(handler, lane, position):
                 moved.append(handler)
         return moved
 
     def _cycle(self, handlers: list[Handler]) -> ValueError:
         names = " -> ".join(f"{handler.plugin} ({handler.mark.lane.name})" for handler in handlers)
         return ValueError(
-            f"The handlers of {self._event} cannot be ordered, before/after and lanes form a cycle: {names}."
+            f"The handlers of {self._event} cannot be ordered: before, after and lanes form a cycle: {names}."
         )
 
 
-def _put(handler: Handler, lane: list[Handler], position: int) -> bool:
-    """Put a handler into its lane; return whether that takes another sort key than it has."""
-    left: Any = lane[position - 1].sort_key if position else -inf
-    right: Any = lane[position].sort_key if position < len(lane) else inf
+def _insert(handler: Handler, lane: list[Handler], position: int) -> bool:
+    """Insert a handler into its lane; return whether its sort key has changed."""
+    low: Any = lane[position - 1].sort_key if position else -inf
+    high: Any = lane[position].sort_key if position < len(lane) else inf
     lane.insert(position, handler)
-    if left < handler.sort_key < right:
+    if low < handler.sort_key < high:
         return False
-    if right == inf:
-        handler.sort_key = floor(left) + 1
+    if high == inf:
+        handler.sort_key = floor(low) + 1
     else:
-        handler.sort_key = ceil(right) - 1 if left == -inf else Fraction(left + right) / 2
+        handler.sort_key = ceil(high) - 1 if low == -inf else Fraction(low + high) / 2
     return True
 
 
-def _way(handler: Handler, found: dict[Handler, Handler]) -> Iterator[Handler]:
-    """Yield a handler, the one that it was found from, and so on."""
+def _path_back(handler: Handler, predecessors: dict[Handler, Handler]) -> Iterator[Handler]:
     yield handler
-    while handler in found:
-        handler = found[handler]
+    while handler in predecessors:
+        handler = predecessors[handler]
         yield handler

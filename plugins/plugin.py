@@ -1,4 +1,4 @@
-"""The base class of plugins: a convenience, not a requirement."""
+"""The base class of plugins. Its use is optional: any object with `@on` methods can be registered."""
 
 from __future__ import annotations
 
@@ -20,35 +20,37 @@ if TYPE_CHECKING:
 
 Policy = Literal["critical", "observer"]
 Ranks = Literal["all", "main", "local_main"]
-ARGUMENTS = "__arguments__"  # in an object's `__dict__`: the text of each constructor argument, by its name
+ARGUMENTS = "__arguments__"  # key in `__dict__` of the texts of the constructor arguments, for `repr`
 
 
 @explains_attributes(OF_SELF)
 class Plugin:
-    """An object whose `@on` methods are subscribed when it is registered.
+    """Base class of plugins: objects whose `@on` methods are called with the events.
 
     Attributes:
-        name: unique among the trainer's plugins; the class name in snake case unless you set another.
-        policy: `critical`, an error fails the run; `observer`, it is logged, and counted up to `max_errors`.
-        max_errors: after how many errors an observer is switched off.
-        ignores: events that this object, with its options, has no use for: their handlers are not connected.
-        draws: whether handlers of an observer may draw random numbers: they then run apart from the training's random
-            stream where `RNGCapture` keeps one, which takes 4 microseconds. False saves these.
-        ranks: on which of several processes its handlers run: `all`, the `main` one, or the `local_main` one of every
-            machine. Where they run on one only, they must not call collectives such as `run.engine.reduce`.
-        affects_training: False for one that cannot change weights, draws or length, such as one that only writes files;
-            it may be added, removed or have other options at a resume. An observer never can.
-        exclusive: capabilities that only one plugin at a time may claim.
-        asks: what the plugin may request of the loop: `stop`, `validation`, `save`, `log`; on several ranks also
-            `skip_batch` and `skip_step`, for which they vote at every batch or step. The other verbs of the control
-            where it uses them, so that a loop that cannot serve them, such as another framework's, refuses it at once.
-        needs: what some plugin must request, or this one would never act.
-        brings: classes of plugins that are registered with this one, made without arguments, unless one of the class is
-            registered. One that you register later takes its place; it is unregistered with the plugin that brought it.
-        state_version: of the form of its state; raise it when that changes, and write `migrate_state`.
-        condition: what `when` was given; None where its handlers are always called.
-        rehearses: False for one that is left out of `tuning.rehearse`, since what it does cannot be taken back, such
-            as a report to another program.
+        name: unique among the trainer's plugins; by default the class name in snake case.
+        policy: `critical`: an error fails the run. `observer`: an error is logged and counted, up to `max_errors`.
+        max_errors: the number of errors after which an observer is switched off.
+        ignores: events whose handlers are not connected, because this object does not need them with its options.
+        draws: whether an observer's handlers may draw random numbers. With `RNGCapture` they then run isolated from the
+            training's generators, which takes 4 microseconds for each call; False avoids this.
+        ranks: the processes on which its handlers run: `all`, the `main` one, or the `local_main` one of every machine.
+            Handlers that do not run on all ranks must not call collectives such as `run.engine.reduce`.
+        affects_training: False if it cannot change weights, random numbers or the length, for example because it only
+            writes files. It may then be added, removed or changed at a resume. An observer never affects the training.
+        exclusive: capabilities that only one registered plugin may claim.
+        asks: what the plugin may request of the loop: `stop`, `validation`, `save`, `log`, and other verbs of
+            `Control`. On several ranks `skip_batch` and `skip_step` must be declared, because the ranks vote on them. A
+            loop that cannot serve a declared verb, such as another framework's, refuses the plugin immediately.
+        needs: requests that another plugin must make, because this one has no effect without them.
+        brings: plugin classes to register together with this plugin, created without arguments, unless a plugin of the
+            class is registered. If you register one later, it replaces the brought one. Brought plugins are
+            unregistered together with this plugin.
+        state_version: the version of the state's format. If you change the format, increase it and write
+            `migrate_state`.
+        condition: the condition of `when`, or None.
+        rehearses: False to omit the plugin from `tuning.rehearse`, because its effects cannot be undone, such as a
+            report to another program.
     """
 
     name: str = "plugin"
@@ -74,35 +76,35 @@ class Plugin:
             cls.__init__ = _recorded(constructor)  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        """Return the class with its first argument and the others that were given; those changed since as they are."""
+        """Return the constructor call with the passed arguments, or their current values."""
         texts, now = self.__dict__.get(ARGUMENTS, {}), self.__dict__
         shown = {name: show_value(now[name]) if type(now.get(name, ...)) in PLAIN else texts[name] for name in texts}
-        own = ", ".join(text if name.isdecimal() else f"{name}={text}" for name, text in shown.items())
+        arguments = ", ".join(text if name.isdecimal() else f"{name}={text}" for name, text in shown.items())
         named = f".named({show_value(self.name)})" if "name" in now.keys() - shown.keys() else ""
-        return f"{type(self).__name__}({own}){named}"
+        return f"{type(self).__name__}({arguments}){named}"
 
     def named(self, name: str) -> Self:
-        """Give this object a name of its own, so that two of a class can be registered."""
+        """Set the name of this object, so that two plugins of a class can be registered."""
         self.name = name
         return self
 
     def when(self, condition: When | None = None, *, phases: Sequence[str] = (), sets: Sequence[str] = ()) -> Self:
-        """Call the handlers of this object only while a condition holds; give it before the plugin is registered.
+        """Call the handlers only while a condition holds.
 
-        The condition is asked before each handler. Within a window of micro-batches, and within a validation or test,
-        what it said before the first of them counts for the others: none is split. `TrainStart`, `CheckpointLoaded`,
-        `RunFailed` and `RunClosed` always come. What several calls are given must all hold. Nothing of it is saved:
-        a resumed run asks again.
+        Call this before the plugin is registered. The condition is evaluated before each handler, but it never splits a
+        window of micro-batches, a validation or a test: its value at the first handler applies to all of it.
+        `TrainStart`, `CheckpointLoaded`, `RunFailed` and `RunClosed` are always handled. The conditions of several
+        calls must all hold. Conditions are not saved: a resumed run evaluates them again.
 
         Args:
-            condition: a function of the run, such as `lambda run: run.progress.epoch >= 3`, or `Between(...)`; on
-                several ranks it must say the same on all of them.
-            phases: the phases to be called in: `train`, `validation`, `test`.
-            sets: names of validation or test sets: of evaluations, to be called for the batches of these only.
+            condition: a function of the run, such as `lambda run: run.progress.epoch >= 3`, or `Between(...)`. It must
+                return the same on all ranks.
+            phases: the phases in which to call the handlers: `train`, `validation`, `test`.
+            sets: the names of validation or test sets; in evaluations, only their batches are handled.
 
         Raises:
-            TypeError: nothing is given, or what is no condition.
-            ValueError: there is no such phase, or no phase or set in which all calls hold.
+            TypeError: there is no argument, or the condition is invalid.
+            ValueError: a phase is unknown, or several calls exclude each other.
         """
         from .conditions import Condition
 
@@ -110,78 +112,84 @@ class Plugin:
         return self
 
     def reset(self) -> None:
-        """Forget the former training: one object may be in several. Called before `TrainStart`, if this takes part.
+        """Discard what the object remembers of an earlier training.
 
-        A validation or a test on its own resets nothing, nor does a run on a rank where the handlers do not run.
+        Called before `TrainStart` of every training in which the plugin takes part. A validation or test alone resets
+        nothing.
         """
 
     def describe(self, run: Run) -> str:
-        """Return what this will do in a run, such as `saves to runs every 100 steps`; empty where nobody needs to know.
+        """Return the plugin's part in a run, such as `saves to runs every 100 steps`.
 
-        Called when the run has its state and before its first epoch, and by `trainer.plan(task, train, ...)`, which
-        begins no run.
+        Called after the run has restored its state and before its first epoch, and by `trainer.plan(task, train, ...)`,
+        which starts no run. Return an empty text if there is nothing to say.
         """
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain types and tensors. Saved under the plugin's name.
+        """Return the state for checkpoints, as plain types and tensors.
 
-        An empty one means that the plugin is as `reset` and `TrainStart` leave it.
+        An empty state means that the plugin is as `reset` and `TrainStart` leave it.
         """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; called after every `TrainStart` handler, and when a run rolls back.
+        """Continue from a saved state.
 
-        It takes whatever `state_dict` returns. An empty state is given when a run rolls back to where this plugin had
-        one: be as `reset` and `TrainStart` leave you. At a resume it is not given, as both have just been called.
+        Called after every handler of `TrainStart`, and when a run rolls back. It must accept every result of
+        `state_dict`. A roll-back also passes an empty state: restore what `reset` and `TrainStart` set. A resume does
+        not pass empty states.
         """
 
     def migrate_state(self, state: dict[str, Any], version: int) -> Mapping[str, Any]:
-        """Return a state that was saved with an older `state_version` as `load_state_dict` takes it now."""
+        """Convert a state of an older `state_version` to the current format."""
         raise NotImplementedError
 
     def rehearse(self, folder: Path) -> Iterable[Path]:
-        """Write to `folder` from now on, and return where this would have written instead.
+        """Write to `folder` from now on; return the paths that it would write to.
 
-        Called before a rehearsal, in which nothing may be written elsewhere. Set attributes and open nothing: all of
-        them are put back after it. Whatever continues what lies in its own place, a resume say, does so in `folder`.
+        Called before a rehearsal, which must not write anywhere else. Set attributes, but do not open files: the
+        attributes are restored afterwards. A plugin that continues from existing files, such as a resume, reads them
+        from `folder`.
         """
         return ()
 
     def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
-        """Return how often this would request a `log`, a `validation` and a `save` in a run, where that is known.
+        """Return how many `log`, `validation` and `save` requests it will make in a run.
 
-        One that writes checkpoints also returns how many would be `kept` at once, where it does not keep all.
+        Omit numbers that are unknown. A plugin that writes checkpoints also returns how many are `kept` at the same
+        time, if it removes some.
 
         Args:
-            totals: what the run would count, as far as it is known: `epochs`, `batches`, `samples`, `seconds`, `steps`.
+            totals: the known totals of the run: `epochs`, `batches`, `samples`, `seconds`, `steps`.
         """
         return {}
 
     def close(self) -> None:
-        """Close files, bars and the like. Called after `RunClosed`, when disabled, when unregistered."""
+        """Close files, progress bars and so on.
+
+        Called after `RunClosed`, and when the plugin is disabled or unregistered.
+        """
 
 
 def _recorded(constructor: FunctionType) -> Callable[..., None]:
-    """Return a constructor that keeps the texts of its arguments in the object, for `repr`: no reference to a value."""
     explained = explains_arguments(constructor)
 
     @wraps(constructor)
     def construct(self: Any, *values: Any, **options: Any) -> None:
-        if ARGUMENTS not in self.__dict__:  # or a class of which this one inherits: the first has all arguments
+        if ARGUMENTS not in self.__dict__:  # else this is the constructor of a base class
             code, defaults = constructor.__code__, constructor.__defaults__ or ()
             names = code.co_varnames[1 : code.co_argcount]
-            given = dict(zip([*names, *map(str, range(len(values)))], values, strict=False)) | options
+            arguments = dict(zip([*names, *map(str, range(len(values)))], values, strict=False)) | options
             if names and len(names) == len(defaults) and defaults[0] is not None:
-                given = {names[0]: defaults[0]} | given
-            self.__dict__[ARGUMENTS] = {name: show_value(value) for name, value in given.items()}
+                arguments = {names[0]: defaults[0]} | arguments
+            self.__dict__[ARGUMENTS] = {name: show_value(value) for name, value in arguments.items()}
         explained(self, *values, **options)
 
     return construct
 
 
 def snake_case(name: str) -> str:
-    """Return a class name as a plugin name: `EarlyStopping` is `early_stopping`, `NaNGuard` is `nan_guard`."""
+    """Return a class name as a plugin name: `NaNGuard` becomes `nan_guard`."""
     name = name.replace("NaN", "Nan")
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -1,4 +1,4 @@
-"""What to use or install instead of a name that is not here: a package, or our word for that of another framework."""
+"""What to use or install instead of a missing name: a package, or the equivalent of another framework's name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..events.checks import did_you_mean
 
 KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
-# The section of `hints.toml` on the arguments of a function; that of a plugin for any other.
+# The section of `hints.toml` for the arguments of a function; any other function is a plugin.
 SECTIONS = dict.fromkeys(("validate", "test", "predict"), "evaluation") | dict.fromkeys(
     ("fit", "run", "standard", "Supervised"), "arguments"
 )
@@ -27,55 +27,54 @@ def missing_name(name: str, names: Iterable[str], caller: FrameType) -> Attribut
 
     Args:
         name: the missing name.
-        names: those that there are.
-        caller: the frame that needs the name. An import statement replaces an AttributeError by another error,
-            without our sentence, so it gets an ImportError.
+        names: the existing names.
+        caller: the frame that needs the name. An import statement gets an ImportError, because Python would replace an
+            AttributeError and lose its text.
     """
     text = how_to_import(name) or did_you_mean(name, names).strip()
     if instead := hint(name, "classes"):
-        text = f"Here it is{instead}. {how_to_import(instead.strip())}"
+        text = f"Use{instead}. {how_to_import(instead.strip())}"
     is_import = opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM"
     return (ImportError if is_import else AttributeError)(f"heliograph has no {name!r}. {text}".rstrip())
 
 
 def hint(word: str, section: str = "arguments") -> str:
-    """Return the tail of an error sentence about a word of other frameworks: what it is here; empty for others."""
+    """Return what replaces a name of another framework, or an empty text."""
     return next((f" {text}" for text, words in hints()[section].items() if word in words.split()), "")
 
 
 @cache
 def hints() -> Mapping[str, Mapping[str, str]]:
-    """Return the sections of `hints.toml`: words of other frameworks by what is said of them."""
     return tomllib.loads(Path(__file__).with_name("hints.toml").read_text(encoding="utf-8"))
 
 
 def explain_call(error: TypeError, function: Callable[..., Any], count: int, options: Iterable[str]) -> str:
-    """Return what is wrong with the arguments of a call; empty if they are right, and the error is another one.
+    """Return what is wrong with the arguments of a call, or "" for another error.
 
     Args:
-        error: what the call raised, with the frame of the caller.
-        function: what was called.
-        count: how many arguments were given by position.
-        options: the names of the others.
+        error: the error of the call, with the frame of the caller.
+        function: the called function.
+        count: the number of positional arguments.
+        options: the names of the keyword arguments.
     """
     if error.__traceback__ is None:
         return ""
     parameters = signature(function).parameters
-    named = [name for name, each in parameters.items() if each.kind in KEYWORD and name != "self"]
+    named = [name for name, parameter in parameters.items() if parameter.kind in KEYWORD and name != "self"]
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     unknown = [word for word in options if word not in named]
     if error.__traceback__.tb_next is not None and not (unknown and "unexpected keyword argument" in str(error)):
-        return ""  # within the function
+        return ""  # raised within the function
     if unknown:
         text = did_you_mean(unknown[0], named) or hint(unknown[0], SECTIONS.get(name, "plugin"))
         return f"{name} has no argument {unknown[0]!r}.{text} Known: {', '.join(named)}."
     by_place = [name for name in parameters if parameters[name].kind is Parameter.POSITIONAL_OR_KEYWORD]
     form = ", ".join(name if name in by_place else f"{name}=..." for name in named)
-    return f"{error}.{' Give the others by name.' * (count > len(by_place))} Arguments: {form or 'none'}."
+    return f"{error}.{' Pass the others by name.' * (count > len(by_place))} Arguments: {form or 'none'}."
 
 
 def how_to_import(name: str) -> str:
-    """Return a sentence on a public name of a package: how to import it, or what to install first; empty for others."""
+    """Return how to import or install a name of a package, or an empty text."""
     package = NAMES.get(name)
     if package is None:
         return ""
@@ -87,13 +86,12 @@ def how_to_import(name: str) -> str:
 
 
 def how_to_install(package: str) -> str:
-    """Return the sentence that says how to install a first-party package."""
+    """Return how to install a first-party package."""
     paths = [f"./packages/{name}" for name in (*NEEDS.get(package, ()), package)]
     return f"It is in heliograph-{package}: pip install {' '.join(paths)}"
 
 
 def _by_name(section: str) -> dict[str, str]:
-    """Return the package of each name in a section of `packages.toml`."""
     return {name: package for package, names in PROVIDED[section].items() for name in names.split()}
 
 

@@ -1,4 +1,4 @@
-"""What plugins have to say of a run: their states, for a checkpoint; their plans before it; what was never called."""
+"""Plugins at the start and end of a run: their states, their descriptions, and handlers that were never called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .entry import PluginEntry
 from .filters import Filter
 from .order import Handler
 
-# What all is well without.
+# A handler of these events need not be called in a training.
 OPTIONAL = frozenset({
     ev.ChangeServed, ev.CheckpointLoaded, ev.CheckpointPruned, ev.CheckpointSaved, ev.LastBoundary, ev.PluginChanged,
     ev.PluginFailed, ev.PredictBatchEnd, ev.PredictBatchStart, ev.PredictEnd, ev.PredictStart, ev.Replay,
@@ -31,9 +31,9 @@ WORDS: dict[type[Event], str] = {
         (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd), "validation"
     ),
 }
-MENDS = {
-    "log": "nobody requested a log: add LogSchedule(steps=50)",
-    "save": "nobody requested a save: add SaveSchedule(epochs=1)",
+REMEDIES = {
+    "log": "no plugin requested a log: add LogSchedule(steps=50)",
+    "save": "no plugin requested a save: add SaveSchedule(epochs=1)",
     "validation": "there was no validation: pass validation= to fit, and add ValidationSchedule(epochs=1)",
 }
 
@@ -41,19 +41,19 @@ MENDS = {
 def uncalled(
     entries: Collection[PluginEntry], emitted: Container[type[Event]], note: Callable[[str], None]
 ) -> Iterator[str]:
-    """Yield a sentence for each handler that was not called, though it is not optional.
+    """Yield a sentence for each required handler that was not called.
 
     Args:
         entries: the plugins.
         emitted: the events of the run.
-        note: called with a line for each plugin whose condition never held, though nobody said that it would.
+        note: called with a line for each plugin whose condition never held and was not expected to.
     """
     asked = {word for entry in entries if entry.is_active for word in entry.declared("asks")}
     for entry in entries:
         if not entry.is_active:
             continue
         if entry.gate is not None:
-            yield from _shut(entry.name, entry.gate, note)
+            yield from _unmet_conditions(entry.name, entry.gate, note)
             if not entry.gate.passed:
                 continue
         methods: dict[str, list[tuple[type[Event], Handler]]] = {}
@@ -66,13 +66,12 @@ def uncalled(
                 continue
             said = f"Plugin {entry.name!r}: its handler {method} was never called"
             if not any(event in emitted for event in events):
-                yield f"{said}: {_why(events, asked)}."
+                yield f"{said}: {_reason(events, asked)}."
             elif not any(_has_passed(whens[id(handler)]) for event, handler in handlers if event in emitted):
-                yield f"{said}: its filter {whens[id(handlers[0][1])]} let no {_names(events)} through."
+                yield f"{said}: its filter {whens[id(handlers[0][1])]} let no {_event_names(events)} through."
 
 
-def _shut(name: str, gate: ConditionGate, note: Callable[[str], None]) -> Iterator[str]:
-    """Yield a sentence where a condition never held, or where its sets never came."""
+def _unmet_conditions(name: str, gate: ConditionGate, note: Callable[[str], None]) -> Iterator[str]:
     condition = gate.condition
     if not gate.passed:
         said = f"Plugin {name!r} was never on: it is called {condition}"
@@ -80,40 +79,40 @@ def _shut(name: str, gate: ConditionGate, note: Callable[[str], None]) -> Iterat
             yield f"{said}."
         else:
             note(said)
-    for each in condition.sets if gate.seen else ():
-        if each not in gate.seen:
-            yield f"Plugin {name!r} waits for batches of the set {each!r}, which came in no evaluation." + known_names(
-                each, gate.seen
+    for dataset in condition.sets if gate.seen else ():
+        if dataset not in gate.seen:
+            yield (
+                f"Plugin {name!r} waits for batches of the set {dataset!r}, which came in no evaluation."
+                + known_names(dataset, gate.seen)
             )
 
 
 def _has_passed(when: object) -> bool:
-    """Return whether a filter let something through, as far as that can be known; time is nothing to rely on."""
+    """Return whether a filter has passed an event, as far as that is known."""
     return not isinstance(when, Filter) or when.passed or when.unit == "seconds"
 
 
-def _why(events: list[type[Event]], asked: Container[str]) -> str:
+def _reason(events: list[type[Event]], asked: Container[str]) -> str:
     for event in events:
         if event is ev.EpochEnd:
             return "the run ended within its first epoch"
         if (word := WORDS.get(event)) is not None:
-            return f"no {word} was due before the run ended" if word in asked else MENDS[word]
-    return f"nobody emitted {_names(events)}"
+            return f"no {word} was due before the run ended" if word in asked else REMEDIES[word]
+    return f"{_event_names(events)} was never emitted"
 
 
-def _names(events: list[type[Event]]) -> str:
+def _event_names(events: list[type[Event]]) -> str:
     return " or ".join(event.name for event in events)
 
 
 class Lines(str):
-    """A text of several lines that a REPL shows as such."""
+    """A text of several lines that a REPL shows without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def plan(bus: Bus) -> str:
-    """Return the handlers of every event that has some, in their order."""
     lines: list[str] = []
     for signal in bus.signals():
         subscriptions = sorted(signal.subscriptions.values(), key=lambda subscription: subscription.position)
@@ -127,7 +126,6 @@ def plan(bus: Bus) -> str:
 
 
 def descriptions(entries: Iterable[PluginEntry], run: Run, forgive: Forgive) -> dict[str, str]:
-    """Return what each active plugin says that it will do in a run, by its name, where it says something."""
     texts: dict[str, str] = {}
     for entry in entries:
         if not (entry.is_active and hasattr(entry.plugin, "describe")):
@@ -137,12 +135,12 @@ def descriptions(entries: Iterable[PluginEntry], run: Run, forgive: Forgive) -> 
             if entry.gate is not None:
                 texts[entry.name] = f"{texts[entry.name]}, {entry.gate.condition}".lstrip(", ")
         except BaseException as error:
-            if not forgive(entry, "describe", "it cannot say what it will do", error):
+            if not forgive(entry, "describe", "the plan does not describe it", error):
                 raise
     return {name: text for name, text in texts.items() if text}
 
 
-Check = Callable[[Any, str], object]  # of a state and its name: raises TypeError where it cannot be saved
+Check = Callable[[Any, str], object]  # called with a state and a name for it; raises TypeError if it cannot be saved
 Forgive = Callable[[PluginEntry, str, str, BaseException], bool]
 
 
@@ -150,18 +148,19 @@ class States:
     """The states of a trainer's plugins.
 
     Args:
-        entries: the plugins by their names.
-        forgive: given a plugin, what failed, what comes of it and the error, returns whether the run continues.
+        entries: the plugins by name.
+        forgive: called with a plugin, the failed method, the consequence and the error; returns True if the run
+            continues.
     """
 
     def __init__(self, entries: Mapping[str, PluginEntry], forgive: Forgive) -> None:
         self._entries, self._forgive = entries, forgive
 
     def save(self, check: Check | None = None) -> dict[str, Any]:
-        """Return a copy of every plugin's state by name; an observer's that cannot be had or saved is left out."""
+        """Return a copy of every plugin's state, without observers that fail."""
         states: dict[str, Any] = {}
         for entry in self._stateful():
-            with self._spared(entry, "state_dict", "its state is not saved"):
+            with self._tolerating_errors(entry, "state_dict", "its state is not saved"):
                 state = copied(entry.plugin.state_dict())
                 if check is not None and entry.is_observer:
                     check(state, "its state")
@@ -169,42 +168,39 @@ class States:
         return states
 
     def versions(self) -> dict[str, int]:
-        """Return the versions of the states by name, but for those of version 1."""
         return {entry.name: version for entry in self._stateful() if (version := entry.state_version) != 1}
 
     def load(
         self, states: Mapping[str, Any], versions: Mapping[str, int], path: Path | None, *, goes_back: bool
     ) -> tuple[list[str], list[str]]:
-        """Give every plugin its saved state. `Plugins.load_state_dict` says what the arguments are."""
+        """Restore the state of every plugin; see `Plugins.load_state_dict`."""
         missing: list[str] = []
         mine = self._stateful()
         for entry in mine:
             state = states.get(entry.name)
             if state:
-                self._give(entry, state, versions.get(entry.name, 1), path)
-            elif self._has_something(entry):
+                self._load_state(entry, state, versions.get(entry.name, 1), path)
+            elif self._has_state(entry):
                 if goes_back and state is not None:
-                    self._empty(entry, path)
+                    self._clear_state(entry, path)
                 else:
                     missing.append(entry.name)
         names = {entry.name for entry in mine}
         return missing, [name for name, state in states.items() if state and name not in names]
 
     def save_filters(self, origin: Progress, check: Check | None = None) -> dict[str, Any]:
-        """Return the state of every handler's filter, by the plugin's name and `<method>/<event>`."""
         states: dict[str, Any] = {}
         for entry in self._entries.values():
-            with self._spared(entry, "state_dict of a filter", "the states of its filters are not saved"):
-                if own := {key: when.state_dict(origin) for key, when in entry.stateful_filters().items()}:
+            with self._tolerating_errors(entry, "state_dict of a filter", "the states of its filters are not saved"):
+                if filter_states := {key: when.state_dict(origin) for key, when in entry.stateful_filters().items()}:
                     if check is not None and entry.is_observer:
-                        check(own, "the state of its filters")
-                    states[entry.name] = own
+                        check(filter_states, "the state of its filters")
+                    states[entry.name] = filter_states
         return states
 
     def load_filters(self, origin: Progress, states: Mapping[str, Any]) -> None:
-        """Give every handler's filter its saved state; one without begins where the run began."""
         for entry in self._entries.values():
-            with self._spared(entry, "load_state_dict of a filter", "its filters begin here"):
+            with self._tolerating_errors(entry, "load_state_dict of a filter", "its filters begin here"):
                 for key, when in entry.stateful_filters().items():
                     when.load_state_dict(origin, states.get(entry.name, {}).get(key, {}))
 
@@ -212,49 +208,46 @@ class States:
         return [entry for entry in self._entries.values() if hasattr(entry.plugin, "state_dict")]
 
     @contextmanager
-    def _spared(self, entry: PluginEntry, what: str, consequence: str) -> Iterator[None]:
-        """Continue in spite of what an observer's state raises; name the plugin in what another's raises."""
+    def _tolerating_errors(self, entry: PluginEntry, method: str, consequence: str) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            if not self._forgive(entry, what, consequence, error):
-                error.add_note(f"heliograph: in {what} of plugin {entry.name!r}")
+            if not self._forgive(entry, method, consequence, error):
+                error.add_note(f"heliograph: in {method} of plugin {entry.name!r}")
                 raise
 
-    def _has_something(self, entry: PluginEntry) -> bool:
-        with self._spared(entry, "state_dict", "whether it has a state is not known"):
+    def _has_state(self, entry: PluginEntry) -> bool:
+        with self._tolerating_errors(entry, "state_dict", "whether it has a state is not known"):
             return bool(entry.plugin.state_dict())
         return True
 
-    def _give(self, entry: PluginEntry, state: Any, version: int, path: Path | None) -> None:
-        """Restore a plugin from a state, migrated if needed."""
+    def _load_state(self, entry: PluginEntry, state: Any, version: int, path: Path | None) -> None:
         where = f"continue from its state in {path or 'the snapshot'}"
-        with self._spared(entry, "load_state_dict", "it continues without its state"):
+        with self._tolerating_errors(entry, "load_state_dict", "it continues without its state"):
             if version > (now := entry.state_version):
                 raise ValueError(
-                    f"Plugin {entry.name!r} cannot {where}: that is of version {version}, and the plugin reads up to "
-                    f"{now}. Update the plugin's package. {_other_name(entry)}"
+                    f"Plugin {entry.name!r} cannot {where}: the state has version {version}, but the plugin reads "
+                    f"versions up to {now}. Update the plugin's package. {_how_to_start_fresh(entry)}"
                 )
             state = deepcopy(state)
             if version < now:
-                mend = f"It has to take a state of version {version}. {_other_name(entry)}"
-                with _explained(entry, where, "migrate_state", mend):
+                remedy = f"It must accept a state of version {version}. {_how_to_start_fresh(entry)}"
+                with _naming_plugin(entry, where, "migrate_state", remedy):
                     state = entry.plugin.migrate_state(state, version)
-            with _explained(entry, where, "load_state_dict", f"{OTHER_FORM} {_other_name(entry)}"):
+            with _naming_plugin(entry, where, "load_state_dict", f"{FORMAT_CHANGED} {_how_to_start_fresh(entry)}"):
                 entry.plugin.load_state_dict(state)
 
-    def _empty(self, entry: PluginEntry, path: Path | None) -> None:
-        """Return a plugin to where it had nothing to remember."""
-        where = f"go back to {path or 'a snapshot'}, where it had an empty state"
+    def _clear_state(self, entry: PluginEntry, path: Path | None) -> None:
+        where = f"roll back to {path or 'a snapshot'}, in which its state is empty"
         with (
-            self._spared(entry, "load_state_dict({})", "it keeps what it has"),
-            _explained(entry, where, "load_state_dict({})", "It has to take what its state_dict returned."),
+            self._tolerating_errors(entry, "load_state_dict({})", "its state did not change"),
+            _naming_plugin(entry, where, "load_state_dict({})", "It must accept every result of its state_dict."),
         ):
             entry.plugin.load_state_dict({})
 
 
 def copied(state: Any) -> Any:
-    """Return a deep copy: most states are plain values in dicts and lists, each of which `deepcopy` asks ten things."""
+    """Return a deep copy; faster than `deepcopy` for plain values in dicts and lists."""
     return _copied(state, {})
 
 
@@ -268,28 +261,27 @@ def _copied(state: Any, memo: dict[int, Any]) -> Any:
     if copy is None:
         copy = memo[id(state)] = kind()
         if kind is list:
-            copy += [each if type(each) in PLAIN else _copied(each, memo) for each in state]
+            copy += [item if type(item) in PLAIN else _copied(item, memo) for item in state]
         else:
-            for key, each in state.items():
-                copy[_copied(key, memo)] = each if type(each) in PLAIN else _copied(each, memo)
+            for key, item in state.items():
+                copy[_copied(key, memo)] = item if type(item) in PLAIN else _copied(item, memo)
     return copy
 
 
-OTHER_FORM = (
-    "If its state had another form then, use the version of the plugin that saved it, or give the plugin a "
-    "state_version and a migrate_state."
+FORMAT_CHANGED = (
+    "If the format of its state has changed, use the version of the plugin that saved it, or define state_version and "
+    "migrate_state."
 )
 
 
 @contextmanager
-def _explained(entry: PluginEntry, where: str, method: str, mend: str) -> Iterator[None]:
-    """Name the plugin and the file in what one of its methods raises."""
+def _naming_plugin(entry: PluginEntry, where: str, method: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        what = f"Plugin {entry.name!r} cannot {where}: {method} raised {describe_error(error)}"
-        raise ValueError(f"{what}. {mend}") from error
+        summary = f"Plugin {entry.name!r} cannot {where}: {method} raised {describe_error(error)}"
+        raise ValueError(f"{summary}. {remedy}") from error
 
 
-def _other_name(entry: PluginEntry) -> str:
-    return f"As {type(entry.plugin).__name__}(...).named('{entry.name}_2') it starts fresh."
+def _how_to_start_fresh(entry: PluginEntry) -> str:
+    return f"To start it fresh, rename it: {type(entry.plugin).__name__}(...).named('{entry.name}_2')."

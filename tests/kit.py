@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from heliograph import (
+    CATALOGUE,
     BatchEnd,
+    Bus,
     Checkpoint,
+    Event,
     Every,
+    Lane,
     Plugin,
     RNGCapture,
     Run,
@@ -162,3 +166,31 @@ def newest_log(folder: Path) -> Path:
 def contents(folder: Path) -> dict[str, bytes]:
     """Return the bytes of every file in a folder of checkpoints, but for the proofs of the steps between them."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".steps"}
+
+
+class EventRecorder:
+    """Records the events of a bus, in order.
+
+    Args:
+        bus: the bus to subscribe to.
+        events: the event classes to record; by default the whole catalogue.
+        lane: the lane of the handlers; `REPORT` runs after all others.
+
+    Attributes:
+        trace: the names of the events.
+        events: the events.
+    """
+
+    def __init__(self, bus: Bus, events: Iterable[type[Event]] = CATALOGUE, *, lane: Lane = Lane.REPORT) -> None:
+        self.trace: list[str] = []
+        self.events: list[Event] = []
+        self._handles = [bus.on(event, self._record, lane=lane) for event in events]
+
+    def _record(self, run: Run, event: Event) -> None:
+        self.trace.append(event.name)
+        self.events.append(event)
+
+    def stop(self) -> None:
+        """Unsubscribe from the bus."""
+        for handle in self._handles:
+            handle.remove()

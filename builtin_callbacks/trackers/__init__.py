@@ -1,1 +1,1 @@
-"""Trackers: pages, databases and files that show a run; `tracker.py` is what they have in common."""
+"""Trackers of runs: pages, databases and files. `tracker.py` contains their base class."""

@@ -1,4 +1,4 @@
-"""A table of what was logged, for spreadsheets."""
+"""A table of the logged metrics, for spreadsheets."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ END: Final = b"\n"
 
 
 class CSVLog(Tracker):
-    """Write metrics to a file of comma-separated values: a row for each step at which something was logged.
+    """Write metrics to a CSV file: one row for each step with logged metrics.
 
-    The first columns say where that was: `step`, `epoch`, `samples`, `seconds`, the `attempt` (from 1, one more at each
-    resume), `rollbacks` (how often the run had gone back by then) and `training`, the same in all attempts. Each metric
-    has a column; one that comes later is added to the file, with empty fields above. What several events log at a step
-    is in one row. NaN is `nan`, infinity `inf`.
+    The first columns are the position: `step`, `epoch`, `samples`, `seconds`, the `attempt` (from 1, increased at each
+    resume), `rollbacks` (how often the run has rolled back) and `training`, which is equal in all attempts. Each metric
+    has a column; a new metric adds one, with empty fields in earlier rows. Metrics of several events at the same step
+    are in one row. NaN is written as `nan`, infinity as `inf`.
 
-    A file of another training is never touched: where `log.csv` holds one, a fresh fit writes `log-2.csv`, and notes
-    that in the result. A resumed one continues its own file, and first removes the rows that were written after its
-    checkpoint. Rows that could not be written are counted in a warning. How the run ended is not in the table.
+    A file of another training is never changed: if `log.csv` contains one, a new training writes `log-2.csv` and notes
+    this in the result. A resumed training continues its own file, after removing the rows that were written after its
+    checkpoint. Rows that could not be written are counted in a warning. The table does not show how the run ended.
 
     Args:
-        path: the file; its folder is made where it is missing.
+        path: the file; its folder is created if it does not exist.
     """
 
-    patience = 2.0  # a disk answers at once, or it is full
+    patience = 2.0  # a disk responds immediately unless it is full
     is_local = True
 
     def __init__(self, path: str | Path) -> None:
@@ -47,18 +47,17 @@ class CSVLog(Tracker):
         self._reached = NEVER  # the last row of a file that is continued
 
     def describe(self, run: Run) -> str:
-        """Say where rows are written."""
         return f"logs to {self.path}"
 
     def open(self, page: Page) -> str:
-        """Begin a file, or continue that of the training, without what was written after its checkpoint."""
+        """Create a file, or continue the training's file up to its checkpoint."""
         self._close_sheet()
         name, _, training = (page.id or "").rpartition(":")
         self._training = training or page.training_id[:8]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        own = self._own(name)
-        path = own or make_numbered(self.path)
-        if own is None and path != self.path:
+        existing = self._file_of_training(name)
+        path = existing or make_numbered(self.path)
+        if existing is None and path != self.path:
             self._remark(name_other(self.path, path))
         self._sheet, self._reached = Sheet(path), NEVER
         if page.resumed_at is not None:
@@ -68,7 +67,7 @@ class CSVLog(Tracker):
         return f"{path.name}:{self._training}"
 
     def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
-        """Write a row, or further fields of the last one where that is of the same step."""
+        """Write a row, or add fields to the last row if it has the same step."""
         assert self._sheet is not None, "rows come after open"
         fields = {name: repr(float(value)) for name, value in values.items()}
         key, last = (place.rollbacks, place.step), self._sheet.last
@@ -80,11 +79,9 @@ class CSVLog(Tracker):
             self._sheet.append(self._head(place) | fields)
 
     def finish(self, status: str) -> None:
-        """Close the file."""
         self._close_sheet()
 
     def close(self) -> None:
-        """Close the file, also where it could not be finished."""
         super().close()
         self._close_sheet()
 
@@ -100,8 +97,7 @@ class CSVLog(Tracker):
             "training": self._training,
         }
 
-    def _own(self, made: str) -> Path | None:
-        """Return the file of this training: one that holds rows of it, or that it has made and not written to yet."""
+    def _file_of_training(self, made: str) -> Path | None:
         for path in filter(is_text, find_numbered(self.path)):
             last = last_row(path)
             if last.get("training") == self._training or (path.name == made and not last and _is_begun(path)):
@@ -110,7 +106,6 @@ class CSVLog(Tracker):
 
 
 def _is_begun(path: Path) -> bool:
-    """Return whether a file is empty, or has at least the beginning of a table's first line."""
     head, content = ",".join(HEAD).encode(), path.read_bytes()
     return content[: len(head)] == head[: len(content)]
 
@@ -120,37 +115,36 @@ def _key(row: Row) -> tuple[int, int]:
 
 
 class Sheet:
-    """An open file whose first line names the columns.
+    """An open file whose first line contains the names of the columns.
 
-    A line that a kill cut short is removed when it is opened.
+    Opening removes a line that was truncated by a kill.
 
     Args:
         path: an existing file; an empty one has no columns yet.
 
     Attributes:
-        columns: their names, in order.
-        last: the last row; empty where there is none.
+        columns: the names of the columns, in order.
+        last: the last row; empty if there is none.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = path.open("r+b", buffering=0)
         content = path.read_bytes()
-        whole = content[: content.rfind(END) + 1]
-        if whole != content:
-            self._file.truncate(len(whole))
-        self._end, self._last_at = len(whole), whole.rfind(END, 0, -1) + 1
-        self.columns, *rows = _parse(whole) or [[]]
+        complete = content[: content.rfind(END) + 1]
+        if complete != content:
+            self._file.truncate(len(complete))
+        self._end, self._last_at = len(complete), complete.rfind(END, 0, -1) + 1
+        self.columns, *rows = _parse(complete) or [[]]
         self.last: Row = dict(zip(self.columns, rows[-1], strict=False)) if rows else {}
 
     def append(self, row: Row) -> None:
-        """Write a row below the others; columns that are new come last."""
         self._widen(row)
         self._write(self._end, self._line(row))
         self.last = row
 
     def extend_last(self, values: Row) -> None:
-        """Write further values into the last row, or others in the place of its own."""
+        """Add or replace values in the last row."""
         self._widen(values)
         row = self.last | values
         line = self._line(row)
@@ -161,14 +155,12 @@ class Sheet:
         self.last = row
 
     def keep(self, is_kept: Callable[[Row], bool]) -> None:
-        """Remove rows, if there are such."""
         rows = self._rows()
-        kept = [row for row in rows if is_kept(row)]
-        if len(kept) < len(rows):
-            self._rewrite(self.columns, kept)
+        remaining = [row for row in rows if is_kept(row)]
+        if len(remaining) < len(rows):
+            self._rewrite(self.columns, remaining)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _rows(self) -> list[Row]:
@@ -179,14 +171,13 @@ class Sheet:
             self._rewrite([*self.columns, *new], self._rows())
 
     def _rewrite(self, columns: list[str], rows: list[Row]) -> None:
-        """Replace the file by one with these columns and rows: whoever looks at it sees the old one or the new one."""
         aside = self.path.with_name(self.path.name + ".tmp")
         lines = [_joined(columns), *(_joined(row.get(name, "") for name in columns) for row in rows)]
         try:
             aside.write_bytes(b"".join(lines))
             aside.replace(self.path)
         except OSError:
-            aside.unlink(missing_ok=True)  # a full disk needs its room
+            aside.unlink(missing_ok=True)  # frees space on a full disk
             raise
         self._file.close()
         self._file = self.path.open("r+b", buffering=0)
@@ -198,13 +189,12 @@ class Sheet:
         return _joined(row.get(name, "") for name in self.columns)
 
     def _write(self, at: int, line: bytes) -> None:
-        """Write the last line, which is not shorter than before; where that fails, leave the file as it was."""
-        former = b"" if at == self._end else os.pread(self._file.fileno(), self._end - at, at)
+        previous = b"" if at == self._end else os.pread(self._file.fileno(), self._end - at, at)
         try:
             self._put(at, line)
         except OSError:
-            self._put(at, former)
-            self._file.truncate(at + len(former))
+            self._put(at, previous)
+            self._file.truncate(at + len(previous))
             raise
         self._last_at, self._end = at, at + len(line)
 
@@ -215,7 +205,7 @@ class Sheet:
 
 
 def last_row(path: Path) -> Row:
-    """Return the last whole row of a file, which is not touched; nothing where there is none."""
+    """Return the last complete row of a file; empty if there is none."""
     content = path.read_bytes()
     header, *rows = _parse(content[: content.rfind(END) + 1]) or [[]]
     return dict(zip(header, rows[-1], strict=False)) if rows else {}

@@ -1,4 +1,4 @@
-"""Curves, images and more for TensorBoard."""
+"""Metrics, images and more for TensorBoard."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from ...core.system.extras import require
 from ...events import Event, Run
 from .tracker import Page, Place, Tracker
 
-_NUMBERS = count()  # files that are made in the same second
-_REVERSED, _MASK, _ALL = 0x82F63B78, 0xA282EAD8, 0xFFFFFFFF  # the polynomial of CRC-32C; what TFRecord files add
+_NUMBERS = count()  # distinguishes files of the same second
+_REVERSED, _MASK, _ALL = 0x82F63B78, 0xA282EAD8, 0xFFFFFFFF  # the polynomial of CRC-32C, the mask of TFRecord files
 
 
 class TensorBoard(Tracker):
-    """Write metrics, learning rates, images, texts, histograms and curves for TensorBoard.
+    """Write metrics, images, texts, histograms and curves for TensorBoard.
 
-    The throughput, `train/samples_per_second` and, where losses are sums over tokens, `train/tokens_per_second`, is
-    measured over the time since the last log, validation included. The gradient norm is there when
-    `GradientClipping` is. Where the folder holds the curves of another run, a fresh one writes to a folder in it,
-    `<run>_<date>_<time>`, which TensorBoard shows beside them. A run that is resumed or goes back writes to its own
-    folder again; steps beyond the checkpoint are purged. A file that is kept is shown as the text of its path.
+    The learning rates and the throughput are added to the logged metrics: `train/samples_per_second` and, if losses are
+    sums over tokens, `train/tokens_per_second`, measured since the last log, including validations. `GradientClipping`
+    adds the gradient norm.
+
+    If the folder contains another run, a new one writes to the subfolder `<run>_<date>_<time>`, which TensorBoard shows
+    next to it. A resumed or rolled-back run writes to its own folder again and purges the steps after the checkpoint. A
+    stored file is shown as the text of its path.
 
     Args:
-        folder: where the event files go; made where it is missing.
+        folder: the folder of the event files; created if it does not exist.
     """
 
     name = "tensorboard"
     rehearses = True
-    patience = 2.0  # a disk answers at once, or it is full
+    patience = 2.0  # a disk responds immediately unless it is full
     is_local = True
 
     def __init__(self, folder: str | Path) -> None:
@@ -51,29 +53,26 @@ class TensorBoard(Tracker):
         self._latest: dict[str, float] = {}
 
     def describe(self, run: Run) -> str:
-        """Say where curves are written."""
         return f"logs to {self.folder / (self._page_id or '')}"
 
     def rehearse(self, folder: Path) -> list[Path]:
-        """Write the curves elsewhere."""
-        former, self.folder = self.folder, folder
-        return [former]
+        original, self.folder = self.folder, folder
+        return [original]
 
     def prepare(self, run: Run) -> None:
-        """Import what shows hyper-parameters, if there are some."""
+        """Import the module for hyper-parameters, if there are any."""
         if run.hyper_parameters:
             _summaries()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Import what draws the records that the checkpoint had waiting, if they are not all metrics."""
         super().load_state_dict(state)
-        if any(each.kind != "scalars" for each in self._waiting):
+        if any(record.kind != "scalars" for record in self._waiting):
             _summaries()
 
-    # In the thread.
+    # The methods below run in the thread.
 
     def open(self, page: Page) -> str:
-        """Write to the run's own folder, or a new one; hide only what was drawn after the checkpoint."""
+        """Select the run's folder; hide the points after the checkpoint."""
         self._path = self.folder / page.id if page.id else self._free_folder(page)
         self._is_new = page.id is None
         self._purge, self._latest, self._parameters = None, {}, {}
@@ -82,7 +81,7 @@ class TensorBoard(Tracker):
         return self._path.relative_to(self.folder).as_posix()
 
     def roll_back(self, place: Place) -> None:
-        """Hide what was drawn after the place that the run goes back to."""
+        """Hide the points after the position of the checkpoint."""
         self._close_file()
         self._purge = place.step + 1
 
@@ -92,7 +91,7 @@ class TensorBoard(Tracker):
         self._add(place, *self._scalars(values))
 
     def write_hyper_parameters(self, values: Mapping[str, Any]) -> None:
-        """Keep them for the end: TensorBoard shows them beside the final metrics."""
+        """Store them until the end, because they are shown with the final metrics."""
         self._parameters = values
 
     def write_image(self, place: Place, name: str, image: Any) -> None:
@@ -100,7 +99,7 @@ class TensorBoard(Tracker):
         self._add(place, _summaries().image(name, image, dataformats="HWC"))
 
     def write_text(self, place: Place, name: str, text: str) -> None:
-        """Add a text, which TensorBoard reads as Markdown."""
+        """Add a text, which TensorBoard renders as Markdown."""
         self._add(place, _summaries().text(name, text))
 
     def write_histogram(self, place: Place, name: str, values: Any) -> None:
@@ -112,18 +111,17 @@ class TensorBoard(Tracker):
         self._add(place, _summaries().pr_curve(name, labels, scores))
 
     def write_file(self, place: Place, name: str, path: Path) -> None:
-        """Add where the file lies."""
+        """Add the path of the file as a text."""
         self._add(place, _summaries().text(name, f"`{path}`"))
 
     def finish(self, status: str) -> None:
-        """Write the hyper-parameters beside the final metrics, and how the run ended, and close the file."""
+        """Write the hyper-parameters with the final metrics, and close the file."""
         if self._file is not None and self._parameters:
             chosen = _summaries().hparams(dict(self._parameters), self._latest)
             EventFile(self._path / "hyper_parameters", summaries=[*chosen, *self._scalars(self._latest)]).close()
         self._close_file()
 
     def close(self) -> None:
-        """Close the file, also where it could not be finished."""
         super().close()
         self._close_file()
 
@@ -133,14 +131,14 @@ class TensorBoard(Tracker):
 
     def _scalars(self, values: Mapping[str, float]) -> list[Any]:
         value = self._summary.Value
-        return [self._summary(value=[value(tag=name, simple_value=each)]) for name, each in values.items()]
+        return [self._summary(value=[value(tag=name, simple_value=number)]) for name, number in values.items()]
 
     def _add(self, place: Place, *summaries: Any) -> None:
         if self._file is None:
             self._file = EventFile(self._path, purge=self._purge)
             self._purge = None
             if self._is_new and self._path != self.folder:
-                self._remark(f"{self.folder} holds the curves of another run: those of this one are in {self._path}")
+                self._remark(f"{self.folder} contains another run: the curves of this one are in {self._path}")
         self._file.add(summaries, place.step)
 
     def _close_file(self) -> None:
@@ -149,7 +147,6 @@ class TensorBoard(Tracker):
             file.close()
 
     def _free_folder(self, page: Page) -> Path:
-        """Return a folder that holds no other run."""
         path, number = self.folder, 1
         start = f"{clean(page.name)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
         while any(path.glob("events.out.tfevents.*")):
@@ -159,15 +156,15 @@ class TensorBoard(Tracker):
 
 
 def _summaries() -> Any:
-    """Return what draws all but curves; imported where something is logged, as it takes a third of a usual start.
+    """Import the module that creates summaries, which takes a third of a usual start.
 
-    The first call is not in the thread: a process that is forked during an import may wait for its end for ever.
+    The first call is in the main thread, because a process that is forked during an import in a thread may deadlock.
     """
     return require("torch.utils.tensorboard.summary", "TensorBoard")
 
 
 def summary_class() -> Any:
-    """Return the class of summaries; import all that files need.
+    """Return the class of summaries, and import all modules that files need.
 
     Raises:
         ImportError: TensorBoard is not installed.
@@ -177,15 +174,15 @@ def summary_class() -> Any:
 
 
 class EventFile:
-    """Appends summaries to a new file.
+    """Appends summaries to a new event file.
 
     Args:
-        folder: where the file is made; made, too, where it is missing.
-        purge: the first step that TensorBoard hides of older files in the folder; None hides nothing.
-        summaries: what the file begins with.
+        folder: the folder of the file; created if it does not exist.
+        purge: the first step that TensorBoard hides in older files of the folder; None hides nothing.
+        summaries: the first summaries.
 
     Raises:
-        OSError: there is no room, or the folder cannot be written to; then there is no file.
+        OSError: the file cannot be written; it does not exist then.
     """
 
     def __init__(self, folder: Path, *, purge: int | None = None, summaries: Iterable[Any] = ()) -> None:
@@ -197,30 +194,31 @@ class EventFile:
             events.append(self._event(wall_time=time.time(), step=purge, session_log=start(status=start.START)))
         folder.mkdir(parents=True, exist_ok=True)
         place = f"{socket.gethostname()}.{os.getpid()}"
-        name = f"events.out.tfevents.{time.time():010.0f}.{place}.{next(_NUMBERS):05d}"  # read in order of the names
+        name = (
+            f"events.out.tfevents.{time.time():010.0f}.{place}.{next(_NUMBERS):05d}"  # TensorBoard reads files by name
+        )
         self._file = (folder / name).open("xb", buffering=0)
         self._end = 0
         try:
             self._write([*events, *self._events(summaries, 0)])
-        except OSError:  # the next attempt makes another file
+        except OSError:  # the next attempt creates another file
             self._file.close()
             (folder / name).unlink()
             raise
 
     def add(self, summaries: Iterable[Any], step: int) -> None:
-        """Append summaries, all or none.
+        """Append all summaries, or none.
 
         Raises:
-            OSError: there is no room; the file is as it was.
+            OSError: the summaries cannot be written; the file is unchanged.
         """
         self._write(self._events(summaries, step))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _events(self, summaries: Iterable[Any], step: int) -> list[Any]:
-        return [self._event(wall_time=time.time(), step=step, summary=each) for each in summaries]
+        return [self._event(wall_time=time.time(), step=step, summary=summary) for summary in summaries]
 
     def _write(self, events: Iterable[Any]) -> None:
         content = b"".join(record(event.SerializeToString()) for event in events)
@@ -243,7 +241,7 @@ def _protocol(part: str) -> Any:
 
 
 def record(content: bytes) -> bytes:
-    """Return a record: the length of its content, and the content, each with its checksum after it."""
+    """Return a TFRecord: length and content, each followed by its checksum."""
     length = struct.pack("<Q", len(content))
     return b"".join((length, _checksum(length), content, _checksum(content)))
 
@@ -256,10 +254,10 @@ def _checksum(content: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK) & _ALL)
 
 
-def _of_byte(rest: int) -> int:
+def _of_byte(crc: int) -> int:
     for _ in range(8):
-        rest = rest >> 1 ^ (_REVERSED if rest & 1 else 0)
-    return rest
+        crc = crc >> 1 ^ (_REVERSED if crc & 1 else 0)
+    return crc
 
 
 _TABLE = tuple(map(_of_byte, range(256)))

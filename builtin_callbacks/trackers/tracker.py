@@ -1,4 +1,4 @@
-"""What every tracker does: it listens, and writes in a thread of its own."""
+"""The base class of trackers, which write in a separate thread."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ...events.errors import describe_error
 from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogText
 from ...plugins import Plugin, on
 
-SAVED = ("scalars", "text", "hyper_parameters")  # the kinds that a checkpoint holds where they are not written yet
+SAVED = ("scalars", "text", "hyper_parameters")  # kinds of unwritten records that a checkpoint contains
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Where a run is shown.
+    """The page of a run.
 
     Attributes:
-        name: the run's name.
-        training_id: of which training the run is a part: the same in all its attempts.
-        id: the page to continue, as `open` returned it; None for a new one.
-        attempt: how many runs the page will have seen with this one: 1, and one more at each resume.
-        resumed_at: the optimizer step at which the training was resumed; None where it begins, and outside of one.
+        name: the name of the run.
+        training_id: the identifier of the training, equal in all of its attempts.
+        id: the id of the page to continue, as returned by `open`; None for a new page.
+        attempt: the number of runs on this page, including this one: 1, increased at each resume.
+        resumed_at: the optimizer step at which the training was resumed; None if it was not, and outside of a training.
     """
 
     name: str
@@ -45,15 +45,15 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run was when something was logged.
+    """The position of a run at the time of a log.
 
     Attributes:
         step: optimizer steps.
-        epoch: epochs that are done, such as 1.25; finished ones where the loader has no length.
+        epoch: epochs done, such as 1.25; only finished ones if the loader has no length.
         samples: training samples.
-        seconds: seconds since the training began, those of former attempts included.
-        attempt: that of the page.
-        rollbacks: how often the training has gone back to an earlier state so far: the same steps come again.
+        seconds: seconds since the training began, including earlier attempts.
+        attempt: the attempt of the page.
+        rollbacks: how often the training has rolled back so far; afterwards, steps are repeated.
     """
 
     step: int
@@ -65,12 +65,12 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One thing to write.
+class TrackerRecord:
+    """An item to write.
 
     Attributes:
-        kind: the method `write_<kind>` of the tracker; or `open`, `roll_back` or `finish`.
-        arguments: what to call it with.
+        kind: the suffix of the tracker's method `write_<kind>`; or `open`, `roll_back` or `finish`.
+        arguments: the arguments of that method.
         size: the bytes of its arrays and texts.
     """
 
@@ -80,63 +80,66 @@ class Record:
 
     @property
     def values(self) -> int:
-        """How many values it brings to a page: the metrics of a row, and where it is."""
+        """The number of values that it writes to a page."""
         return 1 + len(self.arguments[1]) if self.kind == "scalars" else 1
 
     def as_plain(self) -> list[Any]:
-        """Return it as lists, dicts, numbers and strings."""
-        return [self.kind, *(list(astuple(each)) if isinstance(each, Place) else each for each in self.arguments)]
+        return [
+            self.kind,
+            *(list(astuple(argument)) if isinstance(argument, Place) else argument for argument in self.arguments),
+        ]
 
 
-def record_of(plain: list[Any]) -> Record:
-    """Return the record that `as_plain` described."""
+def record_of(plain: list[Any]) -> TrackerRecord:
     kind, *arguments = plain
-    return Record(kind, tuple(Place(*each) if isinstance(each, list) else each for each in arguments))
+    return TrackerRecord(
+        kind, tuple(Place(*argument) if isinstance(argument, list) else argument for argument in arguments)
+    )
 
 
 AXES: Final = tuple(field.name for field in fields(Place))
-TAKEN: Final = frozenset((*AXES, "training"))  # beside what was logged, on one page or another
+TAKEN: Final = frozenset((*AXES, "training"))  # names that trackers use themselves
 
 
 def free_name(kind: str, name: str) -> str:
-    """Return the name to show something under: `metric/epoch` for a metric `epoch`, which a place has beside it."""
+    """Return the name of a value: `metric/epoch` if `epoch` is a field of `Place`."""
     return f"{kind}/{name}" if name in TAKEN else name
 
 
-MEMORY: Final = 256 * 2**20  # bytes that wait at most
-ALWAYS: Final = ("open", "roll_back", "finish")  # what is never dropped
-BATCH: Final = 1000  # values that are collected at most before they are flushed
-ROWS: Final = ("scalars", "text")  # what is kept until it is safe; hyper-parameters are written again with each page
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to write the same
-DRAIN_PATIENCE: Final = 1.0  # seconds; a save holds up the training
+MEMORY: Final = 256 * 2**20  # maximum bytes of waiting records
+ALWAYS: Final = ("open", "roll_back", "finish")  # never dropped
+BATCH: Final = 1000  # maximum number of collected values before a flush
+ROWS: Final = ("scalars", "text")  # stored until safe; hyper-parameters are written again with each page
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to write a record
+DRAIN_PATIENCE: Final = 1.0  # seconds; the training waits for a save
 
 logger = logging.getLogger("heliograph")
 
 
 class Outbox:
-    """Writes records in their order, in a daemon thread that begins with the first of them.
+    """Writes records in order, in a daemon thread that starts with the first record.
 
     Args:
-        name: whose it is, for messages.
+        name: the name of the tracker, for messages.
         write: writes one record, or collects it for `flush`; called in the thread.
-        outages: errors after which the same is tried again, after a pause that grows.
-        capacity: how many records may wait; later ones are dropped.
-        patience: seconds without progress after which `close` drops what still waits.
-        settles: seconds after which what was written is safe where the process is killed.
-        collects: kinds of records that `write` collects; they stay in the queue until `flush` has written them.
-        flush: writes what was collected.
-        former: the thread of the outbox before, which may still be in a request; this one's waits for its end.
+        outages: errors after which a record is written again, after an increasing pause.
+        capacity: the maximum number of waiting records; more are dropped.
+        patience: seconds without progress after which `close` drops waiting records.
+        settles: seconds after which a written record survives a kill of the process.
+        collects: kinds of records that `write` collects; they remain in the queue until `flush` has written them.
+        flush: writes the collected records.
+        previous: the thread of the previous outbox, which may still be in a request; the new thread waits for its end.
 
     Attributes:
-        opened: what `write` returned for `open`.
-        refused: the error by which no page could be opened: nothing is written then.
-        lost: how many records were not written: for each reason, by kind.
+        opened: the return value of `write` for `open`.
+        refused: the error because of which no page could be opened; nothing is written then.
+        lost: the number of records that were not written, by reason and kind.
     """
 
     def __init__(
         self,
         name: str,
-        write: Callable[[Record], Any],
+        write: Callable[[TrackerRecord], Any],
         *,
         outages: tuple[type[Exception], ...],
         capacity: int,
@@ -144,26 +147,26 @@ class Outbox:
         settles: float = 0.0,
         collects: Collection[str] = (),
         flush: Callable[[], None] = lambda: None,
-        former: Thread | None = None,
+        previous: Thread | None = None,
     ) -> None:
-        self._name, self._write, self._outages, self._former = name, write, outages, former
+        self._name, self._write, self._outages, self._previous = name, write, outages, previous
         self._capacity, self._patience = capacity, patience
         self._collects, self._flush = collects, flush
-        self._queue: deque[Record] = deque()
-        self._collected = self._values = 0  # the first of the queue, and what they bring: not flushed yet
-        self._suspects = 0  # the first of the queue: of a batch that was refused
-        self._settles, self._settling = settles, deque[tuple[float, Record]]()  # when each was written
+        self._queue: deque[TrackerRecord] = deque()
+        self._collected = self._values = 0  # the number of collected records at the head of the queue, and of values
+        self._suspects = 0  # the number of records at the head of the queue that are from a refused batch
+        self._settles, self._settling = settles, deque[tuple[float, TrackerRecord]]()  # with the time of the write
         self._changed = Condition()
         self._thread: Thread | None = None
         self._is_closing = False
         self._bytes = self._written = 0
-        self._outage = self._refusal = self._given_up = ""  # the error that lasts, the first refusal, the reason
+        self._outage = self._refusal = self._given_up = ""  # the current error, the first refusal, the reason
         self.opened: Any = None
         self.refused = ""
         self.lost: dict[str, Counter[str]] = {}
 
-    def put(self, record: Record) -> None:
-        """Add a record, or drop it where too many wait."""
+    def put(self, record: TrackerRecord) -> None:
+        """Add a record, or drop it if too many wait."""
         with self._changed:
             if self._given_up:
                 self._lose(record, self._given_up)
@@ -179,23 +182,23 @@ class Outbox:
                 self._thread.start()
             self._changed.notify_all()
 
-    def waiting(self) -> list[Record]:
-        """Return what is not written yet, the one that is being written included, or not safe yet."""
+    def waiting(self) -> list[TrackerRecord]:
+        """Return the records that are not yet written or not yet safe."""
         with self._changed:
             self._settle()
             return [*(record for _, record in self._settling), *self._queue]
 
     def drain(self) -> None:
-        """Wait until everything is written; not in an outage, nor longer than a second without progress."""
+        """Wait until everything is written; stop in an outage or without progress."""
         with self._changed:
             while self._queue and not self._outage and self._waits_for_progress(DRAIN_PATIENCE):
                 pass
 
     def close(self) -> Thread | None:
-        """Wait until everything is written, or nothing is any more, and drop the rest.
+        """Wait until everything is written or there is no more progress; drop the rest.
 
         Returns:
-            The thread, where it does not return from what it is writing.
+            The thread if it is blocked in a write, else None.
         """
         with self._changed:
             if self._thread is None:
@@ -212,7 +215,6 @@ class Outbox:
         return None if is_done else self._thread
 
     def _waits_for_progress(self, patience: float, through_outages: bool = False) -> bool:
-        """Wait until a record is written, or an outage begins; return whether something was written in time."""
         before = self._written
         self._changed.wait_for(
             lambda: not self._queue or self._written > before or (bool(self._outage) and not through_outages), patience
@@ -223,11 +225,11 @@ class Outbox:
         while self._settling and self._settling[0][0] < monotonic() - self._settles:
             self._settling.popleft()
 
-    # In the thread.
+    # The methods below run in the thread.
 
     def _run(self) -> None:
-        if self._former is not None:
-            self._former.join()
+        if self._previous is not None:
+            self._previous.join()
         pause = FIRST_PAUSE
         try:
             while (work := self._next()) is not None:
@@ -240,14 +242,13 @@ class Outbox:
                     if self._outage:
                         with self._changed:
                             self._outage = ""
-                        logger.info("%s is written to again", self._name)
+                        logger.info("%s can be written again", self._name)
         except BaseException as error:
             with self._changed:
                 self._give_up(describe_error(error))
             raise
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait until there is something to do, and return it; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closing)
             count = self._collected
@@ -256,12 +257,11 @@ class Outbox:
                 return partial(self._write_collected, list(islice(self._queue, count)))
             return None if record is None else partial(self._write_record, record)
 
-    def _joins(self, record: Record) -> bool:
-        """Return whether a record may be collected with those before it."""
+    def _joins(self, record: TrackerRecord) -> bool:
         fits = self._values + record.values <= BATCH
         return fits and record.kind in self._collects and not self._suspects and not self._outage
 
-    def _write_record(self, record: Record) -> None:
+    def _write_record(self, record: TrackerRecord) -> None:
         is_collected = False
         try:
             if not self.refused:
@@ -283,8 +283,8 @@ class Outbox:
         else:
             self._remove(record, self._collected)
 
-    def _write_collected(self, records: list[Record]) -> None:
-        """Flush; the records of a batch that is refused are written again one by one, so only bad ones are lost."""
+    def _write_collected(self, records: list[TrackerRecord]) -> None:
+        """Flush; if a batch is refused, its records are written one by one."""
         try:
             self._flush()
         except self._outages:
@@ -305,7 +305,7 @@ class Outbox:
             self._written += 1
             self._changed.notify_all()
 
-    def _remove(self, record: Record, index: int) -> None:
+    def _remove(self, record: TrackerRecord, index: int) -> None:
         with self._changed:
             if self._given_up:  # dropped while it was written
                 return
@@ -321,20 +321,19 @@ class Outbox:
             self._changed.notify_all()
 
     def _wait(self, error: str, pause: float) -> float:
-        """Wait before the next attempt; return the pause after that."""
         if not self._outage:
-            logger.warning("%s cannot be written to: its records wait, the training continues (%s)", self._name, error)
+            logger.warning("%s cannot be written, records are queued: %s", self._name, error)
         with self._changed:
             self._outage, was_closing = error, self._is_closing
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._given_up or self._is_closing is not was_closing, pause)
         return FIRST_PAUSE if self._is_closing else min(2 * pause, LONGEST_PAUSE)
 
-    # What was lost.
+    # Lost records.
 
-    def _note_refusal(self, record: Record, error: str) -> None:
+    def _note_refusal(self, record: TrackerRecord, error: str) -> None:
         with self._changed:
-            if self._given_up:  # counted already
+            if self._given_up:  # already counted
                 return
             is_first, self._refusal = not self._refusal, self._refusal or error
             if record.kind == "open":
@@ -343,8 +342,7 @@ class Outbox:
         if is_first:
             logger.warning("%s did not write a record (%s): %s", self._name, record.kind, error)
 
-    def _give_up(self, reason: str) -> None:
-        """Drop what waits; with the lock."""
+    def _give_up(self, reason: str) -> None:  # called with the lock
         if not self._given_up:
             self._given_up = reason
             for record in self._queue:
@@ -353,7 +351,7 @@ class Outbox:
             self._collected = self._values = 0
             self._changed.notify_all()
 
-    def _lose(self, record: Record, reason: str) -> None:
+    def _lose(self, record: TrackerRecord, reason: str) -> None:
         self.lost.setdefault(reason, Counter())[record.kind] += 1
 
 
@@ -372,27 +370,29 @@ UNITS = ("samples", "steps", "tokens")
 
 
 class Tracker(Plugin):
-    """Show a run on a page of its own: metrics, images, texts, histograms, curves, files and hyper-parameters.
+    """Base class of trackers, which show a run on a page.
 
-    The base of all trackers. Write a subclass for another: `open`, `finish`, and the `write_...` methods for what it
-    can show. All of these are called in one thread of the tracker, in the order in which things were logged, so the
-    training never waits for them. Records wait while there is an outage; those that were not written when the run has
-    ended are counted in a warning of its result. A resumed run continues the page that its checkpoint names: what the
-    checkpoint had waiting is written first, and what the page holds already is left out. A metric that is named as a
-    field of `Place`, or `training`, is shown as `metric/epoch`.
+    A page may have metrics, images, texts, histograms, curves, files and hyper-parameters. In a subclass, write `open`,
+    `finish`, and the `write_...` methods of the kinds that it can show. They are called in a thread of the tracker, in
+    the order of the logs, so the training never waits for them. During an outage, records are queued. The result has a
+    warning with the number of records that were not written.
+
+    A resumed run continues the page of its checkpoint: it first writes the records that were queued in the checkpoint,
+    and omits those that the page already has. A metric with the name of a field of `Place`, or `training`, is shown as
+    `metric/epoch` and so on.
 
     Attributes:
-        outages: errors after which the same record is written again, with pauses that grow up to 5 seconds; any other
-            error loses its record.
-        capacity: how many records may wait.
+        outages: errors after which a record is written again, with pauses that increase up to 5 seconds; any other
+            error drops the record.
+        capacity: the maximum number of queued records.
         patience: at the end of a run, seconds without progress after which the rest is dropped.
-        settles: seconds after which what was written outlives a killed process; until then a checkpoint has it, too,
-            and a resumed run writes it again where the page does not hold it.
-        collects: kinds of records, such as `scalars`, that are collected by their method and written by `flush`.
-        shares_rows: whether images, texts and the like are in one row with the fields of `Place`: what is named as one
-            of these is shown as `image/epoch` and so on.
-        is_local: whether it writes files of this machine: a checkpoint waits until everything is written, but not in
-            an outage, nor longer than a second without progress; it has what waits then, as with any other tracker.
+        settles: seconds after which a written record survives a kill of the process. Until then checkpoints contain it,
+            and a resumed run writes it again if the page lacks it.
+        collects: kinds of records, such as `scalars`, that their method collects and `flush` writes.
+        shares_rows: whether images, texts and so on are in one row with the fields of `Place`, so that such names are
+            shown as `image/epoch` and so on.
+        is_local: whether it writes local files. A checkpoint then waits until everything is written, but not in an
+            outage, nor longer than a second without progress; records that are still queued are in the checkpoint.
     """
 
     policy = "observer"
@@ -411,107 +411,112 @@ class Tracker(Plugin):
         if (type(self).flush is Tracker.flush) is not (not self.collects) or not WRITTEN.issuperset(self.collects):
             kinds = f"kinds of {', '.join(sorted(WRITTEN))}"
             raise TypeError(
-                f"{type(self).__name__}: collects = {self.collects!r}, and flush: give both, {kinds}, or none."
+                f"{type(self).__name__} has collects = {self.collects!r}: define it, with {kinds}, together with flush."
             )
         self._outbox: Outbox | None = None
-        self._former: Thread | None = None  # of a run before, which did not return from a request
+        self._previous: Thread | None = None  # of an earlier run, if it is still in a request
         self._rates = Rates()
         self._page_id: str | None = None
         self._attempt, self._rollbacks = 1, 0
         self._resumed_at: int | None = None
-        self._waiting: list[Record] = []  # of the checkpoint
-        self._left_out: Mapping[str, int] = {}  # how many waited and are not in the checkpoint, by kind
-        self._held: Mapping[str, int] = {}  # what the page shows beyond the checkpoint: the last step of each name
+        self._waiting: list[TrackerRecord] = []  # queued in the checkpoint
+        self._left_out: Mapping[str, int] = {}  # the number of queued records that the checkpoint lacks, by kind
+        self._held: Mapping[str, int] = {}  # the last step of each name on the page, beyond the checkpoint
         self._held_rollbacks = 0
-        self._status: str | None = None  # how the training ended that the page shows
-        self._trains = self._has_ended = False  # the latter from `RunClosed` until the next run begins
+        self._status: str | None = None  # of the training on the page
+        self._trains = self._has_ended = False  # `_has_ended`: from `RunClosed` until the next run begins
         self._unknown: Counter[str] = Counter()
         self._remarks: list[str] = []
 
-    # What a subclass writes.
+    # Methods for subclasses.
 
     def prepare(self, run: Run) -> None:
-        """At `TrainStart`, in the loop's thread: look whether there can be a page, which needs a key or a folder."""
+        """Check in `TrainStart`, in the loop's thread, for example for a key or a folder."""
 
     @abstractmethod
     def open(self, page: Page) -> str:
-        """Begin a page, or continue the one that `page.id` names; return its id, which the checkpoints hold.
+        """Create a page, or continue the page `page.id`; return its id for checkpoints.
 
-        A checkpoint that was saved before the page was open names none: where `page.resumed_at` is not None, continue
-        a page of the same `page.training_id`, if there is one.
+        A checkpoint that was saved before the page was open has no id. If `page.resumed_at` is not None, continue a
+        page with the same `page.training_id`, if there is one.
         """
 
     def last_steps(self) -> Mapping[str, int]:
-        """Return, of a page that a resumed run continues, the step that each metric was last written at.
+        """Return the last written step of each metric on a continued page.
 
-        A killed run may have written beyond its checkpoint. What is repeated up to there is left out. Empty where the
-        page is cut back to the checkpoint instead, or is new.
+        A killed run may have written more than its checkpoint contains; repeated records up to these steps are omitted.
+        Return an empty dict if the page is new or was cut back to the checkpoint.
         """
         return {}
 
     def holds(self, place: Place, name: str) -> bool:
-        """Return whether a page that is continued shows this already, by `last_steps`; such a record is left out."""
+        """Return whether a continued page already shows a record, which is then omitted.
+
+        By default this compares the step with `last_steps`.
+        """
         return place.step <= self._held.get(name, -1) and place.rollbacks <= self._held_rollbacks
 
     @abstractmethod
     def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
-        """Write metrics; they may be infinite or NaN."""
+        """Write metrics, which may be infinite or NaN."""
 
     def write_hyper_parameters(self, values: Mapping[str, Any]) -> None:
-        """Write the run's hyper-parameters: numbers, flags and strings. Called when a page is opened, or continued."""
+        """Write the run's hyper-parameters: numbers, flags and strings.
+
+        Called when a page is opened or continued.
+        """
 
     def write_image(self, place: Place, name: str, image: Any) -> None:
-        """Write an image: bytes of shape (height, width, 3)."""
+        """Write an image: a `uint8` array of shape (height, width, 3)."""
 
     def write_text(self, place: Place, name: str, text: str) -> None:
         """Write a text."""
 
     def write_histogram(self, place: Place, name: str, values: Any) -> None:
-        """Write the distribution of an array of one dimension."""
+        """Write the distribution of a one-dimensional array."""
 
     def write_curve(self, place: Place, name: str, labels: Any, scores: Any) -> None:
-        """Write a precision-recall curve, from arrays of flags and of scores."""
+        """Write a precision-recall curve from arrays of labels and scores."""
 
     def write_file(self, place: Place, name: str, path: Path) -> None:
-        """Keep a file."""
+        """Store a file."""
 
     def flush(self) -> None:
-        """Write what was collected of the kinds in `collects`.
+        """Write the collected records of the kinds in `collects`.
 
-        Called before the values would be more than 1,000, where no such record comes next, and when none waits. The
-        records count as written when this has succeeded. It may fail as the methods above: after an outage it is called
-        again and must find the same; after another error it must find nothing, since each of the records is written
-        again, with a `flush` of its own.
+        Called before there are more than 1,000 values, before a record of another kind, and when the queue is empty.
+        The records count as written after a successful call. After an outage, `flush` is called again and must find the
+        same records. After another error it must find none, because each record is then written again with a `flush` of
+        its own.
         """
 
     def roll_back(self, place: Place) -> None:
-        """Continue at an earlier step, `place.step`: the steps after it come again, and differ."""
+        """Continue at the earlier step `place.step`: later steps are repeated and differ."""
 
     @abstractmethod
     def finish(self, status: str) -> None:
         """Write how the run ended, and close the page.
 
         Args:
-            status: `completed`, `stopped`, `preempted` (stopped since its machine is needed), `interrupted` or
-                `failed`; after an evaluation on the page of a training, that of the training.
+            status: `completed`, `stopped`, `preempted` (stopped because the machine is needed), `interrupted` or
+                `failed`. After an evaluation on the page of a training, the status of the training.
         """
 
-    # What it listens to.
+    # Handlers.
 
     def reset(self) -> None:
-        """Forget the former training: the new one has a page of its own."""
         self._page_id, self._attempt, self._rollbacks, self._waiting = None, 1, 0, []
         self._rates, self._resumed_at, self._status, self._left_out = Rates(), None, None, {}
 
     @on(ev.TrainStart)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
-        """Look whether there can be a page."""
+        """Check whether a page can be created."""
         self._trains = True
         self.prepare(run)
 
     @on(ev.CheckpointLoaded)
     def note_load(self, run: Run, event: ev.CheckpointLoaded) -> None:
-        """Note where the run continues, or goes back to; measure the throughput again from here."""
+        """Record a resume or a roll-back; restart the measurement of the throughput."""
         self._rates = Rates()
         if self._outbox is None:
             self._resumed_at = run.origin.steps
@@ -526,7 +531,7 @@ class Tracker(Plugin):
 
     @on(ev.Log, lane=Lane.MEASURE, optional=True)
     def measure(self, run: Run, event: ev.Log) -> None:
-        """Add the throughput and the learning rate; in a replay, what the run measured is in the log already."""
+        """Add the throughput and the learning rates to the log."""
         if run.report.is_replay:
             return
         for name, rate in self._rates.read(run.progress, perf_counter()).items():
@@ -545,17 +550,17 @@ class Tracker(Plugin):
 
     @on(LogImage, LogText, LogHistogram, LogCurve, lane=Lane.REPORT, optional=True)
     def write_payload(self, run: Run, event: LogImage | LogText | LogHistogram | LogCurve) -> None:
-        """Write what was logged besides numbers, or count what cannot be shown here."""
+        """Write an image, a text, a histogram or a curve, or count it as unsupported."""
         self._put_payload(run, event)
 
     @on(LogFile, lane=Lane.REPORT, optional=True)
     def keep_file(self, run: Run, event: LogFile) -> None:
-        """Keep a file, or count those that cannot be kept here."""
+        """Store a file, or count it as unsupported."""
         self._put_payload(run, event)
 
     @on(ev.RunClosed, lane=Lane.REPORT)
     def end(self, run: Run, event: ev.RunClosed) -> None:
-        """Write how the run ended, wait until everything is written, and say what is missing."""
+        """Write how the run ended, wait for the records, and warn about lost ones."""
         asked = run.control.stop_request
         leaves = event.status == "stopped" and asked is not None and asked.required
         status = "preempted" if leaves else event.status
@@ -568,13 +573,15 @@ class Tracker(Plugin):
     def _finish(self, run: Run, outbox: Outbox, status: str) -> None:
         self._close(status)
         if outbox.refused:
-            run.warn(f"{self.name} shows nothing of this run, since it could not open a page: {_ended(outbox.refused)}")
+            run.warn(
+                f"{self.name} shows nothing of this run because it could not open a page: {_ended(outbox.refused)}"
+            )
         else:
             for reason, lost in outbox.lost.items():
-                what = ", ".join(f"{NAMES[kind]} ({count})" for kind, count in lost.items())
-                run.warn(f"{self.name} lost {what}: {_ended(reason)}")
+                records = ", ".join(f"{NAMES[kind]} ({count})" for kind, count in lost.items())
+                run.warn(f"{self.name} lost {records}: {_ended(reason)}")
         for kind, count in self._unknown.items():
-            run.note(f"{self.name} cannot show what was logged as {kind} ({count} times)")
+            run.note(f"{self.name} cannot show values logged as {kind} ({count} times)")
         for text in self._remarks:
             run.note(text)
         self._unknown.clear()
@@ -583,7 +590,6 @@ class Tracker(Plugin):
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which page this is, and what is not written on it yet."""
         if self._outbox is not None and self.is_local:
             self._outbox.drain()
         waiting = self._waiting if self._outbox is None else self._outbox.waiting()
@@ -591,19 +597,19 @@ class Tracker(Plugin):
             "page": (self._outbox and self._outbox.opened) or self._page_id,
             "attempt": self._attempt,
             "rollbacks": self._rollbacks,
-            "waiting": [each.as_plain() for each in waiting if each.kind in SAVED],
-            "left_out": dict(Counter(each.kind for each in waiting if each.kind in UNSAVED)),
+            "waiting": [record.as_plain() for record in waiting if record.kind in SAVED],
+            "left_out": dict(Counter(record.kind for record in waiting if record.kind in UNSAVED)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the page; where the run goes back, the page is the same one and knows it."""
+        """Continue the page; a roll-back keeps the current one."""
         if self._outbox is None and state:
             self._page_id, self._attempt = state["page"], state["attempt"]
-            self._rollbacks, self._waiting = state["rollbacks"], [record_of(each) for each in state["waiting"]]
+            self._rollbacks, self._waiting = state["rollbacks"], [record_of(record) for record in state["waiting"]]
             self._left_out = state["left_out"]
 
     def close(self) -> None:
-        """Close the page; where this was switched off in mid-run, as stopped."""
+        """Close the page; if the tracker is disabled during a run, as stopped."""
         self._close(self._status or "stopped")
         self._has_ended = False
 
@@ -629,13 +635,14 @@ class Tracker(Plugin):
 
     def _put(self, run: Run, kind: str, *arguments: Any) -> None:
         if self._has_ended:
-            run.warn(f"{self.name} lost {NAMES.get(kind, kind)} that came after the ending of its page.")
+            run.warn(f"{self.name} lost {NAMES.get(kind, kind)} logged after its page was closed.")
             return
-        size = sum(len(each) if isinstance(each, str) else getattr(each, "nbytes", 0) for each in arguments)
-        self._ready(run).put(Record(kind, arguments, size))
+        size = sum(
+            len(argument) if isinstance(argument, str) else getattr(argument, "nbytes", 0) for argument in arguments
+        )
+        self._ready(run).put(TrackerRecord(kind, arguments, size))
 
     def _ready(self, run: Run) -> Outbox:
-        """Return the queue, with the page that it begins with."""
         if self._outbox is None:
             self._outbox = Outbox(
                 self.name,
@@ -646,34 +653,35 @@ class Tracker(Plugin):
                 settles=self.settles,
                 collects=self.collects,
                 flush=self.flush,
-                former=self._former,
+                previous=self._previous,
             )
             resumed_at, self._resumed_at = self._resumed_at, None
             self._attempt += resumed_at is not None
             self._held_rollbacks, self._held = self._rollbacks, {}
             training_id = uuid4().hex if run.report.is_replay else run.checkpoints.training_id
             page = Page(run.name, training_id, self._page_id, self._attempt, resumed_at)
-            self._outbox.put(Record("open", (page,)))
-            what = ", ".join(f"{kind} ({count})" for kind, count in self._left_out.items())
+            self._outbox.put(TrackerRecord("open", (page,)))
+            kinds = ", ".join(f"{kind} ({count})" for kind, count in self._left_out.items())
             self._left_out = {}
-            if what:
-                self._remark(f"{self.name} may lack what waited to be written when the checkpoint was saved: {what}")
+            if kinds:
+                self._remark(f"{self.name} may lack records that were queued when the checkpoint was saved: {kinds}")
             waiting, self._waiting = self._waiting, []
             for record in waiting:
                 self._outbox.put(record)
-            if run.hyper_parameters and self._writes("hyper_parameters"):  # after those of a former attempt
+            if run.hyper_parameters and self._writes("hyper_parameters"):  # after those of earlier attempts
                 items = run.hyper_parameters.items()
-                plain = {str(key): each if isinstance(each, int | float | str) else str(each) for key, each in items}
-                self._outbox.put(Record("hyper_parameters", (plain,)))
+                plain = {
+                    str(key): value if isinstance(value, int | float | str) else str(value) for key, value in items
+                }
+                self._outbox.put(TrackerRecord("hyper_parameters", (plain,)))
         return self._outbox
 
     def _remark(self, text: str) -> None:
-        """Note it in the result; from the thread, too."""
         if text not in self._remarks:
             self._remarks.append(text)
 
-    def _write(self, record: Record) -> str | None:
-        """Write a record; return the id of a page that was opened. In the thread."""
+    def _write(self, record: TrackerRecord) -> str | None:
+        """Write a record in the thread; return the id of an opened page."""
         if record.kind == "open":
             (page,) = record.arguments
             page_id = self.open(page)
@@ -694,8 +702,8 @@ class Tracker(Plugin):
     def _close(self, status: str) -> None:
         if self._outbox is not None:
             outbox, self._outbox = self._outbox, None
-            outbox.put(Record("finish", (status,)))
-            self._former = outbox.close()
+            outbox.put(TrackerRecord("finish", (status,)))
+            self._previous = outbox.close()
             self._page_id = outbox.opened or self._page_id
 
 
@@ -704,25 +712,25 @@ def _ended(text: str) -> str:
 
 
 class Rates:
-    """What was trained on per second, since the rates were last read."""
+    """Throughput since the rates were last read."""
 
     def __init__(self) -> None:
         self._since: tuple[float, tuple[int, ...]] | None = None
 
     def start(self, progress: Progress, seconds: float) -> None:
-        """Measure from here.
+        """Start a measurement.
 
         Args:
             progress: the counters of the run.
-            seconds: of the clock that `read` is given, too.
+            seconds: the time of the clock that is also passed to `read`.
         """
         self._since = seconds, tuple(getattr(progress, unit) for unit in UNITS)
 
     def read(self, progress: Progress, seconds: float) -> dict[str, float]:
-        """Return `samples_per_second`, `steps_per_second` and, where losses have counts, `tokens_per_second`.
+        """Return samples, steps and tokens per second, as `samples_per_second` and so on.
 
-        Of all ranks, over the time since the last call that gave some. Empty where none was started, and where no
-        sample was trained on since, or no time has passed.
+        The rates are over all ranks, since the last call that returned any. Tokens are included if losses have counts.
+        The result is empty if no measurement was started, or if there were no samples or no time since.
         """
         if self._since is None:
             self.start(progress, seconds)

@@ -118,7 +118,7 @@ def test_run_replaces_itself_by_a_program_with_other_plugins(tmp_path: Path) -> 
 
 def test_run_without_its_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["run", str(tmp_path / "train.py")]) == 2
-    assert capsys.readouterr().err == f"heliograph run: there is no file {tmp_path / 'train.py'}\n"
+    assert capsys.readouterr().err == f"heliograph run: no such file: {tmp_path / 'train.py'}\n"
 
 
 def test_run_with_a_plugin_that_is_not_installed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_what_cannot_be_is_refused(make: Any, error: type[Exception], sentence: 
             h.Mixup(2),
             (torch.ones(2, 3, dtype=torch.uint8), torch.tensor([0, 1])),
             TypeError,
-            "means of the inputs, which are torch.uint8: make them floating-point numbers before",
+            "Mixup needs floating-point inputs, got torch.uint8",
         ),
         (h.CutMix(2), (torch.ones(2, 4), torch.tensor([0, 1])), ValueError, r"got inputs of \[2, 4\]"),
     ],

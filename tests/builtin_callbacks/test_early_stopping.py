@@ -375,6 +375,6 @@ def test_another_metric_at_a_resume_starts_again_and_says_so(tmp_path: Path) -> 
 
     assert (resumed.status, resumed.progress.epoch) == ("stopped", 4)  # 100 at the second epoch is the best
     assert (
-        "early_stopping starts again: it judged validation/loss (min) before, and judges validation/accuracy (max) now"
-        in resumed.notes
+        "early_stopping starts again: it monitored validation/loss (min) before "
+        "and monitors validation/accuracy (max) now" in resumed.notes
     )

@@ -196,7 +196,7 @@ def test_other_weights_than_those_that_the_training_left_are_tested_as_they_are(
     by_trainer, plain = losses(trainer, task, batches(2))
     assert by_trainer == plain
     (note,) = trainer.test(task, batches(2)).notes
-    assert note.startswith("ema: evaluated with the weights that the model has, not with the average")
+    assert note.startswith("ema: evaluated with the current weights of the model instead of the average")
 
 
 @pytest.mark.parametrize("evaluate", ["test", "validate", "predict"])
@@ -328,7 +328,7 @@ def test_weights_that_were_never_averaged_are_warned_of_and_evaluated_as_trained
     result, task = fit_pair(batches, sgd, ema, plain)
     (warning,) = result.warnings
     assert "'ema' never averaged the weights of rarely: " in warning
-    assert "every 5 steps" in warning
+    assert "every=5" in warning
     assert torch.equal(task.rarely.weight, plain.seen["rarely"][-1])
     assert torch.equal(task.often.weight, plain.seen["often"][4])
 

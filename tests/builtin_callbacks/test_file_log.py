@@ -263,7 +263,7 @@ def test_the_level_opens_loggers_further(tmp_path: Path) -> None:
 
 
 def test_the_names_of_loggers_are_a_list(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"loggers=\['my_package'\], say; got 'my_package'"):
+    with pytest.raises(TypeError, match=r"loggers=\['my_package'\]; got 'my_package'"):
         FileLog(tmp_path, loggers="my_package")
 
 

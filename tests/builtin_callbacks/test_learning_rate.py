@@ -271,8 +271,8 @@ def test_two_learning_rates_are_refused() -> None:
     ("arguments", "options", "words"),
     [
         (["batch"], {}, "'step', 'epoch' or 'plateau'"),
-        (["plateau"], {}, "monitor= goes with"),
-        (["step"], {"monitor": "validation/loss"}, "monitor= goes with"),
+        (["plateau"], {}, "monitor= is required for 'plateau'"),
+        (["step"], {"monitor": "validation/loss"}, "monitor= is required for 'plateau'"),
     ],
 )
 def test_arguments_are_checked(arguments: list[Any], options: dict[str, Any], words: str) -> None:
@@ -360,14 +360,14 @@ def in_sequence(optimizer: torch.optim.Optimizer) -> SequentialLR:
     [
         (
             partial(CosineAnnealingLR, T_max=4),
-            "The scheduler CosineAnnealingLR was stepped beyond its length, 6 times where T_max is 4",
+            "The scheduler CosineAnnealingLR was stepped beyond its length, 6 times with T_max=4",
         ),
-        (in_sequence, "The scheduler SequentialLR was stepped beyond its length, 4 times where T_max is 3"),
+        (in_sequence, "The scheduler SequentialLR was stepped beyond its length, 4 times with T_max=3"),
         (
             partial(PolynomialLR, total_iters=5),
-            "6 times where total_iters is 5: after that the learning rate is 0",
+            "6 times with total_iters=5, so the learning rate is 0",
         ),
-        (partial(LinearLR, end_factor=0.0, total_iters=5), "6 times where total_iters is 5"),
+        (partial(LinearLR, end_factor=0.0, total_iters=5), "6 times with total_iters=5"),
     ],
 )
 def test_a_scheduler_that_went_on_past_its_length_is_a_warning(scheduler: Any, words: str) -> None:
@@ -398,10 +398,8 @@ def test_a_one_cycle_beyond_its_length_raises_by_itself() -> None:
 
 def test_a_scheduler_that_was_never_stepped_is_a_warning() -> None:
     (warning,) = fit_to_the_end(partial(StepLR, step_size=1), "epoch", steps=2)
-    assert warning == (
-        "The scheduler StepLR was never stepped in 2 steps: LearningRate('epoch') steps it after each epoch, and there "
-        "was none. The learning rate stayed as it was."
-    )
+    assert warning.startswith("The scheduler StepLR was never stepped in 2 steps")
+    assert "LearningRate('epoch') steps it after each epoch" in warning
 
 
 def test_of_several_schedulers_the_one_that_was_never_stepped_is_named() -> None:
@@ -418,7 +416,7 @@ def test_of_several_schedulers_the_one_that_was_never_stepped_is_named() -> None
         optimizer={"first": kit.sgd(), "second": kit.sgd()},
     )
     assert of_optimizer.startswith("The optimizer 'second' was never stepped")
-    assert warning.startswith("The scheduler StepLR of 'second' was never stepped in 6 steps: LearningRate('step')")
+    assert warning.startswith("The scheduler StepLR of 'second' was never stepped in 6 steps")
 
 
 def test_a_scheduler_of_a_plateau_that_was_never_measured_is_a_warning() -> None:
@@ -427,5 +425,5 @@ def test_a_scheduler_of_a_plateau_that_was_never_measured_is_a_warning() -> None
     ).warnings
     assert [each.split(":")[0] for each in warnings] == [
         "LearningRate never acted",
-        "The scheduler ReduceLROnPlateau was never stepped in 2 steps",
+        "The scheduler ReduceLROnPlateau was never stepped in 2 steps, so the learning rate did not change",
     ]

@@ -111,8 +111,16 @@ def test_each_of_several_optimizers_has_its_own_count() -> None:
             by_steps,
             r"does not fit Counted, which counts optimizer steps: use LearningRate\('step'\), or .*=True",
         ),
-        ("plateau", by_epochs, r"does not fit Counted, which saves no patience: .* use torch's ReduceLROnPlateau"),
-        ("epoch", lambda each: OfAPlateau(each, t_in_epochs=True), r"does not fit OfAPlateau, which saves no patience"),
+        (
+            "plateau",
+            by_epochs,
+            r"does not fit Counted, which does not save its patience: .* use torch's ReduceLROnPlateau",
+        ),
+        (
+            "epoch",
+            lambda each: OfAPlateau(each, t_in_epochs=True),
+            r"does not fit OfAPlateau, which does not save its patience",
+        ),
     ],
 )
 def test_what_would_never_act_is_refused(per: Any, make: Any, error: str) -> None:

@@ -51,8 +51,8 @@ from heliograph import (
 )
 from heliograph.core.host import hosted_by
 from heliograph.core.system import signals
-from heliograph.events.recorder import EventRecorder
 from heliograph.plugins import Plugins
+from heliograph.tests.kit import EventRecorder
 
 Make = Callable[..., Any]
 
@@ -231,7 +231,7 @@ def test_it_raises_system_exit_when_all_is_closed(background: bool, fit: Make, t
 def test_without_a_checkpoint_it_would_lose_the_run(task: Make, batches: Make, sgd: Any) -> None:
     result = Trainer([Preemption()], device="cpu").fit(task(), batches(2), optimizer=sgd, epochs=1)
     assert result.warnings == (
-        "Plugin 'preemption' would stop the run and lose it: add Checkpoint('runs/x') to the plugins.",
+        "Plugin 'preemption' would stop the run without a save: add Checkpoint('runs/x') to the plugins.",
     )
 
 
@@ -407,7 +407,7 @@ def test_when_the_deadline_is_over_the_run_fails_where_it_stands(task: Make, bat
     with pytest.raises(TimeoutError, match=text) as caught:
         plugins = [Send(BatchEnd), Block(), Preemption(deadline=0.01)]
         Trainer(plugins, device="cpu").fit(task(), batches(), optimizer=sgd, epochs=1)
-    assert "epoch 0, batch 1, step 1. Give it more time" in str(caught.value)
+    assert "epoch 0, batch 1, step 1. Increase deadline=" in str(caught.value)
     assert "in block on save_point" in caught.value.__notes__[0]
     assert threading.active_count() == threads
 
@@ -524,5 +524,5 @@ def test_in_a_thread_of_a_host_it_listens_to_nothing(task: Make, batches: Make, 
     [result] = results
     assert result.status == "completed"
     assert result.notes == (
-        "preemption receives no signals in a thread of Ray: ray_report has Ray's notices about the machine",
+        "preemption receives no signals in a thread of Ray: use ray_report, which receives Ray's notices",
     )

@@ -213,7 +213,7 @@ def test_large_seeds(task: Make, batches: Make, sgd: Any, seed: int) -> None:
 
 def test_the_accessor_before_a_run() -> None:
     capture = RNGCapture()
-    with pytest.raises(RuntimeError, match="made when a run begins"):
+    with pytest.raises(RuntimeError, match="before a run begins"):
         _ = capture.generator
     assert capture.state_dict() == {}
 

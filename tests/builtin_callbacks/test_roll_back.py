@@ -133,7 +133,7 @@ def test_the_result_reports_it(fit: Make, tmp_path: Path) -> None:
     assert requests == [
         ("skip_step", "roll_back", what),
         ("roll_back", "roll_back", f"to {path}"),
-        ("skip_batch", "roll_back", "its loss was not a number when it was last here"),
+        ("skip_batch", "roll_back", "its loss was not a number before the roll-back"),
     ]
 
 
@@ -155,13 +155,15 @@ def test_a_batch_that_was_skipped_in_the_window_is_not_blamed(fit: Make) -> None
 
 def test_more_often_than_it_may_it_raises(fit: Make) -> None:
     plugin = RollBack(max_times=2)
-    with pytest.raises(FloatingPointError, match=r"epoch 1, batch 1 is nan, and the run went back 2 times already"):
+    with pytest.raises(
+        FloatingPointError, match=r"epoch 1, batch 1 is nan, and the run has already rolled back 2 times"
+    ):
         fit(Spoil((0, 3), (0, 5), (1, 1)), plugin)
     assert plugin.times == 2
 
 
 def test_without_a_checkpoint_it_says_so(fit: Make) -> None:
-    with pytest.raises(FloatingPointError, match="there is none yet: save earlier or more often"):
+    with pytest.raises(FloatingPointError, match="no checkpoint to roll back to: save earlier or more often"):
         fit(Spoil((0, 1)), RollBack())
 
 
@@ -169,7 +171,7 @@ def test_the_count_and_the_places_survive_a_resume(fit: Make) -> None:
     first, _ = fit(Spoil((0, 3)), RollBack(max_times=1), steps=4)
     assert first.progress.steps == 4
     plugin = RollBack(max_times=1)
-    with pytest.raises(FloatingPointError, match="went back 1 times already"):
+    with pytest.raises(FloatingPointError, match="already rolled back 1 times"):
         fit(Spoil((0, 3), (1, 2)), plugin, resume="auto")
     assert plugin.skipped == {(0, 3)}
 
@@ -220,13 +222,13 @@ def test_a_checkpoint_that_is_no_good_is_passed_over_for_an_older_one(damage: bo
 
 
 def test_where_none_is_good_the_error_names_them(fit: Make) -> None:
-    with pytest.raises(FloatingPointError, match=r"none that can be used\. .*1\.weight in it is not a finite number\."):
+    with pytest.raises(FloatingPointError, match=r"no usable checkpoint\. .*1\.weight in it is not a finite number\."):
         fit(Spoil((0, 3)), SpoilWeights(2), RollBack())
 
 
 def test_a_checkpoint_of_another_training_is_no_candidate(fit: Make) -> None:
     fit(every=3)
-    with pytest.raises(FloatingPointError, match=r"none that can be used\."):
+    with pytest.raises(FloatingPointError, match=r"no usable checkpoint\."):
         fit(Spoil((0, 4)), SpoilWeights(4, damage=True), RollBack(), every=4)
 
 

@@ -469,7 +469,7 @@ def test_without_validation_data_a_schedule_refuses_or_notes_it(task: Make, batc
     trainer = Trainer([ValidationSchedule(epochs=1, at_start=True, required=False)], device="cpu")
     result = trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
     assert (list(result.history), result.warnings) == ([], ())
-    assert result.notes == ("nothing is validated, as fit was given no validation data",)
+    assert result.notes == ("no validation: fit has no validation data",)
     result = trainer.fit(task(), batches(2), validation=batches(1), optimizer=sgd, epochs=1)
     assert (result.progress.validations, result.notes) == (2, ())
 

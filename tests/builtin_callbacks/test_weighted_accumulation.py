@@ -185,7 +185,7 @@ def test_a_weight_is_a_finite_number(weight: float) -> None:
 
 
 def test_a_weight_is_a_function() -> None:
-    with pytest.raises(TypeError, match=r"weight= is a function of a batch, .*; got 3"):
+    with pytest.raises(TypeError, match=r"weight= takes a function of a batch, .*; got 3"):
         GradientAccumulation(4, weight=3)  # type: ignore[arg-type]  # that is what is tested
 
 

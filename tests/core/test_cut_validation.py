@@ -32,9 +32,8 @@ from heliograph import (
     ValidationStart,
     on,
 )
-from heliograph.events.recorder import EventRecorder
 from heliograph.tests import kit
-from heliograph.tests.kit import Batch, class_batches, linear_classifier
+from heliograph.tests.kit import Batch, EventRecorder, class_batches, linear_classifier
 from torch import Tensor, nn
 
 
@@ -224,7 +223,7 @@ def test_too_late_is_refused() -> None:
 
     trainer = Trainer(device="cpu")
     trainer.bus.on(ValidationEnd, ask)
-    with pytest.raises(RuntimeError, match="for handlers of a running validation or test"):
+    with pytest.raises(RuntimeError, match="in a handler of a running validation or test"):
         trainer.validate(linear_classifier(), class_batches(1))
 
 

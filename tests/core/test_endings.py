@@ -26,9 +26,8 @@ from heliograph import (
     ValidationEnd,
     on,
 )
-from heliograph.events.recorder import EventRecorder
 from heliograph.tests import kit
-from heliograph.tests.kit import Batch, class_batches, go_through, linear_classifier, make_run
+from heliograph.tests.kit import Batch, EventRecorder, class_batches, go_through, linear_classifier, make_run
 from torch import Tensor, nn
 
 

@@ -33,8 +33,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.context import RunContext
-from heliograph.events.recorder import EventRecorder
-from heliograph.tests.kit import Batch, class_batches, fit, linear_classifier
+from heliograph.tests.kit import Batch, EventRecorder, class_batches, fit, linear_classifier
 from torch import Tensor, nn
 
 EVENTS: list[Any] = [TrainStart, EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationEnd]

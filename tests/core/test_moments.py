@@ -30,8 +30,7 @@ from heliograph import (
     ValidationStart,
     on,
 )
-from heliograph.events.recorder import EventRecorder
-from heliograph.tests.kit import class_batches, fit, linear_classifier, sgd
+from heliograph.tests.kit import EventRecorder, class_batches, fit, linear_classifier, sgd
 from torch.nn.utils import get_total_norm
 
 Row = tuple[str, int, int, int, int, int]

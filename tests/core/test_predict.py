@@ -31,9 +31,8 @@ from heliograph import (
     read_predictions,
 )
 from heliograph.core.engines.options import PrecisionName
-from heliograph.events.recorder import EventRecorder
 from heliograph.tests import kit
-from heliograph.tests.kit import class_batches, linear_classifier, random_batches
+from heliograph.tests.kit import EventRecorder, class_batches, linear_classifier, random_batches
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, SubsetRandomSampler, TensorDataset
 

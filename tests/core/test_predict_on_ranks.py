@@ -23,7 +23,7 @@ from heliograph import (
     read_prediction_batches,
     read_predictions,
 )
-from heliograph.events.recorder import EventRecorder
+from heliograph.tests.kit import EventRecorder
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset

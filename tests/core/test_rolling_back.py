@@ -35,9 +35,8 @@ from heliograph import (
     ValidationStart,
     on,
 )
-from heliograph.events.recorder import EventRecorder
 from heliograph.tests import kit
-from heliograph.tests.kit import Batch, adam, class_batches, counters, go_through
+from heliograph.tests.kit import Batch, EventRecorder, adam, class_batches, counters, go_through
 from torch import Tensor, nn
 
 WITHIN: list[Any] = [EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationStart]

@@ -155,7 +155,7 @@ def test_a_handler_of_an_event_that_nobody_emits() -> None:
         def act(self, run: Run, event: TrainEnd) -> None:
             run.emit(Ready())
 
-    assert fit(Waits()).warnings == ("Plugin 'waits': its handler act was never called: nobody emitted ready.",)
+    assert fit(Waits()).warnings == ("Plugin 'waits': its handler act was never called: ready was never emitted.",)
     assert fit(Waits(), Emits()).warnings == ()
 
 

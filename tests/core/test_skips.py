@@ -82,7 +82,7 @@ def test_fp16_that_skips_every_step_is_an_error(length: dict[str, int]) -> None:
 
 def test_who_skipped_names_everybody() -> None:
     trainer = Trainer([Skip(GradientsReady, when=lambda run: run.progress.batches < 3)], device="cpu", precision="fp16")
-    with pytest.raises(RuntimeError, match=r"skip, 3 times \(it is never good\); the engine, 98 times \(gradients"):
+    with pytest.raises(RuntimeError, match=r"skip, 3 times \(it is never good\); the engine, 98 times \(fp16"):
         fit(trainer, task=broken(), steps=10)
 
 

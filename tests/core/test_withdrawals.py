@@ -182,7 +182,7 @@ def test_a_veto_within_a_window_lasts_until_its_boundary(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("event", [h.SavePoint, h.ShouldStop])
 def test_a_veto_that_comes_too_late_is_an_error(event: Any, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"^control.veto_save is for handlers of an event before SavePoint"):
+    with pytest.raises(RuntimeError, match=r"^control.veto_save .*in a handler of an event before SavePoint"):
         train(At(event, lambda run: run.control.veto_save("late")), folder=tmp_path)
 
 

@@ -31,8 +31,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.engines.options import PrecisionName, modules_of
-from heliograph.events.recorder import EventRecorder
-from heliograph.tests.kit import Batch, class_batches, linear_classifier, sgd
+from heliograph.tests.kit import Batch, EventRecorder, class_batches, linear_classifier, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset

@@ -95,7 +95,7 @@ def test_it_is_refused_at_the_start_where_the_length_is_unknown(where: str, tmp_
     trainer.bus.on(BatchEnd, lambda run, event: batches.append(run.progress.batches))
     with pytest.raises(
         ValueError,
-        match=r"^Every\(fraction=\.\.\.\) needs the number of optimizer steps .*, and a train loader .*: pass steps=",
+        match=r"^Every\(fraction=\.\.\.\) needs the number of optimizer steps .*, but a train loader .*: pass steps=",
     ):
         fit(trainer, train=iter(class_batches(4)), epochs=1)
     assert batches == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from heliograph import Plugin, Trainer, on
 from heliograph.events import BatchEnd, EpochEnd, Lane, Run, StepEnd
-from heliograph.plugins.marks import Marker, Options
+from heliograph.plugins.marks import Marker, MarkOptions
 from heliograph.plugins.order import EventOrder, Handler
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 def plugin(name: str, lane: Lane = Lane.DECIDE, **options: Any) -> Plugin:
     """Return a plugin of that name which receives `BatchEnd` with these options."""
-    demands: Options = {"lane": lane, **options}  # type: ignore[typeddict-item]
+    demands: MarkOptions = {"lane": lane, **options}  # type: ignore[typeddict-item]
 
     class Ordered(Plugin):
         received: list[str]
@@ -97,7 +97,7 @@ def test_demands_are_transitive() -> None:
 
 
 def test_a_cycle_is_refused_and_named() -> None:
-    sentence = r"^The handlers of BatchEnd cannot be ordered, before/after and lanes form a cycle: (.*)\.$"
+    sentence = r"^The handlers of BatchEnd cannot be ordered: before, after and lanes form a cycle: (.*)\.$"
     with pytest.raises(ValueError, match=sentence) as caught:
         order(plugin("a", after="b"), plugin("b", after="c"), plugin("c", after="a"), plugin("d"))
     found = re.match(sentence, str(caught.value))

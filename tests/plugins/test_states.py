@@ -76,11 +76,10 @@ def test_a_changed_state_fails_the_resume_with_plugin_file_error_and_mend(tmp_pa
     path = fit(Momentum(), tmp_path).last_checkpoint
     with pytest.raises(ValueError) as caught:
         fit(Changed(), tmp_path, resume=path, epochs=2)
-    assert str(caught.value) == (
-        f"Plugin 'momentum' cannot continue from its state in {path}: load_state_dict raised KeyError: 'm'. If its "
-        f"state had another form then, use the version of the plugin that saved it, or give the plugin a "
-        f"state_version and a migrate_state. As Changed(...).named('momentum_2') it starts fresh."
-    )
+    text = str(caught.value)
+    assert text.startswith(f"Plugin 'momentum' cannot continue from its state in {path}: ")
+    for fact in ("load_state_dict raised KeyError: 'm'", "migrate_state", "Changed(...).named('momentum_2')"):
+        assert fact in text
     assert isinstance(caught.value.__cause__, KeyError)
     fresh = Changed().named("momentum_2")
     assert fit(fresh, tmp_path, resume=path, epochs=2).resume.fresh_plugins == ("momentum_2",)
@@ -104,15 +103,15 @@ def test_a_newer_state_is_refused(tmp_path: Path) -> None:
     path = fit(Second(), tmp_path).last_checkpoint
     with pytest.raises(ValueError) as caught:
         fit(Momentum(), tmp_path, resume=path, epochs=2)
-    assert str(caught.value) == (
-        f"Plugin 'momentum' cannot continue from its state in {path}: that is of version 2, and the plugin reads up to "
-        f"1. Update the plugin's package. As Momentum(...).named('momentum_2') it starts fresh."
-    )
+    text = str(caught.value)
+    assert text.startswith(f"Plugin 'momentum' cannot continue from its state in {path}: ")
+    for fact in ("version 2,", "up to 1.", "Momentum(...).named('momentum_2')"):
+        assert fact in text
 
 
 def test_a_migration_that_fails_is_reported_like_that(tmp_path: Path) -> None:
     path = fit(Momentum(), tmp_path).last_checkpoint
-    sentence = r": migrate_state raised KeyError: 1\. It has to take a state of version 1\. As Third\("
+    sentence = r": migrate_state raised KeyError: 1\. .*version 1\. .*Third\("
     with pytest.raises(ValueError, match=sentence):
         fit(Third(), tmp_path, resume=path, epochs=2)
 
@@ -213,6 +212,6 @@ def test_a_plugin_that_does_not_take_its_empty_state_fails_the_run_by_name() -> 
     with pytest.raises(ValueError) as caught:
         goes_back(Stubborn())
     assert str(caught.value) == (
-        "Plugin 'stubborn' cannot go back to a snapshot, where it had an empty state: load_state_dict({}) raised "
-        "KeyError: 'batches'. It has to take what its state_dict returned."
+        "Plugin 'stubborn' cannot roll back to a snapshot, in which its state is empty: load_state_dict({}) raised "
+        "KeyError: 'batches'. It must accept every result of its state_dict."
     )

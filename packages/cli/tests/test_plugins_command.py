@@ -86,7 +86,7 @@ def test_plugins_has_one_line_each_with_what_it_does(capsys: pytest.CaptureFixtu
     assert lines[0].split(maxsplit=1) == ["NAME", "WHAT IT DOES"]
     assert [line.split()[0] for line in lines[1:]] == [each.name for each in discover()]
     row = next(line for line in lines if line.startswith("gradient_clipping "))
-    assert row.split(maxsplit=1)[1] == "Clip the gradients, and log their norm."
+    assert row.split(maxsplit=1)[1] == "Clip the gradients before the optimizer step, and log their norm."
 
 
 def test_plugins_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

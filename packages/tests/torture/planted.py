@@ -107,8 +107,8 @@ DEFECTS = (
     ),
     defect(
         "one: plugins get no state",
-        "            if state:\n                self._give(",
-        "            if False:\n                self._give(",
+        "            if state:\n                self._load_state(",
+        "            if False:\n                self._load_state(",
     ),
     defect(
         "one: filters begin again",
@@ -157,7 +157,7 @@ DEFECTS = (
     ),
     defect(
         "one: generators of the task are not restored",
-        "            rng.set_generator_state(generator, held)\n",
+        "            rng.set_generator_state(generator, task_state)\n",
         "            pass\n",
     ),
     defect(

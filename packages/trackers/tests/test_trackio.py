@@ -123,7 +123,7 @@ def test_images_texts_histograms_and_files(tmp_path: Path) -> None:
     assert sum(shown["weights"]["values"]) == 3
     (known,) = SQLiteStorage.get_run_records("tests")
     assert [each["name"] for each in SQLiteStorage.get_artifacts("tests")] == [f"run-{known['id']}-the-notes"]
-    assert (result.warnings, result.notes) == ((), ("trackio cannot show what was logged as curve (1 times)",))
+    assert (result.warnings, result.notes) == ((), ("trackio cannot show values logged as curve (1 times)",))
 
 
 def test_rows_that_wait_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import heliograph.builtin_callbacks.progress_bar.plugin as module
+import heliograph.builtin_callbacks.progress_bar as module
 import pytest
 import torch
 from heliograph import (
@@ -528,7 +528,7 @@ def test_a_metric_that_never_came_is_a_warning(task: Make, batches: Make, sgd: A
         plugins = [plugin, LogSchedule(At(steps=1))]
         return Trainer(plugins, device="cpu").fit(task(), batches(2), optimizer=sgd, epochs=1).warnings
 
-    sentence = "ProgressBar did not show train/los: nothing of that name was logged. Logged were train/loss."
+    sentence = "ProgressBar did not show train/los, which were never logged. Logged metrics: train/loss."
     assert warnings("train/loss", "train/los") == (sentence,)
     assert warnings("train/loss") == ()
 

@@ -8,7 +8,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from heliograph.builtin_callbacks.trackers.tracker import BATCH, Outbox, Record
+from heliograph.builtin_callbacks.trackers.tracker import BATCH, Outbox, TrackerRecord
 
 
 class Page:
@@ -28,13 +28,13 @@ class Page:
             flush=self._flush,
         )
 
-    def write(self, *records: Record) -> None:
-        for record in (Record("open", ()), *records, Record("finish", ())):
+    def write(self, *records: TrackerRecord) -> None:
+        for record in (TrackerRecord("open", ()), *records, TrackerRecord("finish", ())):
             self.outbox.put(record)
         self._begin.set()
         self.outbox.close()
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: TrackerRecord) -> None:
         if record.kind == "open":
             self._begin.wait()
         elif record.kind == "scalars":
@@ -52,12 +52,12 @@ class Page:
         self.written.append(names)
 
 
-def row(name: str, metrics: int = 1) -> Record:
-    return Record("scalars", (name, dict.fromkeys(range(metrics), 0.0)))
+def row(name: str, metrics: int = 1) -> TrackerRecord:
+    return TrackerRecord("scalars", (name, dict.fromkeys(range(metrics), 0.0)))
 
 
-def image(name: str) -> Record:
-    return Record("image", (name,))
+def image(name: str) -> TrackerRecord:
+    return TrackerRecord("image", (name,))
 
 
 def test_rows_are_written_together_before_what_is_not_collected() -> None:
@@ -96,7 +96,7 @@ def test_each_loss_has_its_own_reason() -> None:
     """A refusal at the beginning does not stand for the outage at the end, nor for what found no room."""
     is_away = Event()
 
-    def write(record: Record) -> None:
+    def write(record: TrackerRecord) -> None:
         if record.kind == "open":
             is_away.wait()
         elif record.arguments == ("bad",):
@@ -105,9 +105,16 @@ def test_each_loss_has_its_own_reason() -> None:
             raise OSError("no route to the server")
 
     outbox = Outbox("page", write, outages=(OSError,), capacity=5, patience=0.05)
-    for record in (Record("open", ()), Record("text", ("bad",)), row("a"), row("b"), image("i"), image("j")):
+    for record in (
+        TrackerRecord("open", ()),
+        TrackerRecord("text", ("bad",)),
+        row("a"),
+        row("b"),
+        image("i"),
+        image("j"),
+    ):
         outbox.put(record)
-    outbox.put(Record("finish", ()))
+    outbox.put(TrackerRecord("finish", ()))
     is_away.set()
     outbox.close()
 
@@ -121,23 +128,23 @@ def test_each_loss_has_its_own_reason() -> None:
 def test_the_next_run_waits_for_a_request_of_the_former() -> None:
     answers, order = Event(), list[str]()
 
-    def write_late(record: Record) -> str:
+    def write_late(record: TrackerRecord) -> str:
         answers.wait()
         order.append("former")
         return "late"
 
     former = Outbox("page", write_late, outages=(), capacity=5, patience=0.05)
-    former.put(Record("open", ()))
+    former.put(TrackerRecord("open", ()))
     thread = former.close()
     assert thread is not None
     assert former.lost == {"nothing was written for 0.05 seconds": {"open": 1}}
 
-    def write(record: Record) -> str:
+    def write(record: TrackerRecord) -> str:
         order.append(record.kind)
         return "page"
 
-    outbox = Outbox("page", write, outages=(), capacity=5, patience=60.0, former=thread)
-    outbox.put(Record("open", ()))
+    outbox = Outbox("page", write, outages=(), capacity=5, patience=60.0, previous=thread)
+    outbox.put(TrackerRecord("open", ()))
     answers.set()
     assert outbox.close() is None
     assert order == ["former", "open"]
@@ -146,11 +153,11 @@ def test_the_next_run_waits_for_a_request_of_the_former() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_ends_loses_what_comes_and_says_why() -> None:
-    def write(record: Record) -> None:
+    def write(record: TrackerRecord) -> None:
         raise KeyboardInterrupt("in the thread")
 
     outbox = Outbox("page", write, outages=(), capacity=5, patience=60.0)
-    outbox.put(Record("open", ()))
+    outbox.put(TrackerRecord("open", ()))
     outbox.drain()
     outbox.put(row("a"))
     assert outbox.close() is None
@@ -161,7 +168,7 @@ def test_a_handler_of_logging_may_log_to_the_page(caplog: pytest.LogCaptureFixtu
     """The thread says that an outage is over without the lock that the handler's record waits for."""
     outages = [OSError("away")]
 
-    def write(record: Record) -> None:
+    def write(record: TrackerRecord) -> None:
         if record.kind == "scalars" and outages:
             raise outages.pop()
 
@@ -169,7 +176,7 @@ def test_a_handler_of_logging_may_log_to_the_page(caplog: pytest.LogCaptureFixtu
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            thread = Thread(target=outbox.put, args=(Record("text", (record.getMessage(),)),))
+            thread = Thread(target=outbox.put, args=(TrackerRecord("text", (record.getMessage(),)),))
             thread.start()
             thread.join(20)
             assert not thread.is_alive(), "the queue is locked while its thread logs"
@@ -184,4 +191,7 @@ def test_a_handler_of_logging_may_log_to_the_page(caplog: pytest.LogCaptureFixtu
             outbox.close()
     finally:
         logger.removeHandler(handler)
-    assert [text.split(":")[0] for text in said] == ["page cannot be written to", "page is written to again"]
+    assert [text.split(":")[0] for text in said] == [
+        "page cannot be written, records are queued",
+        "page can be written again",
+    ]

@@ -38,7 +38,7 @@ from heliograph import (
     ValidationSchedule,
 )
 from heliograph.builtin_callbacks.trackers.tensorboard import EventFile
-from heliograph.builtin_callbacks.trackers.tracker import SAVED, Place, Record
+from heliograph.builtin_callbacks.trackers.tracker import SAVED, Place, TrackerRecord
 from heliograph.tests import kit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from torch.optim.lr_scheduler import StepLR
@@ -127,7 +127,7 @@ def test_nothing_of_another_run_is_purged(
     assert [steps(tmp_path / each, "train/loss") for each in ("", *folders)] == [[1, 2, 3], [1], [1, 2]]
     assert results[0].notes == ()
     (note,) = results[2].notes
-    assert note == f"{tmp_path} holds the curves of another run: those of this one are in {tmp_path / folders[1]}"
+    assert note == f"{tmp_path} contains another run: the curves of this one are in {tmp_path / folders[1]}"
 
 
 def test_a_resumed_run_continues_in_its_own_folder(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_an_evaluation_outside_a_training_leaves_the_curves_of_another_run_alone
 
     (own,) = set(tmp_path.iterdir()) - before
     assert [value for _, value in scalars(own)["validation/loss"]] == [pytest.approx(result.metrics["validation/loss"])]
-    assert result.notes == (f"{tmp_path} holds the curves of another run: those of this one are in {own}",)
+    assert result.notes == (f"{tmp_path} contains another run: the curves of this one are in {own}",)
 
 
 def test_a_resumed_run_in_the_folder_itself_notes_no_other(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
@@ -522,6 +522,6 @@ def test_for_what_a_checkpoint_had_waiting_it_is_imported_there_too(
         "hyper_parameters": ({"rate": 1.0},),
     }
     tracker = TensorBoard(tmp_path)
-    tracker.load_state_dict({**tracker.state_dict(), "waiting": [Record(waits, arguments[waits]).as_plain()]})
+    tracker.load_state_dict({**tracker.state_dict(), "waiting": [TrackerRecord(waits, arguments[waits]).as_plain()]})
     assert threads == ["MainThread"] * (waits != "scalars")
     assert [each.kind for each in tracker._waiting] == [waits]

@@ -248,7 +248,7 @@ def test_images_that_waited_at_the_checkpoint_are_noted_as_missing(task: Make, b
     assert [row[1] for row in rows if row[0] == "text"] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [row[1] for row in rows if row[0] == "image"] == [4, 5, 6, 7, 8]
     (note,) = [each for each in result.notes if "may lack" in each]
-    assert note == "showing may lack what waited to be written when the checkpoint was saved: image (3)"
+    assert note == "showing may lack records that were queued when the checkpoint was saved: image (3)"
 
 
 def test_what_a_killed_service_may_lose_is_in_the_checkpoint(task: Make, batches: Make, sgd: Any) -> None:
@@ -308,7 +308,7 @@ def test_an_outage_that_does_not_end_costs_the_training_nothing_and_is_said(
     assert (result.status, result.progress.steps, result.plugin_errors) == ("completed", 4, {})
     assert result.warnings == ("pages lost rows of metrics (3), the ending (1): ConnectionError: no route.",)
     assert [each.getMessage() for each in caplog.records] == [
-        "pages cannot be written to: its records wait, the training continues (ConnectionError: no route)"
+        "pages cannot be written, records are queued: ConnectionError: no route"
     ]
 
 
@@ -331,7 +331,7 @@ def test_without_a_page_nothing_is_written_and_that_is_said(
 
     assert tracker.store == {}
     assert result.warnings == (
-        "pages shows nothing of this run, since it could not open a page: ValueError: a wrong key.",
+        "pages shows nothing of this run because it could not open a page: ValueError: a wrong key.",
     )
 
 
@@ -389,7 +389,7 @@ def test_images_texts_and_what_a_tracker_cannot_show(task: Make, batches: Make, 
         (step, "pixels", (2, 4, 3), np.uint8) for step in (1, 2)
     ]
     assert [row for row in rows if row[0] == "text"] == [("text", step, "words", "as they are") for step in (1, 2)]
-    assert result.notes == ("pages cannot show what was logged as histogram (2 times)",)
+    assert result.notes == ("pages cannot show values logged as histogram (2 times)",)
     assert result.warnings == ()
 
 
@@ -457,7 +457,7 @@ def test_what_is_logged_after_the_ending_is_lost_and_said_once(task: Make, batch
     rows = tracker.store["page-0"]["rows"]
     assert ([row[0] for row in rows], len(tracker.opened)) == (["scalars", "scalars", "finish"], 1)
     assert tracker.store["page-0"]["status"] == "completed"
-    assert result.warnings == ("pages lost texts that came after the ending of its page.",)
+    assert result.warnings == ("pages lost texts logged after its page was closed.",)
 
 
 def test_a_tracker_that_is_switched_off_and_on_continues_its_page(task: Make, batches: Make, sgd: Any) -> None:
@@ -504,7 +504,7 @@ class Misspelt(Unasked):
 
 @pytest.mark.parametrize("kind", [Unflushed, Unasked, Misspelt])
 def test_what_is_collected_is_flushed_and_has_a_kind(kind: type[Pages]) -> None:
-    with pytest.raises(TypeError, match=rf"{kind.__name__}: collects = .*, and flush: give both, kinds of curve, "):
+    with pytest.raises(TypeError, match=rf"{kind.__name__} has collects = .* kinds of curve, .*flush"):
         kind({})
 
 

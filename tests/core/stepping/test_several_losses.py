@@ -42,8 +42,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.task import Losses
-from heliograph.events.recorder import EventRecorder
-from heliograph.tests.kit import adam, saving, sgd
+from heliograph.tests.kit import EventRecorder, adam, saving, sgd
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
@@ -957,7 +956,7 @@ def test_each_scheduler_is_named_once(per: Any, sentence: str) -> None:
 
 @pytest.mark.parametrize("per", [{}, {"generator": "batch"}, "batch"])
 def test_moments_that_there_are_not(per: Any) -> None:
-    with pytest.raises(ValueError, match=r"^LearningRate\(per\) is 'step', 'epoch' or 'plateau', or a dict of these"):
+    with pytest.raises(ValueError, match=r"^LearningRate\(per\) takes 'step', 'epoch' or 'plateau'"):
         LearningRate(per)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.events.recorder import EventRecorder
 from heliograph.packages.ray.tests.creators import creators
 from heliograph.packages.ray.tests.creators.creators import SAMPLES, make, weights
+from heliograph.tests.kit import EventRecorder
 from heliograph_ray.creators.train_pass import SteppedOptimizer
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR

@@ -242,7 +242,7 @@ def test_images_texts_and_files(uri: str, tmp_path: Path) -> None:
     assert np.asarray(Image.open(client.download_artifacts(run_id, images[0]))).shape == (2, 4, 3)
     assert Path(client.download_artifacts(run_id, "says/first/step_2.txt")).read_text() == "step 2"
     assert Path(client.download_artifacts(run_id, "notes/step_1/notes.md")).read_text() == "kept"
-    assert result.notes == ("mlflow cannot show what was logged as histogram (2 times)",)
+    assert result.notes == ("mlflow cannot show values logged as histogram (2 times)",)
     assert result.warnings == ()
 
 

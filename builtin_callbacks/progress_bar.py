@@ -1,60 +1,63 @@
-"""Show how far the run is, by bars or by plain lines."""
+"""The progress of a run: bars in a terminal or a notebook, otherwise plain lines."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
 from time import monotonic
 from typing import Any, TextIO
 
-from ...core.system.extras import require
-from ...events import Lane, Run
-from ...events import catalogue as ev
-from ...events.catalogue import Status
-from ...events.checks import check_flag, check_number, printable
-from ...events.errors import count
-from ...events.resume_facts import verified
-from ...plugins import Plugin, on
-from . import text
-from .text import Pace, duration
+from ..core.host import is_preempted
+from ..core.system.extras import require
+from ..events import Lane, Run
+from ..events import catalogue as ev
+from ..events.catalogue import Status
+from ..events.checks import check_flag, check_number, printable
+from ..events.errors import count
+from ..events.resume_facts import verified
+from ..plugins import Plugin, on
 
-NAME = 20  # columns of a run's name beside a bar
+WIDTH = 80  # columns without a terminal
+MAX_METRICS = 20  # at the end of a run
+SPLITS = ("train", "validation", "test", "predict")
+LOOKS = 6  # the recent speed is measured over the last five intervals
+NAME = 20  # columns of a run's name next to a bar
 EPOCHS = "{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 BATCHES = "{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 INDENT = 2
-MEASURED = INDENT * " " + "{desc}"  # below the bar of the steps, which has no room for it
+MEASURED = INDENT * " " + "{desc}"  # the metrics of the validation, below the bar of the steps
 
 
 class ProgressBar(Plugin):
-    """Draw bars, or write plain lines where there is no terminal.
+    """Draw progress bars, or write plain lines without a terminal.
 
-    A run by epochs has two bars, the epochs and the batches of the current one; a run by steps has one. A validation,
-    test or prediction has a bar while it runs. Beside the bars are the last logged metrics, so nothing waits for the
-    device; those that leave no room for the bar are left out, from the end. When the run is over, text takes the place
-    of the bars: how far it came, its metrics, how it ended, its warnings; after Ctrl-C or a failure the newest
-    checkpoint.
+    A run by epochs has two bars, for the epochs and for the batches of the current epoch; a run by steps has one. A
+    validation, test or prediction has a bar while it runs. The last logged metrics are shown next to the bars, as far
+    as there is room, so nothing waits for the device. At the end, a text replaces the bars: how far the run came, its
+    metrics, how it ended and its warnings; after a Ctrl-C or a failure also the newest checkpoint.
 
-    `epochs 3/10` means that 3 are done: it is `run.progress.epoch`, which is also the number in the names of
-    checkpoints, and the index of the epoch that is running.
+    `epochs 3/10` means that 3 epochs are done. This is `run.progress.epoch`, which is also the number in the names of
+    checkpoints, and the index of the current epoch. In a notebook, the bars are one output of the cell, which is
+    updated.
 
-    In a notebook the bars are one output of the cell, which is replaced.
-
-    A plain line is written when it is time to and after each validation. It has the time so far, the recent speed, the
-    time that is left where that is known, and every metric that no line has shown yet.
+    Plain lines are written at an interval and after each validation. They contain the time so far, the recent speed,
+    the remaining time if it is known, and the metrics since the last line.
 
     Args:
-        interval: the least seconds between two redraws of a bar.
-        plain_interval: the least seconds between two plain lines.
-        plain: None finds out; True writes lines, False draws bars.
-        metrics: the names of the metrics beside the bars, those to keep in a narrow terminal first; None shows the
-            training losses and the validation's metrics. Plain lines show all.
-        file: where to; by default standard error, in a notebook an output of the cell.
-        show_plan: whether to write first what the run will do, as `run.report.plan()` says.
+        interval: the minimum number of seconds between two updates of a bar.
+        plain_interval: the minimum number of seconds between two plain lines.
+        plain: True writes lines, False draws bars, None detects a terminal.
+        metrics: the names of the metrics next to the bars; the first ones have priority in a narrow terminal. None
+            shows the training losses and the metrics of the validation. Plain lines show all.
+        file: the file to write to; by default standard error, in a notebook an output of the cell.
+        show_plan: whether to show first what the run will do, as in `run.report.plan()`.
 
     Raises:
         ValueError: an interval is negative.
-        TypeError: `metrics` is a single text.
+        TypeError: `metrics` is a string.
     """
 
     name = "progress"
@@ -95,21 +98,20 @@ class ProgressBar(Plugin):
         self._has_begun = False
 
     def reset(self) -> None:
-        """Forget the former run's bars and numbers."""
         self._restart()
         self._has_begun = False
 
     @on(ev.CheckpointLoaded, lane=Lane.REPORT)
     def go_on(self, run: Run, event: ev.CheckpointLoaded) -> None:
-        """Show where the run continues; new bars begin there."""
+        """Show where the run continues, and restart the bars."""
         self._restart()
-        if self._has_begun or not self.show_plan:  # else the plan, which is next, says it
+        if self._has_begun or not self.show_plan:  # else the plan follows, which contains the position
             place = f"{'went back to' if self._has_begun else 'resumed at'} step {run.progress.steps}"
             self._display.announce(run, place)
 
     @on(ev.ResumeVerified, lane=Lane.REPORT)
     def print_verified(self, run: Run, event: ev.ResumeVerified) -> None:
-        """Say what comparing the steps that were done again has shown."""
+        """Show the result of comparing the repeated steps."""
         if event.steps:
             self._display.announce(run, verified(event.steps))
         if event.difference is not None:
@@ -117,7 +119,7 @@ class ProgressBar(Plugin):
 
     @on(ev.EpochStart, lane=Lane.REPORT)
     def start_epoch(self, run: Run, event: ev.EpochStart) -> None:
-        """Show what the run will do, and begin the bar of the batches."""
+        """Show the plan of the run and start the bar of the batches."""
         if self.show_plan and not self._has_begun:
             self._display.show(run.report.plan().splitlines())
         self._has_begun = True
@@ -125,7 +127,7 @@ class ProgressBar(Plugin):
 
     @on(ev.Replay, lane=Lane.REPORT)
     def show_replay(self, run: Run, event: ev.Replay) -> None:
-        """Show how far the loader is read again, which may take as long as training on it did."""
+        """Show how many batches were read again, which may take long."""
         if event.done == 0:
             self._display.begin_replay(run, event.batches)
         self._display.advance_pass(event.done)
@@ -134,14 +136,14 @@ class ProgressBar(Plugin):
 
     @on(ev.BatchEnd, lane=Lane.REPORT)
     def advance(self, run: Run, event: ev.BatchEnd) -> None:
-        """Move on, if it is time to."""
+        """Update the display if the interval has passed."""
         if (now := monotonic()) >= self._due:
             self._due = now + (self.plain_interval if self.plain else self.interval)
             self._display.advance(run)
 
     @on(ev.Log, ev.ValidationEnd, ev.TestEnd, ev.PredictEnd, lane=Lane.REPORT, optional=True)
     def show_metrics(self, run: Run, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:
-        """Show the newest numbers."""
+        """Show the newest metrics."""
         self._display.measure(run, event.metrics)
         if not isinstance(event, ev.Log):
             self._display.end_pass(run)
@@ -149,41 +151,40 @@ class ProgressBar(Plugin):
 
     @on(ev.ValidationCut, lane=Lane.REPORT)
     def cut_evaluation(self, run: Run, event: ev.ValidationCut) -> None:
-        """Remove the bar of the validation or test: there are no numbers."""
+        """Remove the bar of the evaluation."""
         self._display.end_pass(run)
 
     @on(ev.EpochEnd, lane=Lane.REPORT, optional=True)
     def end_epoch(self, run: Run, event: ev.EpochEnd) -> None:
-        """Fill the bar of the batches, and move that of the epochs."""
+        """Complete the bar of the batches and update the epochs."""
         self._display.end_epoch(run)
 
     @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.REPORT, optional=True)
     def start_evaluation(self, run: Run, event: ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
-        """Begin the bar of a validation, test or prediction."""
+        """Start the bar of a validation, test or prediction."""
         self._display.begin_pass(run, event.name.split("_")[0], run.data.evaluation_batches)
 
     @on(ev.ValidationBatchEnd, ev.TestBatchEnd, ev.PredictBatchEnd, lane=Lane.REPORT, optional=True)
     def advance_evaluation(self, run: Run, event: ev.ValidationBatchEnd | ev.TestBatchEnd | ev.PredictBatchEnd) -> None:
-        """Move it."""
+        """Update the bar of the evaluation."""
         self._display.advance_pass(run.progress.evaluated)
 
     @on(ev.RunClosed, lane=Lane.DECIDE)
     def warn_of_unknown_metrics(self, run: Run, event: ev.RunClosed) -> None:
-        """Say which metrics of `metrics` never came."""
+        """Warn about names in `metrics` that were never logged."""
         unknown = [name for name in self.metrics or () if name not in run.metrics]
         if unknown and run.metrics and run.optimizer is not None and event.status in ("completed", "stopped"):
             run.warn(
-                f"ProgressBar did not show {', '.join(unknown)}: nothing of that name was logged. Logged were "
+                f"ProgressBar did not show {', '.join(unknown)}, which were never logged. Logged metrics: "
                 f"{', '.join(sorted(run.metrics))}."
             )
 
     @on(ev.RunClosed, lane=Lane.REPORT, after=("jsonl_log", "tensorboard", "file_log", "recorder"))
     def finish(self, run: Run, event: ev.RunClosed) -> None:
-        """Say how the run ended."""
+        """Show how the run ended."""
         self._display.finish(run, event.status)
 
     def close(self) -> None:
-        """Remove every bar."""
         self._display.close()
 
     def _restart(self) -> None:
@@ -192,22 +193,16 @@ class ProgressBar(Plugin):
 
 
 def _is_terminal(file: TextIO) -> bool:
-    """Return whether bars can be drawn: a terminal of no known size, as in some containers, would show nothing."""
     return getattr(file, "isatty", lambda: False)() and columns(file) != 0
 
 
 def _in_notebook() -> bool:
-    """Return whether a notebook's kernel runs this process."""
     shell = sys.modules.get("IPython")
     return shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell"
 
 
 class PlainLines:
-    """Writes a line now and then: where the run is, how fast, and the metrics that no line has shown yet.
-
-    Args:
-        file: where to; None is standard error.
-    """
+    """Writes lines to a file, or to standard error."""
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
@@ -216,83 +211,70 @@ class PlainLines:
         self._shown: int | None = None
 
     def begin_epoch(self, run: Run) -> None:
-        """Measure the pace from here, if this is where the run begins or continues."""
         if self._pace is None:
             self._pace, self._shown = Pace(run), run.progress.steps
 
     def measure(self, run: Run, metrics: Mapping[str, float]) -> None:
-        """Keep metrics for the next line."""
         self._fresh.update(metrics)
 
     def advance(self, run: Run) -> None:
-        """Write a line."""
         self._write_place(run, [] if self._pace is None else self._pace.look(run))
 
-    def end_epoch(self, run: Run) -> None:
-        """Write nothing: the next line says it."""
+    def end_epoch(self, run: Run) -> None: ...
 
     def begin_replay(self, run: Run, total: int) -> None:
-        """Say that the loader is read again, which may take as long as training on it did."""
         self.announce(run, f"reads {count(total, 'batch', 'batches')} of epoch {run.progress.epoch} again")
 
-    def begin_pass(self, run: Run, what: str, total: int | None) -> None:
-        """Write nothing."""
+    def begin_pass(self, run: Run, label: str, total: int | None) -> None: ...
 
-    def advance_pass(self, done: int) -> None:
-        """Write nothing."""
+    def advance_pass(self, done: int) -> None: ...
 
     def end_pass(self, run: Run) -> None:
-        """Write what was measured; of an evaluation outside of a training at its end."""
         if self._fresh and run.optimizer is not None:
             self.advance(run)
 
     def announce(self, run: Run, line: str) -> None:
-        """Write a line of its own."""
         self._print(f"{run.name}  {line}")
 
     def show(self, lines: Sequence[str]) -> None:
-        """Write lines."""
         for line in lines:
             self._print(line)
 
     def restart(self) -> None:
-        """Forget metrics and pace."""
         self._fresh, self._pace, self._shown = {}, None, None
 
     def finish(self, run: Run, status: Status) -> None:
-        """Write what no line has shown yet, how the run ended, and what did not happen."""
         if run.optimizer is None:
             self._write_place(run, [status])
         else:
             if self._fresh or self._shown not in (None, run.progress.steps):
                 self._write_place(run, [] if self._pace is None else self._pace.whole(run))
-            self.announce(run, text.verdict(run, status))
-        for line in text.warnings(run):
+            self.announce(run, verdict(run, status))
+        for line in warning_lines(run):
             self._print(line)
 
     def close(self) -> None:
-        """Forget the run."""
         self.restart()
 
     def _write_place(self, run: Run, more: list[str]) -> None:
         self._shown = run.progress.steps
         time = duration(run.progress.seconds)
-        metrics = text.values(text.in_order(self._fresh))
+        metrics = metric_texts(in_order(self._fresh))
         self._fresh = {}
-        self._print("  ".join([run.name, *text.position(run), time, *more, *metrics]))
+        self._print("  ".join([run.name, *position_of(run), time, *more, *metrics]))
 
     def _print(self, line: str) -> None:
-        print(printable(line), file=self._file or sys.stderr, flush=True)  # its very purpose
+        print(printable(line), file=self._file or sys.stderr, flush=True)
 
 
 class Bars:
-    """A bar of the epochs and one of the batches, or one of the steps; and one of a validation or test.
+    """Bars of the epochs and batches, or of the steps, and of evaluations.
 
     Args:
         tqdm: the class.
-        file: where to; None is standard error.
-        interval: the least seconds between two redraws.
-        metrics: the names of the metrics beside the bars; None shows the losses and the validation's.
+        file: the file to write to; None is standard error.
+        interval: the minimum number of seconds between two updates.
+        metrics: the names of the metrics next to the bars; None shows the losses and the validation's.
     """
 
     size: Mapping[str, Any] = {"dynamic_ncols": True}
@@ -308,22 +290,18 @@ class Bars:
         self._pace: Pace | None = None
 
     def begin_epoch(self, run: Run) -> None:
-        """Begin the bar of the batches."""
         self._before_epoch = run.progress.batches - run.progress.batch
         self._pace = self._pace or Pace(run)
         self.advance(run)
 
     def measure(self, run: Run, metrics: Mapping[str, float]) -> None:
-        """Keep metrics for the next time that the bars are drawn."""
         self._metrics.update(metrics)
 
     def advance(self, run: Run) -> None:
-        """Move the bars to where the run is."""
         self._draw(run)
         self._drawn()
 
     def end_epoch(self, run: Run) -> None:
-        """Fill the bar of the batches, and move that of the epochs."""
         self._draw(run, finished=True)
         if run.length.max_steps is None and self._batches is not None:
             self._batches.close()
@@ -331,53 +309,44 @@ class Bars:
         self._drawn()
 
     def begin_replay(self, run: Run, total: int) -> None:
-        """Begin the bar of the batches that are read again."""
         self.begin_pass(run, "read again", total)
 
-    def begin_pass(self, run: Run, what: str, total: int | None) -> None:
-        """Begin a bar that goes when what it shows is done."""
-        self._passing = self._bar(BATCHES, total=total, desc=what, unit="batch")
+    def begin_pass(self, run: Run, label: str, total: int | None) -> None:
+        self._passing = self._bar(BATCHES, total=total, desc=label, unit="batch")
         self._drawn()
 
     def advance_pass(self, done: int) -> None:
-        """Move it."""
         if self._passing is not None and self._passing.update(done - self._passing.n):
             self._drawn()
 
     def end_pass(self, run: Run) -> None:
-        """Remove it."""
         if self._passing is not None:
             self._passing.close()
             self._passing = None
             self._drawn()
 
     def announce(self, run: Run, line: str) -> None:
-        """Write a line above the bars."""
         self._write([f"{run.name}  {line}"])
 
     def show(self, lines: Sequence[str]) -> None:
-        """Write lines above the bars."""
         self._write(lines)
 
     def restart(self) -> None:
-        """Remove the bars, and forget the metrics."""
         for bar in self._rows()[::-1]:
             bar.close()
         self._epochs = self._batches = self._measured = self._passing = self._pace = None
         self._metrics = {}
 
     def finish(self, run: Run, status: Status) -> None:
-        """Write how the run ended in place of its bars."""
         width = self._columns()
         speed = [] if self._pace is None else self._pace.whole(run)
-        facts = [run.name, *text.position(run), duration(run.progress.seconds), *speed]
-        metrics = text.limited(text.values(text.in_order(self._metrics)))
+        facts = [run.name, *position_of(run), duration(run.progress.seconds), *speed]
+        metrics = limited(metric_texts(in_order(self._metrics)))
         self.restart()
-        verdict = text.broken(f"{run.name}  {text.verdict(run, status)}", width)
-        self._write([*text.joined([*facts, *metrics], width), *verdict, *text.warnings(run, width)])
+        ending = wrapped(f"{run.name}  {verdict(run, status)}", width)
+        self._write([*joined_lines([*facts, *metrics], width), *ending, *warning_lines(run, width)])
 
     def close(self) -> None:
-        """Remove the bars."""
         self.restart()
 
     def _rows(self) -> list[Any]:
@@ -388,25 +357,23 @@ class Bars:
             self._tqdm.write(printable(line), file=self._file or sys.stderr)
 
     def _columns(self) -> int:
-        return columns(self._file or sys.stderr) or text.WIDTH
+        return columns(self._file or sys.stderr) or WIDTH
 
-    def _drawn(self) -> None:
-        """Do what is to be done when bars have changed."""
+    def _drawn(self) -> None: ...
 
     def _bar(self, form: str, **options: Any) -> Any:
-        if options.get("total") or form == MEASURED:  # of an unknown length, tqdm's own form is without a bar
+        if options.get("total") or form == MEASURED:  # else tqdm's default format, which has no bar
             options["bar_format"] = form
         return self._tqdm(file=self._file, mininterval=self._interval, leave=False, **self.size, **options)
 
     def _draw(self, run: Run, *, finished: bool = False) -> None:
-        """Make the bars that are missing, and move them."""
         metrics = self._chosen(run)
         of_validation = {name: value for name, value in metrics.items() if name.startswith("validation/")}
-        others = {name: value for name, value in metrics.items() if name not in of_validation}
+        beside = {name: value for name, value in metrics.items() if name not in of_validation}
         if run.length.max_steps is not None:
-            self._draw_steps(run, others, of_validation)
+            self._draw_steps(run, beside, of_validation)
         else:
-            self._draw_epochs(run, others, of_validation, finished=finished)
+            self._draw_epochs(run, beside, of_validation, finished=finished)
 
     def _draw_steps(self, run: Run, beside: Mapping[str, float], below: Mapping[str, float]) -> None:
         steps = run.progress.steps
@@ -417,8 +384,8 @@ class Bars:
         if below and self._measured is None:
             self._measured = self._bar(MEASURED, position=1)
         if below:
-            room = (self._measured.format_dict["ncols"] or text.WIDTH) - INDENT
-            if (line := text.fitted(below, room)) != self._measured.desc:
+            room = (self._measured.format_dict["ncols"] or WIDTH) - INDENT
+            if (line := fitted(below, room)) != self._measured.desc:
                 self._measured.set_description_str(line)
 
     def _draw_epochs(
@@ -451,16 +418,16 @@ class Bars:
             return {name: self._metrics[name] for name in self._names if name in self._metrics}
         losses = {f"train/{run.stepping.label('loss', name)}" for name in run.optimizers}
         chosen = {n: value for n, value in self._metrics.items() if n in losses or n.startswith("validation/")}
-        return text.in_order(chosen)
+        return in_order(chosen)
 
 
 def _move(bar: Any, place: int, metrics: Mapping[str, float]) -> None:
-    """Move a bar, with as many metrics beside it as leave ten columns for the bar itself."""
+    """Update a bar, with the metrics that leave ten columns for the bar itself."""
     beside = ""
     if metrics:
         facts = bar.format_dict
         used = len(bar.format_meter(**{**facts, "postfix": None, "ncols": None}))
-        beside = text.fitted(metrics, (facts["ncols"] or text.WIDTH) - used - len(", "))
+        beside = fitted(metrics, (facts["ncols"] or WIDTH) - used - len(", "))
     bar.set_postfix_str(beside, refresh=False)
     bar.update(place - bar.n)
 
@@ -471,7 +438,7 @@ def _short(name: str) -> str:
 
 
 def columns(file: TextIO) -> int | None:
-    """Return the width of a terminal: 0 if it has no size, as in some containers; None if that is unknown."""
+    """Return the width of a terminal; 0 if it has no size, None if it is unknown."""
     try:
         size = os.get_terminal_size(file.fileno())
         return size.columns if size.lines else 0
@@ -480,15 +447,9 @@ def columns(file: TextIO) -> int | None:
 
 
 class NotebookBars(Bars):
-    """The bars as one output of a cell, which is text and so needs no widgets.
+    """Bars as one text output of a cell, which needs no widgets."""
 
-    Args:
-        tqdm: the class.
-        interval: the least seconds between two redraws.
-        metrics: the names of the metrics beside the bars; None shows the losses and the validation's.
-    """
-
-    size: Mapping[str, Any] = {"ncols": text.WIDTH}
+    size: Mapping[str, Any] = {"ncols": WIDTH}
 
     def __init__(self, tqdm: Any, interval: float, metrics: Sequence[str] | None) -> None:
         super().__init__(tqdm, _Nowhere(), interval, metrics)
@@ -496,12 +457,10 @@ class NotebookBars(Bars):
         self._lines: list[str] = []
 
     def finish(self, run: Run, status: Status) -> None:
-        """Replace the bars by how the run ended."""
         super().finish(run, status)
         self._output, self._lines = None, []
 
     def close(self) -> None:
-        """Remove the bars; what was announced stays."""
         super().close()
         if self._output is not None:
             self._drawn()
@@ -512,7 +471,7 @@ class NotebookBars(Bars):
         self._drawn()
 
     def _columns(self) -> int:
-        return text.WIDTH
+        return WIDTH
 
     def _drawn(self) -> None:
         shown = {"text/plain": "\n".join([*self._lines, *map(str, self._rows())])}
@@ -524,7 +483,7 @@ class NotebookBars(Bars):
 
 
 class _Nowhere:
-    """A file that keeps nothing: tqdm writes, and the output of the cell is what `str` returns of its bars."""
+    """Discards what tqdm writes; the output of the cell is the `str` of its bars."""
 
     encoding = "utf-8"  # or tqdm would draw with ASCII
 
@@ -533,3 +492,140 @@ class _Nowhere:
 
     def flush(self) -> None:
         pass
+
+
+def in_order(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics by split, losses first, then by name."""
+    return dict(sorted(metrics.items(), key=lambda item: _rank(item[0])))
+
+
+def fitted(metrics: Mapping[str, float], room: int) -> str:
+    """Return the first metrics that fit into a width: `train loss=0.31 accuracy=0.88`."""
+    text = last = ""
+    for name, value in metrics.items():
+        split, _, short = printable(name).rpartition("/")
+        joint = " " if split == last else ", "
+        item = (joint if text else "") + (f"{split} " if split and (split != last or not text) else "")
+        item += f"{short}={value:.4g}"
+        if len(text) + len(item) > room:
+            break
+        text, last = text + item, split
+    return text
+
+
+def metric_texts(metrics: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4g}" for name, value in metrics.items()]
+
+
+def position_of(run: Run) -> list[str]:
+    """Return what is done: `epochs 3/10`, `steps 480`."""
+    progress = run.progress
+    if run.optimizer is None:
+        return [run.phase, f"batches {progress.evaluated}"]
+    return [
+        f"epochs {progress.epoch}" + (f"/{run.length.max_epochs}" if run.length.max_epochs is not None else ""),
+        f"steps {progress.steps}" + (f"/{run.length.max_steps}" if run.length.max_steps is not None else ""),
+    ]
+
+
+def verdict(run: Run, status: Status) -> str:
+    """Return how a run ended, and after a failure also the newest checkpoint."""
+    if run.optimizer is None:
+        return status
+    text = f"{status} at step {run.progress.steps}"
+    stop = run.control.stop_request
+    newest = "" if run.checkpoints.last is None else f"; the newest checkpoint is {run.checkpoints.last}"
+    if status == "stopped" and stop is not None:
+        return f"{text} by {stop.by}: {stop.reason}" + (newest if is_preempted(run) else "")
+    if status in ("interrupted", "failed"):
+        return text + (newest or "; there is no checkpoint" * (run.progress.steps > run.origin.steps))
+    return text if run.report.is_replay else f"{status}: {run.report.reason(None)}"
+
+
+def warning_lines(run: Run, width: int = WIDTH) -> list[str]:
+    return [line for warning in run.report.warnings for line in wrapped(f"WARNING: {warning}", width)]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    return wrap(printable(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def joined_lines(parts: Iterable[str], width: int) -> list[str]:
+    """Return parts as lines, separated by two spaces; no part is broken."""
+    lines = [""]
+    for part in map(printable, parts):
+        if lines[-1] and len(lines[-1]) + 2 + len(part) > width:
+            lines.append("  " + part)
+        else:
+            lines[-1] += ("  " if lines[-1] else "") + part
+    return lines
+
+
+def limited(metrics: Sequence[str]) -> list[str]:
+    more = len(metrics) - MAX_METRICS
+    return [*metrics[:MAX_METRICS], *([f"and {more} more"] if more > 0 else [])]
+
+
+def _rank(name: str) -> tuple[int, bool, str]:
+    split = name.partition("/")[0]
+    return SPLITS.index(split) if split in SPLITS else len(SPLITS), not name.endswith("loss"), name
+
+
+class Pace:
+    """The speed of a run, measured since its start or resume."""
+
+    def __init__(self, run: Run) -> None:
+        self._begin = _counts(run)
+        self._looks = deque([self._begin], LOOKS)
+
+    def look(self, run: Run) -> list[str]:
+        """Return the recent speed and the remaining time: `45.2 steps/s`, `ETA 01:20`."""
+        self._looks.append(_counts(run))
+        batches, steps = self._speeds(self._looks[0])
+        estimates = [
+            (run.length.max_steps - run.progress.steps) / steps if run.length.max_steps is not None and steps else None,
+            _batches_left(run) / batches
+            if run.length.max_epochs is not None and run.length.batches_per_epoch and batches
+            else None,
+        ]
+        remaining = [estimate for estimate in estimates if estimate is not None]
+        return [*_speed(steps), *([f"ETA {duration(min(remaining))}"] if remaining and min(remaining) > 0 else [])]
+
+    def whole(self, run: Run) -> list[str]:
+        """Return the speed since the start."""
+        self._looks.append(_counts(run))
+        return _speed(self._speeds(self._begin)[1])
+
+    def _speeds(self, since: tuple[float, int, int]) -> tuple[float, float]:
+        seconds, batches, steps = (now - then for now, then in zip(self._looks[-1], since, strict=True))
+        return (batches / seconds, steps / seconds) if seconds > 0 else (0.0, 0.0)
+
+
+def duration(seconds: float) -> str:
+    """Return a time such as 01:20 or 1:01:20, as bars show it."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes:02}:{second:02}"
+
+
+def _counts(run: Run) -> tuple[float, int, int]:
+    return run.progress.seconds, run.progress.batches, run.progress.steps
+
+
+def _batches_left(run: Run) -> float:
+    progress = run.progress
+    return max(
+        0, ((run.length.max_epochs or 0) - progress.epoch) * (run.length.batches_per_epoch or 0) - progress.batch
+    )
+
+
+def _speed(steps: float) -> list[str]:
+    if not steps:
+        return []
+    return [
+        f"{steps:.3g} steps/s"
+        if 1 <= steps < 999.5
+        else f"{steps:.0f} steps/s"
+        if steps > 1
+        else f"{1 / steps:.3g} s/step"
+    ]

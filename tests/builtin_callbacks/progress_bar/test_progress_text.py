@@ -1,4 +1,4 @@
-"""What is shown of a run in words: metrics in order and fitted, lines that are broken, speed and time left."""
+"""What is shown of a run in words: metrics in order and fitted, lines that are wrapped, speed and time left."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 from heliograph import Progress
-from heliograph.builtin_callbacks.progress_bar.text import (
+from heliograph.builtin_callbacks.progress_bar import (
     Pace,
-    broken,
     duration,
     fitted,
     in_order,
-    joined,
+    joined_lines,
     limited,
-    values,
+    metric_texts,
+    wrapped,
 )
 
 METRICS = {"train/loss": 0.65321, "validation/loss": 0.6164, "validation/accuracy": 2 / 3, "rate": 0.1}
@@ -45,18 +45,18 @@ def test_metrics_are_fitted_and_never_cut() -> None:
 
 
 def test_parts_are_joined_and_never_broken() -> None:
-    assert joined(["run", "steps 4", *values(METRICS)], 40) == [
+    assert joined_lines(["run", "steps 4", *metric_texts(METRICS)], 40) == [
         "run  steps 4  train/loss 0.6532",
         "  validation/loss 0.6164",
         "  validation/accuracy 0.6667  rate 0.1",
     ]
-    assert joined(["a" * 50, "b"], 40) == ["a" * 50, "  b"]
+    assert joined_lines(["a" * 50, "b"], 40) == ["a" * 50, "  b"]
 
 
 def test_a_sentence_is_broken_at_blanks_only() -> None:
     path = "/" + "long/" * 10 + "file-name.pth"
-    assert broken(f"the newest checkpoint is {path}", 40) == ["the newest checkpoint is", f"  {path}"]
-    assert broken("one\x1b[31m\ntwo", 40) == ["one\\x1b[31m two"]
+    assert wrapped(f"the newest checkpoint is {path}", 40) == ["the newest checkpoint is", f"  {path}"]
+    assert wrapped("one\x1b[31m\ntwo", 40) == ["one\\x1b[31m two"]
 
 
 def test_of_many_metrics_the_first() -> None:
