@@ -24,7 +24,7 @@ from .format.records import Counters, HandlerTime, RepeatEntry, RequestEntry, Ti
 from .format.tail import BEGIN, FIRST_ROW, Tail, tail_path
 from .format.writer import Writer
 from .open_block import OpenBlock
-from .verbs import COUNTED, TAKEN_BACK
+from .verbs import COUNTED, SERVED, TAKEN_BACK
 
 BLOCK_STAYS_OPEN = {"log", "save_point", "checkpoint_saved", "checkpoint_pruned", "resume_verified"}
 FIRST_TIMES, TIMES_EVERY = 1.0, 10.0  # seconds
@@ -154,7 +154,6 @@ class HandlerTimer:
             self._hot.append((signal, self._probes[event]))
 
 
-SERVED = {"log": "log", "validation_start": "validation", "save_point": "save", "epoch_end": "end_epoch", "train_end": "stop"}  # fmt: skip  # noqa: E501
 MAX_SERVED = 100  # recorded numbers of requests that one event serves
 LATEST = 8  # requests whose count may still increase
 
@@ -350,7 +349,7 @@ class AttemptRecorder:
 
     def add_batch(self, run: h.Run) -> None:
         block = self.block
-        if block.is_full:
+        if block.at == FIRST_ROW:
             self.end_block()
         if self._history.total != self.requests.seen:
             self.add_requests()

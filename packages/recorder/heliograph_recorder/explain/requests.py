@@ -12,19 +12,12 @@ from heliograph.events import Verb
 from heliograph.spi import CHANGES, printable
 
 from ..format.records import TIMED, Counters, EventEntry, RepeatEntry, RequestEntry, change_of
-from ..verbs import COUNTED, EVALUATION_VERB, TAKEN_BACK, VERBS, WITHIN_A_BATCH
+from ..verbs import COUNTED, EVALUATION_VERB, SERVED, TAKEN_BACK, VERBS, WITHIN_A_BATCH
 from . import words
 from .attempt_summary import AttemptSummary
 from .words import Section
 
-SERVED_BY = {
-    "log": "log",
-    "validation": "validation_start",
-    "save": "save_point",
-    "end_epoch": "epoch_end",
-    "stop": "train_end",
-    **dict.fromkeys(CHANGES, "change_served"),
-}
+CAN_BE_SERVED = {*SERVED.values(), *CHANGES}
 GRANTED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_end": "validation", "save_point": "save"}
 ROUTINE = ("log", "validation", "save", "hold_step", "scale_loss")
 MAX_REASONS = 10  # of one plugin for one request
@@ -129,7 +122,7 @@ def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
             if times > request.times:
                 request = replace(request, times=times)
             is_unserved = None
-            if request.verb in SERVED_BY and (is_over or entry.number in served):
+            if request.verb in CAN_BE_SERVED and (is_over or entry.number in served):
                 has_stopped = request.verb == "stop" and attempt.status == "stopped"
                 is_unserved = entry.number not in served and not has_stopped
             effect = "" if is_unserved else _effect(attempt, request, served.get(entry.number))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heliograph import Bus, Filter, GradientsReady, LastBoundary, StepEnd
-from heliograph.events import Event, Phase, Verb
+from heliograph.events import Event, Phase
 from heliograph.spi import CHANGES
 
 from ..format.records import (
@@ -21,7 +21,7 @@ from ..format.records import (
     RequestEntry,
     change_of,
 )
-from ..verbs import EVALUATION_VERB
+from ..verbs import EVALUATION_VERB, SERVED
 from .batches import BatchReplay, Boundary
 from .entries import KINDS, MILESTONES, Entries, make_event
 from .failure import RecordedFailure
@@ -34,7 +34,6 @@ from .run import ReplayRun
 DURING_BATCHES: Final = (
     "plugin_changed", "plugin_failed", "checkpoint_saved", "checkpoint_pruned", "resume_verified", "verdict",
 )  # fmt: skip
-SERVED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_start": "validation", "save_point": "save"}
 
 
 class AttemptReplay:
@@ -55,6 +54,7 @@ class AttemptReplay:
 
     Attributes:
         run: the run that the plugins receive.
+        failure: the failure of the recorded run.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class AttemptReplay:
         self._is_shared = attempt.world_size > 1
         self.run = ReplayRun(attempt, path, bus, findings.add, self._entries.rolls_back_to)
         self._requests = RecordedRequests(attempt, self._entries, self.run, replayed)
-        self._failure = RecordedFailure(attempt, bus, self._entries)
-        self._boundary = Boundary(self.run, self._requests, findings, self._failure, is_shared=self._is_shared)
-        self._batches = BatchReplay(self.run, self._entries, self._requests, self._boundary, findings, self._failure)
+        self.failure = RecordedFailure(attempt, bus, self._entries)
+        self._boundary = Boundary(self.run, self._requests, findings, self.failure, is_shared=self._is_shared)
+        self._batches = BatchReplay(self.run, self._entries, self._requests, self._boundary, findings, self.failure)
         self._has_begun = False  # after the load of a resumed state
         self._actions: dict[str, Callable[[EventEntry], None]] = {
             "train_start": self._start,
@@ -99,10 +99,6 @@ class AttemptReplay:
             "run_failed": self._fail,
         }
 
-    def fails_by(self, plugin: str, event: str) -> bool:
-        """Return whether the recorded run fails at this point because of the same plugin, on the same event."""
-        return self._failure.is_by(plugin, event)
-
     def replay(self, length: int | None) -> None:
         """Replay all entries; `length` is the epoch's length in the previous attempt, in case this one has no epoch."""
         self.run.length.batches_per_epoch = self._entries.next_epoch_length(length)
@@ -113,7 +109,7 @@ class AttemptReplay:
 
     def save(self) -> None:
         """During a `SavePoint`, take a snapshot, and replay the entries of the save."""
-        while self._snapshots.has_unwritten and (entry := self._entries.next_of_save()) is not None:
+        while self._snapshots.unwritten and (entry := self._entries.next_of_save()) is not None:
             self._replay(entry)  # the end of a save in the background
         self._snapshots.take(self.run)
         while (entry := self._entries.next_of_save()) is not None:
@@ -137,8 +133,8 @@ class AttemptReplay:
             self._boundary.close(entry)
             if entry.event != "checkpoint_loaded":
                 self._check_gap(entry.counters)
-        if entry.event in SERVED_BY:
-            self._boundary.serve(SERVED_BY[entry.event])
+        if entry.event in ("log", "validation_start", "save_point"):
+            self._boundary.serve(SERVED[entry.event])
         self._actions.get(entry.event, self._emit)(entry)
 
     def _emit(self, entry: EventEntry) -> Event | None:
@@ -150,7 +146,7 @@ class AttemptReplay:
         if event is None:  # a custom event, whose class is unknown
             return None
         self._requests.add_before(event.name)
-        with self._failure.limit_handlers(type(event)):
+        with self.failure.limit_handlers(type(event)):
             self.run.emit(event)
         return event
 
@@ -251,7 +247,7 @@ class AttemptReplay:
 
     def _emit_metrics(self, entry: EventEntry) -> None:
         event: Any = self._emit(entry)
-        if not self._failure.is_on(entry.event):
+        if not self.failure.is_on(entry.event):
             self.run.metrics.update(event.metrics)
 
     def _start_evaluation(self, entry: EventEntry) -> None:
@@ -297,7 +293,7 @@ class AttemptReplay:
             for number, dataset in enumerate(datasets, 1):
                 before.emit(run, batch_start(dataset))
                 run.progress.evaluated = number
-                with self._failure.limit_handlers(batch_end) if number == len(datasets) else nullcontext():
+                with self.failure.limit_handlers(batch_end) if number == len(datasets) else nullcontext():
                     after.emit(run, batch_end(dataset))
                 if run.control.cut_request is not cut:  # a replayed plugin would have ended it here
                     break
@@ -320,7 +316,7 @@ class AttemptReplay:
             self._emit(entry)
 
     def _fail(self, entry: EventEntry) -> None:
-        self._failure.replay_last_batch(entry, self.run, self._requests)
+        self.failure.replay_last_batch(entry, self.run, self._requests)
         if self.run.phase != "train":
             self._replay_evaluation(entry)
         self.run.phase = entry.data["phase"]

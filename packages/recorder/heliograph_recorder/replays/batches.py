@@ -16,7 +16,7 @@ from .requests import RecordedRequests
 from .run import LOSSES, ReplayRun
 from .stubs import Unrecorded
 
-SERVED: Final[tuple[Verb, ...]] = ("next_phase", "log", "validation", "save")  # in the order of the loop
+AT_BOUNDARIES: Final[tuple[Verb, ...]] = ("next_phase", "log", "validation", "save")  # in the order of the loop
 CONTINUES: Final = (BATCHES, "epoch_start", "checkpoint_loaded")
 
 
@@ -59,9 +59,9 @@ class Boundary:
     def serve(self, verb: Verb) -> None:
         """Note that the recorded run served a request, but not the requests that precede it in a boundary."""
         if self._is_open:
-            index = SERVED.index(verb)
+            index = AT_BOUNDARIES.index(verb)
             if index <= self._served:  # after the training, everything is served twice
-                self._remove_until(len(SERVED))
+                self._remove_until(len(AT_BOUNDARIES))
                 self._served = -1
             self._remove_until(index)
             self._served, self._is_due = index, True
@@ -95,7 +95,7 @@ class Boundary:
             self._emit_should_stop()
             self._run.own_control.adopt(self._run.own_control.open_requests(), vetoed=False)
             return
-        self._remove_until(len(SERVED))
+        self._remove_until(len(AT_BOUNDARIES))
         for taker, taken in TAKEN_BACK.items():
             is_done = {"stop": name not in ENDS, "end_epoch": name == BATCHES or None}.get(taken, True)
             self._findings.decide(taker, did=is_done)
@@ -124,7 +124,7 @@ class Boundary:
         """Remove the requests that the recorded run did not serve."""
         for change in self._run.own_control.pop_changes():
             self._findings.decide_change(change, did=False)
-        for verb in SERVED[self._served + 1 : end]:
+        for verb in AT_BOUNDARIES[self._served + 1 : end]:
             self._run.own_control.remove(verb)
             self._findings.decide(verb, did=None if verb == "next_phase" else False)
 
@@ -190,25 +190,18 @@ class BatchReplay:
         self._run, self._entries, self._requests, self._boundary = run, entries, requests, boundary
         self._findings, self._failure = findings, failure
         bus = run.bus
-        self._batch_start, self._gradients_ready = bus.signal(BatchStart), bus.signal(GradientsReady)
-        self._forward_end, self._backward_end = bus.signal(ForwardEnd), bus.signal(BackwardEnd)
-        self._step_end, self._batch_end = bus.signal(StepEnd), bus.signal(BatchEnd)
-        self._should_stop = bus.signal(ShouldStop)
+        kinds = BatchStart, ForwardEnd, BackwardEnd, GradientsReady, StepEnd, BatchEnd, ShouldStop
+        self._signals = [bus.signal(kind) for kind in kinds]
+        (
+            self._batch_start, self._forward_end, self._backward_end, self._gradients_ready, self._step_end,
+            self._batch_end, self._should_stop,
+        ) = self._signals  # fmt: skip
 
     def replay(self, block: Batches) -> None:
         """Replay a block; the boundary after its last batch stays open."""
         self._requests.collect()
         is_last = self._entries.ends_epoch()
-        signals = (
-            self._batch_start,
-            self._forward_end,
-            self._backward_end,
-            self._gradients_ready,
-            self._step_end,
-            self._batch_end,
-            self._should_stop,
-        )
-        if any(signal.chain for signal in signals) or self._run.control.pending:
+        if any(signal.chain for signal in self._signals) or self._run.control.pending:
             self._replay_batches(block, is_last=is_last)
         else:
             self._move_to_end(block, is_last=is_last)

@@ -99,17 +99,14 @@ class Snapshots:
 
     Attributes:
         best: the best checkpoint.
+        unwritten: the snapshots whose checkpoint is not known yet.
     """
 
     def __init__(self, plugins: Plugins, switches: Switches) -> None:
         self._plugins, self._switches = plugins, switches
         self.best: Path | None = None
         self._snapshots: list[Snapshot] = []
-        self._unwritten: list[Snapshot] = []  # whose checkpoint is not known yet
-
-    @property
-    def has_unwritten(self) -> bool:
-        return bool(self._unwritten)
+        self.unwritten: list[Snapshot] = []
 
     def take(self, run: ReplayRun) -> None:
         names = self._plugins.names()
@@ -125,17 +122,14 @@ class Snapshots:
             {name for name in names if self._switches.is_off(name, "unheld", "failed")},
         )
         self._snapshots.append(snapshot)
-        self._unwritten.append(snapshot)
+        self.unwritten.append(snapshot)
 
     def set_path(self, path: str, *, is_best: bool) -> None:
         """Set the checkpoint of the oldest snapshot without one."""
         if is_best:
             self.best = Path(path)
-        if self._unwritten:
-            self._unwritten.pop(0).path = path
-
-    def forget_unwritten(self) -> None:
-        self._unwritten.clear()
+        if self.unwritten:
+            self.unwritten.pop(0).path = path
 
     def find(self, path: str | None, origin: Mapping[str, int | float]) -> Snapshot | None:
         """Return the snapshot of a checkpoint, given its path and counters.

@@ -106,11 +106,11 @@ class ReplaySession:
             self._current.replay(self._length)
         finally:
             for name, error in self._plugins.close():
-                self._findings.add_failure(name, f"{describe_error(error)} (on close, attempt {self._attempt})")
+                self._findings.failed[name][f"{describe_error(error)} (on close, attempt {self._attempt})"] = None
         self._length = run.length.batches_per_epoch
         for note in (*run.report.notes, *(f"WARNING: {warning}" for warning in run.report.warnings)):
             self._findings.note(note)
-        self._snapshots.forget_unwritten()
+        self._snapshots.unwritten.clear()
 
     def _save(self, run: Run, event: SavePoint) -> None:
         assert self._current is not None
@@ -128,15 +128,15 @@ class ReplaySession:
             return False
         assert self._current is not None
         progress, text = self._current.run.progress, describe_error(error)
-        self._findings.add_failure(str(owner), f"{text} ({self._position(event.name)})")
+        self._findings.failed[str(owner)][f"{text} ({self._position(event.name)})"] = None
         place = (progress.epoch, progress.batch, progress.steps)
-        did = self._current.fails_by(str(owner), event.name)
+        did = self._current.failure.is_by(str(owner), event.name)
         self._findings.add_end(str(owner), f"{text} on {event.name}", place, did=did, failure=True)
         self._switches.set(str(owner), "failed", off=True)
         return True
 
     def _switch_off(self, name: str, error: NotRecorded, event: str) -> None:
-        self._findings.add_unheld(name, f"{error} ({self._position(event)})")
+        self._findings.unheld[name][f"{error} ({self._position(event)})"] = None
         self._switches.set(name, "unheld", off=True)
 
     def _position(self, event: str) -> str:

@@ -191,8 +191,8 @@ class Findings:
     def __init__(self) -> None:
         self.requests: list[RequestFinding] = []
         self.ends: list[Ending] = []
-        self.unheld: dict[str, list[str]] = {}
-        self.failed: dict[str, list[str]] = {}
+        self.unheld: defaultdict[str, dict[str, None]] = defaultdict(dict)  # texts by plugin
+        self.failed: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self.notes: list[str] = []
         self.has_diverged = False
         self._attempt = 0
@@ -238,12 +238,6 @@ class Findings:
             self.ends.append(Ending(self._attempt, by, reason, failure, *place, did))
         self.has_diverged = self.has_diverged or did is False
 
-    def add_unheld(self, plugin: str, text: str) -> None:
-        _add(self.unheld, plugin, text)
-
-    def add_failure(self, plugin: str, text: str) -> None:
-        _add(self.failed, plugin, text)
-
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
@@ -253,9 +247,3 @@ class Findings:
             ReplayedRequest(finding.attempt, finding.request, finding.did, finding.after_end)
             for finding in self.requests
         )
-
-
-def _add(table: dict[str, list[str]], plugin: str, text: str) -> None:
-    lines = table.setdefault(plugin, [])
-    if text not in lines:
-        lines.append(text)

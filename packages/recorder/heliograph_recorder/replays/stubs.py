@@ -1,4 +1,4 @@
-"""Stand-ins for the engine, the optimizers and the data of a recorded run."""
+"""Replacements of the engine, the optimizers and the data of a recorded run."""
 
 from __future__ import annotations
 
