@@ -69,7 +69,7 @@ def test_every_file_has_a_unique_name_and_the_usual_permissions(tmp_path: Path) 
 
 
 def test_a_second_writer_is_refused(writer: Writer) -> None:
-    with pytest.raises(ValueError, match="This recording is written by process"):
+    with pytest.raises(ValueError, match="is written by process"):
         Writer.reopen(writer.path)
     writer.close()
     Writer.reopen(writer.path).close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.system.errors import NotRecorded
 from heliograph.packages.recorder.tests.recordings import attempt, fit
 from heliograph.tests.kit import sgd
 from heliograph_recorder import Recorder
@@ -344,7 +344,7 @@ def test_the_order_of_the_steps_of_several_optimizers_is_not_recorded(tmp_path: 
     data = [torch.ones(1, 1)] * 4
     result = h.Trainer(plugins, device="cpu").fit(Pair(), data, optimizer={"one": sgd, "two": sgd}, epochs=1)
     replayed = replay(tmp_path, [h.NaNGuard(), h.LogSchedule(h.Every(steps=2))])
-    assert "the order in which several optimizers were stepped" in replayed.unheld["nan_guard"][0]
+    assert "several optimizers" in replayed.unheld["nan_guard"][0]
     assert [request.step for request in replayed.requests("log_schedule")] == [each.step for each in result.history]
 
 
@@ -470,32 +470,29 @@ def test_much_damage_is_shortened() -> None:
 
 @pytest.mark.parametrize("given", [None, 3, b"x.recording"], ids=repr)
 def test_a_recording_that_is_not_a_path_is_refused(given: Any) -> None:
-    with pytest.raises(TypeError, match="A recording is the file that Recorder wrote, or its folder, got "):
+    with pytest.raises(TypeError, match=re.escape(repr(given))):
         replay(given, [])
 
 
 def test_an_empty_recording_is_noted() -> None:
     replayed = replay(Recording(Path("x.recording"), ()), [h.LogSchedule(h.Every(steps=2))])
-    assert replayed.notes == ("nothing is recorded: the run was killed before it started",)
+    (note,) = replayed.notes
+    assert "killed" in note
 
 
 def test_what_is_no_list_of_plugins_is_refused(recording: Recording) -> None:
-    with pytest.raises(TypeError, match=r"replay takes a list of plugin objects: plugins=\[LogSchedule\(...\)\]"):
+    with pytest.raises(TypeError, match=r"plugins=\[LogSchedule\(...\)\]"):
         replay(recording, h.LogSchedule(h.Every(steps=2)))  # type: ignore[arg-type]
 
 
 def test_two_plugins_of_one_name_are_refused(recording: Recording) -> None:
-    with pytest.raises(ValueError, match="A plugin named 'log_schedule' is registered"):
+    with pytest.raises(ValueError, match="'log_schedule'"):
         replay(recording, [h.LogSchedule(h.Every(steps=2)), h.LogSchedule(h.Every(steps=3))])
 
 
 def test_there_is_no_recording(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="has no recording"):
         replay(tmp_path, [])
-
-
-def test_not_recorded_says_what_and_how_to_record_it() -> None:
-    assert str(NotRecorded("the model", "Keep it.")) == "A recording does not hold the model. Keep it."
 
 
 def test_an_event_during_a_batch_does_not_count_it_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
