@@ -22,7 +22,7 @@ from .format.lines import Items, attempt_items, counter_values, event_items, ite
 from .format.plain import NAME, shorten
 from .format.records import Counters, HandlerTime, RepeatEntry, RequestEntry, TimesEntry, change_of
 from .format.tail import BEGIN, FIRST_ROW, Tail, tail_path
-from .format.writer import Writer
+from .format.writer import RecordingWriter
 from .open_block import OpenBlock
 from .verbs import COUNTED, SERVED, TAKEN_BACK
 
@@ -254,7 +254,7 @@ class AttemptRecorder:
         self.path: Path | None = None
         self._history = run.control.history
         self.requests, self.timer = RequestTracker(self._history), HandlerTimer(run.bus, sample)
-        self.writer: Writer | None = None
+        self.writer: RecordingWriter | None = None
         self._losses: list[Tensor | None] | None = [] if losses else None
         self._tail = Tail(None)
         self._is_fast = False
@@ -409,7 +409,7 @@ class AttemptRecorder:
 
     # The file.
 
-    def open(self, writer: Writer) -> None:
+    def open(self, writer: RecordingWriter) -> None:
         if self.path != writer.path:
             self._lines.insert(0, to_json(attempt_items(self.attempt)))
         self.writer, self.path, self._tail = writer, writer.path, Tail(tail_path(writer.path))
@@ -434,7 +434,7 @@ class AttemptRecorder:
         if error is not None:
             raise error
 
-    def _hand_over(self, writer: Writer) -> None:
+    def _hand_over(self, writer: RecordingWriter) -> None:
         writer.add(map(seal, [*self._noted, *self._lines]))  # first, so that a Ctrl-C loses no line
         self._noted, self._lines = [], []
 

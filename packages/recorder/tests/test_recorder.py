@@ -406,7 +406,7 @@ def test_a_resumed_run_whose_file_is_gone_creates_one(tmp_path: Path) -> None:
 def test_a_file_that_another_process_writes_is_not_continued(tmp_path: Path) -> None:
     whole, _ = fit(usual(tmp_path, Act(lambda run: run.control.stop("later"), 12)))
     assert whole.recording is not None
-    other = writer.Writer.reopen(whole.recording)
+    other = writer.RecordingWriter.reopen(whole.recording)
     resumed, _ = fit(usual(tmp_path))
     other.close()
     assert resumed.recording != whole.recording

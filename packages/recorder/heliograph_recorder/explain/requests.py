@@ -15,7 +15,7 @@ from ..format.records import TIMED, Counters, EventEntry, RepeatEntry, RequestEn
 from ..verbs import COUNTED, EVALUATION_VERB, SERVED, TAKEN_BACK, VERBS, WITHIN_A_BATCH
 from . import words
 from .attempt_summary import AttemptSummary
-from .words import Section
+from .words import StorySection
 
 CAN_BE_SERVED = {*SERVED.values(), *CHANGES}
 GRANTED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_end": "validation", "save_point": "save"}
@@ -229,21 +229,23 @@ def _counters(request: Request) -> Counters:
     return Counters(request.epoch, request.batch, steps=request.step)
 
 
-def requests_section(outcomes: Sequence[RequestOutcome]) -> Section:
+def requests_section(outcomes: Sequence[RequestOutcome]) -> StorySection:
     rows = []
     for group in sorted(group_requests(outcomes), key=lambda group: not group.is_routine):
         reason = f": {group.reason}" if group.reason else ""
         text = f"{printable(group.requester)}, {positions(group)}{printable(reason)}"
         rows.append((printable(group.what), words.times(group.times), text))
-    return Section("requests", words.table(rows) or ["  none"])
+    return StorySection("requests", words.table(rows) or ["  none"])
 
 
-def decisions_section(attempts: Sequence[AttemptSummary], outcomes: Mapping[int, Sequence[RequestOutcome]]) -> Section:
+def decisions_section(
+    attempts: Sequence[AttemptSummary], outcomes: Mapping[int, Sequence[RequestOutcome]]
+) -> StorySection:
     lines = words.lines(text) if (text := _granted(attempts)) else []
     for attempt in attempts:
         for incident in incidents(attempt, outcomes[attempt.number]):
             lines += words.lines(f"{words.position(incident.counters)}: {printable(incident.text)}", "  ", "    ")
-    return Section("decisions", lines)
+    return StorySection("decisions", lines)
 
 
 def requests_in_short(outcomes: Sequence[RequestOutcome]) -> str:

@@ -26,7 +26,7 @@ from .batches import BatchReplay, Boundary
 from .entries import KINDS, MILESTONES, Entries, make_event
 from .failure import RecordedFailure
 from .plugin_states import Snapshots, Switches
-from .report import Findings
+from .report import ReplayFindings
 from .requests import RecordedRequests
 from .run import ReplayRun
 
@@ -66,7 +66,7 @@ class AttemptReplay:
         replayed: Collection[str],
         switches: Switches,
         snapshots: Snapshots,
-        findings: Findings,
+        findings: ReplayFindings,
     ) -> None:
         self._number, self._attempt, self._replayed = number, attempt, replayed
         self._switches, self._snapshots, self._findings = switches, snapshots, findings

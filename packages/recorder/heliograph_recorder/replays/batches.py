@@ -11,10 +11,10 @@ from ..format.records import Batches, Entry, EventEntry
 from ..verbs import TAKEN_BACK
 from .entries import BATCHES, ENDS, Entries
 from .failure import RecordedFailure
-from .report import Findings
+from .report import ReplayFindings
 from .requests import RecordedRequests
 from .run import LOSSES, ReplayRun
-from .stubs import Unrecorded
+from .stubs import UnrecordedAttribute
 
 AT_BOUNDARIES: Final[tuple[Verb, ...]] = ("next_phase", "log", "validation", "save")  # in the order of the loop
 CONTINUES: Final = (BATCHES, "epoch_start", "checkpoint_loaded")
@@ -35,7 +35,7 @@ class Boundary:
         self,
         run: ReplayRun,
         requests: RecordedRequests,
-        findings: Findings,
+        findings: ReplayFindings,
         failure: RecordedFailure,
         *,
         is_shared: bool,
@@ -163,7 +163,7 @@ class Boundary:
 
 
 Row = tuple[int, int, int, int, int, int, int]
-UNREAD = Unrecorded("the losses here", LOSSES)
+UNREAD = UnrecordedAttribute("the losses here", LOSSES)
 
 
 class BatchReplay:
@@ -184,7 +184,7 @@ class BatchReplay:
         entries: Entries,
         requests: RecordedRequests,
         boundary: Boundary,
-        findings: Findings,
+        findings: ReplayFindings,
         failure: RecordedFailure,
     ) -> None:
         self._run, self._entries, self._requests, self._boundary = run, entries, requests, boundary
@@ -236,7 +236,7 @@ class BatchReplay:
                 boundary.open(due=True, in_epoch=True)
                 boundary.close(block)
 
-    def _batch(self, row: Row, loss: float | Unrecorded) -> None:
+    def _batch(self, row: Row, loss: float | UnrecordedAttribute) -> None:
         run, control, progress = self._run, self._run.control, self._run.progress
         steps, skipped_steps, skipped_batches, samples, window, centiseconds, tokens = row
         run.data.in_hand = True

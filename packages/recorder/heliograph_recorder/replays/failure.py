@@ -14,10 +14,10 @@ from ..format.records import AttemptRecord, Entry, EventEntry
 from .entries import Entries
 from .requests import BATCH_EVENTS, RecordedRequests
 from .run import LOSSES, ReplayRun
-from .stubs import Unrecorded
+from .stubs import UnrecordedAttribute
 
 AFTER_BOUNDARY: Final = (None, *BATCH_EVENTS[:-1])  # in the loader, the task or a batch
-UNKNOWN_LOSS = Unrecorded("the loss of the batch at which the run failed", LOSSES)
+UNKNOWN_LOSS = UnrecordedAttribute("the loss of the batch at which the run failed", LOSSES)
 
 
 class RecordedFailure:

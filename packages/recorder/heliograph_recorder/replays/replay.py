@@ -15,7 +15,7 @@ from ..format.reader import damage_in_short, read
 from ..format.records import AttemptRecord, Batches, Counters, EventEntry, Recording, RepeatEntry, RequestEntry
 from .attempt import AttemptReplay, plugins_on_steps
 from .plugin_states import Snapshots, Switches
-from .report import Findings, RecordedAttempt, Replayed
+from .report import RecordedAttempt, Replayed, ReplayFindings
 
 
 def replay(recording: str | Path | Recording, plugins: Iterable[Any]) -> Replayed:
@@ -56,7 +56,7 @@ class ReplaySession:
             self._plugins.register(plugin)
         self._bus.on(SavePoint, self._save, lane=Lane.PERSIST)  # where checkpoints are written
         self._names = self._plugins.names()
-        self._findings, self._switches = Findings(), Switches(self._plugins)
+        self._findings, self._switches = ReplayFindings(), Switches(self._plugins)
         self._snapshots = Snapshots(self._plugins, self._switches)
         self._attempt = 0
         self._length: int | None = None

@@ -181,7 +181,7 @@ class RequestFinding:
     is_decided: bool = False
 
 
-class Findings:
+class ReplayFindings:
     """Collect the requests, ends and errors of replayed plugins.
 
     Attributes:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..format.records import AttemptRecord, Counters
 from ..verbs import EVALUATION_VERB, TAKEN_BACK
-from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, Unrecorded, UnrecordedCounts
+from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, UnrecordedAttribute, UnrecordedCounts
 
 AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase", *CHANGES)
 
@@ -140,33 +140,33 @@ class ReplayRun(LineVerbs):
     verified_steps = 0  # only the event of the comparison is recorded
     difference: str | None = None
     source: CheckpointSource | None = None
-    batch_note: Any = Unrecorded("the change of the global batch")
-    resumed_from: Any = Unrecorded("the source of the resume")
-    resumed_at: Any = Unrecorded("the position of the resume")
+    batch_note: Any = UnrecordedAttribute("the change of the global batch")
+    resumed_from: Any = UnrecordedAttribute("the source of the resume")
+    resumed_at: Any = UnrecordedAttribute("the position of the resume")
     has_left_group = False
     is_resuming = False
     ranks_meet = False
-    training_id: Any = Unrecorded("the id of the training")
-    forked_from: Any = Unrecorded("the parent of a fork")
-    plugins: Any = Unrecorded("the plugins of the run")
-    window_count: Any = Unrecorded("the counts of the losses")
-    batch_losses: Any = Unrecorded("the separate losses of a batch")
-    task: Any = Unrecorded("the task")
-    modules: Any = Unrecorded("the modules")
-    schedulers: Any = Unrecorded("the schedulers")
-    scheduler: Any = Unrecorded("the scheduler")
-    scheduler_steps: Any = Unrecorded("the planned steps of schedulers")
-    batch: Any = Unrecorded("the batches themselves")
-    forward: Any = Unrecorded("the training step")
-    collected: Any = Unrecorded("the collected values of an evaluation")
-    outputs: Any = Unrecorded("the outputs of the task's step")
-    plugin_seconds: Any = Unrecorded("the time of each plugin so far", "`explain` shows the times at the end.")
-    collect: Any = Unrecorded("the batches of an evaluation")
-    reason: Any = Unrecorded("the reason of the end during a run", "`explain` shows it.")
-    state_dict: Any = Unrecorded("the state of the run, such as its weights")
-    resume: Any = Unrecorded("a training from a different state")
-    isolate_observers: Any = Unrecorded("the training's random numbers")
-    when_positioned: Any = Unrecorded("the loader")
+    training_id: Any = UnrecordedAttribute("the id of the training")
+    forked_from: Any = UnrecordedAttribute("the parent of a fork")
+    plugins: Any = UnrecordedAttribute("the plugins of the run")
+    window_count: Any = UnrecordedAttribute("the counts of the losses")
+    batch_losses: Any = UnrecordedAttribute("the separate losses of a batch")
+    task: Any = UnrecordedAttribute("the task")
+    modules: Any = UnrecordedAttribute("the modules")
+    schedulers: Any = UnrecordedAttribute("the schedulers")
+    scheduler: Any = UnrecordedAttribute("the scheduler")
+    scheduler_steps: Any = UnrecordedAttribute("the planned steps of schedulers")
+    batch: Any = UnrecordedAttribute("the batches themselves")
+    forward: Any = UnrecordedAttribute("the training step")
+    collected: Any = UnrecordedAttribute("the collected values of an evaluation")
+    outputs: Any = UnrecordedAttribute("the outputs of the task's step")
+    plugin_seconds: Any = UnrecordedAttribute("the time of each plugin so far", "`explain` shows the times at the end.")
+    collect: Any = UnrecordedAttribute("the batches of an evaluation")
+    reason: Any = UnrecordedAttribute("the reason of the end during a run", "`explain` shows it.")
+    state_dict: Any = UnrecordedAttribute("the state of the run, such as its weights")
+    resume: Any = UnrecordedAttribute("a training from a different state")
+    isolate_observers: Any = UnrecordedAttribute("the training's random numbers")
+    when_positioned: Any = UnrecordedAttribute("the loader")
 
     def __init__(
         self,
@@ -214,13 +214,13 @@ class ReplayRun(LineVerbs):
 
     @property
     def loss(self) -> Any:
-        if isinstance(self._loss, Unrecorded):
+        if isinstance(self._loss, UnrecordedAttribute):
             return self._loss.__get__(self)
         return None if self._loss is None else torch.tensor(self._loss, dtype=torch.float64)
 
     @loss.setter
     def loss(self, value: Any) -> None:
-        self._loss: float | Unrecorded | None = value
+        self._loss: float | UnrecordedAttribute | None = value
 
     @property
     def losses(self) -> Mapping[str, Tensor | None]:

@@ -10,7 +10,7 @@ from heliograph import NotRecorded
 from heliograph.events import Reduction
 
 
-class Unrecorded:
+class UnrecordedAttribute:
     """A descriptor for unrecorded attributes: reading it raises `NotRecorded`.
 
     Args:
@@ -63,8 +63,8 @@ class RecordedGroup(MutableMapping[str, Any]):
 class RecordedOptimizer:
     """An optimizer with one parameter group that cannot step."""
 
-    state: Any = Unrecorded("the optimizer's state")
-    defaults: Any = Unrecorded("the optimizer's settings")
+    state: Any = UnrecordedAttribute("the optimizer's state")
+    defaults: Any = UnrecordedAttribute("the optimizer's settings")
 
     def __init__(self) -> None:
         self.group = RecordedGroup()
@@ -79,8 +79,8 @@ class RecordedOptimizer:
 class RecordedEngine:
     """The engine of the main rank, without a device and without the values of the other ranks."""
 
-    device: Any = Unrecorded("the device")
-    clip_gradients: Any = Unrecorded("the gradients")
+    device: Any = UnrecordedAttribute("the device")
+    clip_gradients: Any = UnrecordedAttribute("the gradients")
     rank = local_rank = 0
     is_main = is_local_main = True
     waited_seconds = 0.0
@@ -120,15 +120,15 @@ class RecordedEngine:
 class RecordedData:
     """The data of a recorded run: the names of the validation sets and the number of batches."""
 
-    train_loader: Any = Unrecorded("the loader")
-    validation_loaders: Any = Unrecorded("the validation loaders")
-    stream: Any = Unrecorded("the stream of a batch")
-    seed: Any = Unrecorded("the seed of the data")
-    phase: Any = Unrecorded("the phase of the data")
-    batch_size: Any = Unrecorded("the batch size of the loader")
-    layouts: Any = Unrecorded("the distribution of the samples over batches")
-    key_draws: Any = Unrecorded("the data, and its draws")
-    resume_facts: Any = Unrecorded("the facts of a resume")
+    train_loader: Any = UnrecordedAttribute("the loader")
+    validation_loaders: Any = UnrecordedAttribute("the validation loaders")
+    stream: Any = UnrecordedAttribute("the stream of a batch")
+    seed: Any = UnrecordedAttribute("the seed of the data")
+    phase: Any = UnrecordedAttribute("the phase of the data")
+    batch_size: Any = UnrecordedAttribute("the batch size of the loader")
+    layouts: Any = UnrecordedAttribute("the distribution of the samples over batches")
+    key_draws: Any = UnrecordedAttribute("the data, and its draws")
+    resume_facts: Any = UnrecordedAttribute("the facts of a resume")
     report_untracked: Any = resume_facts
     report_difference: Any = resume_facts
 

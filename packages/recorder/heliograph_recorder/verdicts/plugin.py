@@ -28,7 +28,7 @@ from heliograph import (
 )
 from heliograph.spi import Alarm, check_number
 
-from ..explain.judge import MIN_SAMPLED, Judge, Measured
+from ..explain.judge import MIN_SAMPLED, BottleneckJudge, Measured
 from .memory import device_bytes, resident_bytes
 from .step_clock import StepClock, Sums
 
@@ -73,7 +73,7 @@ class Verdicts(Plugin):
 
     def reset(self) -> None:
         """Forget the former run."""
-        self._clock, self._judge = StepClock(), Judge()
+        self._clock, self._judge = StepClock(), BottleneckJudge()
         self._useful = self._kept = 0.0  # at the end of the last stretch, and at the last save
         self._started = self._start = time()  # this attempt, and the training
         self._training, self._is_starting = "", True
