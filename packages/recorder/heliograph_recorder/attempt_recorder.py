@@ -21,9 +21,9 @@ from .format.lines import Items, attempt_items, counter_values, event_items, ite
 from .format.plain import NAME, shorten
 from .format.records import Counters, HandlerTime, RepeatEntry, RequestEntry, TimesEntry, change_of
 from .format.tail import BEGIN, FIRST_ROW, Tail, tail_path
-from .format.writer import Writer
+from .format.writer import RecordingWriter
 from .open_block import OpenBlock
-from .verbs import COUNTED, TAKEN_BACK
+from .verbs import COUNTED, SERVED, TAKEN_BACK
 
 BLOCK_STAYS_OPEN = {"log", "save_point", "checkpoint_saved", "checkpoint_pruned", "resume_verified"}
 FIRST_TIMES, TIMES_EVERY = 1.0, 10.0  # seconds
@@ -153,7 +153,6 @@ class HandlerTimer:
             self._hot.append((signal, self._probes[event]))
 
 
-SERVED = {"log": "log", "validation_start": "validation", "save_point": "save", "epoch_end": "end_epoch", "train_end": "stop"}  # fmt: skip  # noqa: E501
 MAX_SERVED = 100  # recorded numbers of requests that one event serves
 LATEST = 8  # requests whose count may still increase
 
@@ -254,7 +253,7 @@ class AttemptRecorder:
         self.path: Path | None = None
         self._history = run.control.history
         self.requests, self.timer = RequestTracker(self._history), HandlerTimer(run.bus, sample)
-        self.writer: Writer | None = None
+        self.writer: RecordingWriter | None = None
         self._losses: list[Tensor | None] | None = [] if losses else None
         self._tail = Tail(None)
         self._is_fast = False
@@ -349,7 +348,7 @@ class AttemptRecorder:
 
     def add_batch(self, run: h.Run) -> None:
         block = self.block
-        if block.is_full:
+        if block.at == FIRST_ROW:
             self.end_block()
         if self._history.total != self.requests.seen:
             self.add_requests()
@@ -409,7 +408,7 @@ class AttemptRecorder:
 
     # The file.
 
-    def open(self, writer: Writer) -> None:
+    def open(self, writer: RecordingWriter) -> None:
         if self.path != writer.path:
             self._lines.insert(0, to_json(attempt_items(self.attempt)))
         self.writer, self.path, self._tail = writer, writer.path, Tail(tail_path(writer.path))
@@ -434,7 +433,7 @@ class AttemptRecorder:
         if error is not None:
             raise error
 
-    def _hand_over(self, writer: Writer) -> None:
+    def _hand_over(self, writer: RecordingWriter) -> None:
         writer.add(map(seal, [*self._noted, *self._lines]))  # first, so that a Ctrl-C loses no line
         self._noted, self._lines = [], []
 

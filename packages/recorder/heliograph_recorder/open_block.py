@@ -6,7 +6,7 @@ from time import monotonic
 
 from heliograph import Run
 
-from .format.tail import BEGIN, FIRST_ROW, LONGEST, Tail
+from .format.tail import BEGIN, LONGEST, Tail
 
 NEVER = -1  # no sum of counters
 
@@ -58,10 +58,6 @@ class OpenBlock:
     @property
     def last_batch(self) -> int:
         return self.batch + self.at - 1
-
-    @property
-    def is_full(self) -> bool:
-        return self.at == FIRST_ROW
 
     def add(self, run: Run) -> None:
         """Add the batch that has ended; the block has it even if OSError is raised because of the file."""

@@ -30,7 +30,7 @@ from .format.lines import counter_values
 from .format.plain import to_plain
 from .format.records import Counters
 from .format.tail import REGULAR
-from .format.writer import Writer
+from .format.writer import RecordingWriter
 from .open_block import OpenBlock
 
 if TYPE_CHECKING:
@@ -382,10 +382,10 @@ class Recorder(h.Plugin):
             for handler in handlers:
                 signal.pause(handler, paused=not is_needed)
 
-    def _open_writer(self, run: h.Run, path: Path | None) -> Writer:
+    def _open_writer(self, run: h.Run, path: Path | None) -> RecordingWriter:
         if path is not None and path.exists():
             try:
-                return Writer.reopen(path)
+                return RecordingWriter.reopen(path)
             except ValueError as error:
                 run.note(f"the recording continues in a new file: {error}")
-        return Writer.create(self.folder, run.name)
+        return RecordingWriter.create(self.folder, run.name)

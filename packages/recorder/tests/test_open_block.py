@@ -20,7 +20,7 @@ from heliograph_recorder.format import tail as tail_module
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import Batches, Counters, EventEntry
 from heliograph_recorder.format.tail import BEGIN, FIRST_ROW, HAS_ROW, NOTES, ROW, Tail, parse_tail, tail_path
-from heliograph_recorder.format.writer import Writer
+from heliograph_recorder.format.writer import RecordingWriter
 from heliograph_recorder.open_block import OpenBlock
 from heliograph_recorder.plugin import Recorder
 from hypothesis import given
@@ -257,14 +257,14 @@ def test_the_recording_of_an_interrupted_run_has_its_end(
 
 
 def test_a_ctrl_c_before_lines_are_written_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, calls = Writer.write, count(1)
+    original, calls = RecordingWriter.write, count(1)
 
     def interrupting(*arguments: Any) -> None:
         if next(calls) == 5:
             raise KeyboardInterrupt
         original(*arguments)
 
-    monkeypatch.setattr(Writer, "write", interrupting)
+    monkeypatch.setattr(RecordingWriter, "write", interrupting)
     with pytest.raises(KeyboardInterrupt):
         fit([Recorder(tmp_path)], batches=2, epochs=3, validation=None)
     (attempt,) = read(tmp_path).attempts

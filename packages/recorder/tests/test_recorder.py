@@ -109,11 +109,11 @@ def test_it_conforms(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"folder": 3}, TypeError, "the path of a folder, got 3"),
-        ({"losses": 1}, TypeError, "losses is True or False, got 1"),
-        ({"sample": 0}, ValueError, "sample must be a whole number of batches, at least 1; got 0"),
-        ({"sample": 2.0}, ValueError, "sample must be a whole number of batches, at least 1; got 2.0"),
-        ({"sample": True}, ValueError, "sample must be a whole number"),
+        ({"folder": 3}, TypeError, "got 3"),
+        ({"losses": 1}, TypeError, "losses.* got 1"),
+        ({"sample": 0}, ValueError, "sample.* got 0"),
+        ({"sample": 2.0}, ValueError, "sample.* got 2.0"),
+        ({"sample": True}, ValueError, "sample.* got True"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -321,7 +321,7 @@ def test_losses_are_recorded_to_the_last_bit(tmp_path: Path) -> None:
 
 def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"takes the path of a folder, but .*file is a file"):
+    with pytest.raises(ValueError, match="file is a file"):
         Recorder(tmp_path / "file")
 
 
@@ -406,11 +406,11 @@ def test_a_resumed_run_whose_file_is_gone_creates_one(tmp_path: Path) -> None:
 def test_a_file_that_another_process_writes_is_not_continued(tmp_path: Path) -> None:
     whole, _ = fit(usual(tmp_path, Act(lambda run: run.control.stop("later"), 12)))
     assert whole.recording is not None
-    other = writer.Writer.reopen(whole.recording)
+    other = writer.RecordingWriter.reopen(whole.recording)
     resumed, _ = fit(usual(tmp_path))
     other.close()
     assert resumed.recording != whole.recording
-    assert any("the recording continues in a new file" in note for note in resumed.notes)
+    assert any("continues in a new file" in note for note in resumed.notes)
 
 
 def test_a_roll_back_is_recorded(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ..verbs import LOADED
 from . import words
 from .attempt_summary import AttemptSummary, Restore
 from .lineage import ancestors
-from .words import Section
+from .words import StorySection
 
 MAX_METRICS = 40
 KINDS = {"train": "training", "validation": "validation", "test": "test", "predict": "prediction"}
@@ -62,13 +62,13 @@ def progress(attempt: AttemptSummary) -> str:
     return f"{words.position(attempt.last)}, {words.count_things(attempt.last.samples, 'sample')}"
 
 
-def end_section(run: str, attempt: AttemptSummary) -> Section:
+def end_section(run: str, attempt: AttemptSummary) -> StorySection:
     closed, last = attempt.ending, attempt.last
     duration = f" in {words.seconds(last.seconds)} of training" if attempt.is_fit and last.seconds else ""
     texts = list(dict.fromkeys([*reasons(attempt), progress(attempt) + duration]))
     texts += metrics_line(closed.data["metrics"]) if closed is not None else []
     lines = [line for text in texts for line in words.lines(text)]
-    return Section(f"{printable(run)}: {describe_ending(attempt)}", lines)
+    return StorySection(f"{printable(run)}: {describe_ending(attempt)}", lines)
 
 
 def metrics_line(metrics: Mapping[str, float]) -> list[str]:
@@ -78,7 +78,7 @@ def metrics_line(metrics: Mapping[str, float]) -> list[str]:
     return [", ".join(texts)] if texts else []
 
 
-def attempts_section(attempts: Sequence[AttemptSummary]) -> Section:
+def attempts_section(attempts: Sequence[AttemptSummary]) -> StorySection:
     lines: list[str] = []
     previous: AttemptSummary | None = None
     for attempt in attempts:
@@ -87,7 +87,7 @@ def attempts_section(attempts: Sequence[AttemptSummary]) -> Section:
             lines += words.lines(text, head, "     ")
             head = "     "
         previous = attempt
-    return Section("attempts", lines)
+    return StorySection("attempts", lines)
 
 
 def attempts_in_short(attempts: Sequence[AttemptSummary]) -> str:

@@ -10,7 +10,7 @@ from heliograph.spi import printable
 from ..format.records import HandlerTime, TimesEntry
 from . import words
 from .attempt_summary import AttemptSummary
-from .words import Section
+from .words import StorySection
 
 TOP_PLUGINS = 3  # named in the short text
 
@@ -86,9 +86,9 @@ def untimed_attempts(attempts: Sequence[AttemptSummary]) -> list[int]:
     return [attempt.number for attempt in attempts if not attempt.timed_seconds]
 
 
-def costs_section(plugins: Sequence[PluginCost], wall: float, untimed: Sequence[int] = ()) -> Section:
+def costs_section(plugins: Sequence[PluginCost], wall: float, untimed: Sequence[int] = ()) -> StorySection:
     if not plugins:
-        return Section("time in plugins", [])
+        return StorySection("time in plugins", [])
     rows = [
         ("~" * cost.is_estimate + words.seconds(cost.seconds), words.share(cost.seconds, wall), *_cells(cost))
         for cost in plugins
@@ -99,7 +99,7 @@ def costs_section(plugins: Sequence[PluginCost], wall: float, untimed: Sequence[
     if untimed:
         numbers = words.join_words([str(number) for number in untimed])
         lines += words.lines(f"no times are recorded for attempt{'s' * (len(untimed) > 1)} {numbers}")
-    return Section(f"time in plugins: {_total(plugins)} of {words.seconds(wall)}", lines)
+    return StorySection(f"time in plugins: {_total(plugins)} of {words.seconds(wall)}", lines)
 
 
 def costs_in_short(plugins: Sequence[PluginCost], wall: float) -> str:

@@ -10,7 +10,7 @@ from ..format.records import Batches, Entry, EventEntry, Recording, walk
 from . import words
 from .attempt_summary import AttemptSummary
 from .judge import Finding, Measured, findings, merged
-from .words import Section
+from .words import StorySection
 
 Kind = Literal["starting", "training", "validation", "test", "prediction", "saving", "replaying"]
 KINDS: tuple[Kind, ...] = ("training", "validation", "test", "prediction", "saving", "replaying", "starting")
@@ -192,19 +192,19 @@ def measured_in(attempt: AttemptSummary) -> list[Measured]:
     return periods
 
 
-def efficiency_section(times: Efficiency) -> Section:
+def efficiency_section(times: Efficiency) -> StorySection:
     if not times.parts:
-        return Section("where the time went", [])
+        return StorySection("where the time went", [])
     rows = [(words.seconds(part), words.share(part, times.total), name) for name, part in times.parts.items()]
     lines = words.table(rows, right=(0, 1))
     for finding in times.findings:
         lines += words.lines(f"{finding.kind}: {finding.text}", "  ", "    ")
     if times.is_pending:
         lines += words.lines("nothing is measured yet: waits for data count as training until Verdicts has timed some")
-        return Section("where the time went", lines)
+        return StorySection("where the time went", lines)
     if times.ranks is None:
         lines += words.lines("waits for data, slow ranks and memory were not measured: add Verdicts to the plugins")
-    return Section(f"where the time went: goodput {words.share(times.goodput, 1)}", lines)
+    return StorySection(f"where the time went: goodput {words.share(times.goodput, 1)}", lines)
 
 
 def _unmeasured(attempts: Sequence[AttemptSummary], parts: dict[str, float]) -> list[Measured]:

@@ -15,7 +15,7 @@ from .attempts import ending_text, metrics_line, stop_request
 from .costs import PluginCost, costs_section
 from .requests import RequestOutcome, requests_section
 from .story import notes_section, story, warnings_section
-from .words import Section, join_sections
+from .words import StorySection, join_sections
 
 if TYPE_CHECKING:
     from heliograph import RunResult
@@ -55,33 +55,34 @@ def _explain(result: RunResult, remark: str) -> str:
         for name, errors in result.plugin_errors.items()
         for error in errors
     ]
+    omitted = [line for text in (*missing, printable(remark)) for line in words.lines(text)]
     return join_sections(
         [
             _end(result),
             warnings_section(result.warnings),
             requests_section([RequestOutcome(1, 0.0, request) for request in result.history]),
             _checkpoints(result),
-            Section("plugins that failed", words.table(rows)),
+            StorySection("plugins that failed", words.table(rows)),
             costs_section(sorted(plugins, key=lambda cost: -cost.seconds), result.seconds),
             notes_section(result.notes),
-            Section("not included", [line for text in (*missing, printable(remark)) for line in words.lines(text)]),
+            StorySection("not included", omitted),
         ]
     )
 
 
-def _end(result: RunResult) -> Section:
+def _end(result: RunResult) -> StorySection:
     at = result.progress
     position = f"epoch {at.epoch}, batch {at.batch}, step {at.steps}, {words.count_things(at.samples, 'sample')}"
     texts = [printable(result.reason), *(stop_request(result.history) if result.status == "stopped" else ())]
     texts += [f"{position} in {words.seconds(result.seconds)}", *metrics_line(result.metrics)]
     title = ending_text(result.status, result.stopped_by, result.stopped_on_rank)
-    return Section(f"the run: {title}", [line for text in texts for line in words.lines(text)])
+    return StorySection(f"the run: {title}", [line for text in texts for line in words.lines(text)])
 
 
-def _checkpoints(result: RunResult) -> Section:
+def _checkpoints(result: RunResult) -> StorySection:
     pairs: list[tuple[str, Any]] = [("best", result.best_checkpoint), ("last", result.last_checkpoint)]
     if (resume := result.resume) is not None:
         pairs.append(("resumed from", resume.path))
         if resume.verified_steps or resume.divergence:
             pairs.append(("repeated steps", resume.measured))
-    return Section("checkpoints", words.table([(name, printable(path)) for name, path in pairs if path]))
+    return StorySection("checkpoints", words.table([(name, printable(path)) for name, path in pairs if path]))

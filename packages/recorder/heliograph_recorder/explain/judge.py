@@ -113,7 +113,7 @@ def findings(periods: Sequence[Measured]) -> list[Finding]:
     return [finding for finding in all_kinds if finding is not None]
 
 
-class Judge:
+class BottleneckJudge:
     """Judge a training while it runs; return a verdict when it begins to hold and when it ends.
 
     Waits for data and stragglers vary from batch to batch: the latest two periods must agree. Validations and saves are

@@ -11,19 +11,12 @@ from heliograph.events import CHANGES, Request, Verb
 from heliograph.spi import printable
 
 from ..format.records import TIMED, Counters, EventEntry, RepeatEntry, RequestEntry, change_of
-from ..verbs import COUNTED, EVALUATION_VERB, TAKEN_BACK, VERBS, WITHIN_A_BATCH
+from ..verbs import COUNTED, EVALUATION_VERB, SERVED, TAKEN_BACK, VERBS, WITHIN_A_BATCH
 from . import words
 from .attempt_summary import AttemptSummary
-from .words import Section
+from .words import StorySection
 
-SERVED_BY = {
-    "log": "log",
-    "validation": "validation_start",
-    "save": "save_point",
-    "end_epoch": "epoch_end",
-    "stop": "train_end",
-    **dict.fromkeys(CHANGES, "change_served"),
-}
+CAN_BE_SERVED = {*SERVED.values(), *CHANGES}
 GRANTED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_end": "validation", "save_point": "save"}
 ROUTINE = ("log", "validation", "save", "hold_step", "scale_loss")
 MAX_REASONS = 10  # of one plugin for one request
@@ -128,7 +121,7 @@ def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
             if times > request.times:
                 request = replace(request, times=times)
             is_unserved = None
-            if request.verb in SERVED_BY and (is_over or entry.number in served):
+            if request.verb in CAN_BE_SERVED and (is_over or entry.number in served):
                 has_stopped = request.verb == "stop" and attempt.status == "stopped"
                 is_unserved = entry.number not in served and not has_stopped
             effect = "" if is_unserved else _effect(attempt, request, served.get(entry.number))
@@ -235,21 +228,23 @@ def _counters(request: Request) -> Counters:
     return Counters(request.epoch, request.batch, steps=request.step)
 
 
-def requests_section(outcomes: Sequence[RequestOutcome]) -> Section:
+def requests_section(outcomes: Sequence[RequestOutcome]) -> StorySection:
     rows = []
     for group in sorted(group_requests(outcomes), key=lambda group: not group.is_routine):
         reason = f": {group.reason}" if group.reason else ""
         text = f"{printable(group.requester)}, {positions(group)}{printable(reason)}"
         rows.append((printable(group.what), words.times(group.times), text))
-    return Section("requests", words.table(rows) or ["  none"])
+    return StorySection("requests", words.table(rows) or ["  none"])
 
 
-def decisions_section(attempts: Sequence[AttemptSummary], outcomes: Mapping[int, Sequence[RequestOutcome]]) -> Section:
+def decisions_section(
+    attempts: Sequence[AttemptSummary], outcomes: Mapping[int, Sequence[RequestOutcome]]
+) -> StorySection:
     lines = words.lines(text) if (text := _granted(attempts)) else []
     for attempt in attempts:
         for incident in incidents(attempt, outcomes[attempt.number]):
             lines += words.lines(f"{words.position(incident.counters)}: {printable(incident.text)}", "  ", "    ")
-    return Section("decisions", lines)
+    return StorySection("decisions", lines)
 
 
 def requests_in_short(outcomes: Sequence[RequestOutcome]) -> str:

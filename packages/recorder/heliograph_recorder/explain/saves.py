@@ -12,7 +12,7 @@ from heliograph.spi import printable
 from ..format.records import Counters, EventEntry, RequestEntry
 from . import words
 from .attempt_summary import AttemptSummary
-from .words import Section
+from .words import StorySection
 
 
 @dataclass(slots=True)
@@ -97,9 +97,9 @@ def _mark_pruned(saves: Sequence[Save], entry: EventEntry) -> None:
             return
 
 
-def checkpoints_section(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> Section:
+def checkpoints_section(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> StorySection:
     if not saves:
-        return Section("checkpoints", [])
+        return StorySection("checkpoints", [])
     best, last = best_and_last(attempts, saves)
     folder = common_folder([*(save.path for save in saves), best, last])
     rules = {save.rule for save in saves if save.pruned_at is not None}
@@ -115,7 +115,7 @@ def checkpoints_section(attempts: Sequence[AttemptSummary], saves: Sequence[Save
     common += [f"pruned: {printable(rule)}" for rule in rules if len(rules) == 1]
     lines += [line for text in common for line in words.lines(text)]
     location = f" in {printable(folder)}" if folder else ""
-    return Section(words.count_things(len(saves), "checkpoint") + location, lines)
+    return StorySection(words.count_things(len(saves), "checkpoint") + location, lines)
 
 
 def checkpoints_in_short(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> str:

@@ -18,7 +18,7 @@ from .efficiency import efficiency, efficiency_section
 from .judge import Measured
 from .requests import decisions_section, requests_in_short, requests_of, requests_section
 from .saves import checkpoints_in_short, checkpoints_section, saves_of
-from .words import Section, join_sections
+from .words import StorySection, join_sections
 
 
 @gc_paused()
@@ -45,7 +45,7 @@ def story(recording: Recording, *, is_running: bool | None = None) -> str:
             _custom_events(attempts),
             costs_section(by_plugin(costs(attempts)), timed_seconds(attempts), untimed_attempts(attempts)),
             notes_section(all_notes(attempts)),
-            Section("what could not be read", _sentences(damage_of(recording.attempts))),
+            StorySection("what could not be read", _sentences(damage_of(recording.attempts))),
         ]
     )
 
@@ -66,19 +66,19 @@ def brief(recording: Recording) -> list[str]:
     ]
 
 
-def notes_section(notes: Sequence[str]) -> Section:
-    return Section("notes", _sentences(notes))
+def notes_section(notes: Sequence[str]) -> StorySection:
+    return StorySection("notes", _sentences(notes))
 
 
-def warnings_section(warnings: Sequence[str]) -> Section:
-    return Section("warnings", _sentences(warnings))
+def warnings_section(warnings: Sequence[str]) -> StorySection:
+    return StorySection("warnings", _sentences(warnings))
 
 
 def _sentences(texts: Sequence[str]) -> list[str]:
     return [line for text in texts for line in words.lines(printable(text), "  ", "    ")]
 
 
-def _plugins(attempts: Sequence[AttemptSummary]) -> Section:
+def _plugins(attempts: Sequence[AttemptSummary]) -> StorySection:
     rows = []
     for attempt in attempts:
         for entry in attempt.events("plugin_changed", "plugin_failed"):
@@ -88,19 +88,19 @@ def _plugins(attempts: Sequence[AttemptSummary]) -> Section:
             else:
                 text = f"{data['plugin']} failed on {data['event']}, and the run continued: {data['error']}"
             rows.append((f"step {entry.counters.steps}", text))
-    return Section("plugins that changed or failed", words.table(rows, right=(0,)))
+    return StorySection("plugins that changed or failed", words.table(rows, right=(0,)))
 
 
-def _verdicts(attempts: Sequence[AttemptSummary]) -> Section:
+def _verdicts(attempts: Sequence[AttemptSummary]) -> StorySection:
     rows = []
     for attempt in attempts:
         for entry in attempt.events("verdict"):
             text = ("" if entry.data["holds"] else "no longer: ") + printable(entry.data["text"])
             rows.append((f"step {entry.counters.steps:,}", printable(entry.data["kind"]), text))
-    return Section("verdicts during the training", words.table(rows, right=(0,)))
+    return StorySection("verdicts during the training", words.table(rows, right=(0,)))
 
 
-def _custom_events(attempts: Sequence[AttemptSummary]) -> Section:
+def _custom_events(attempts: Sequence[AttemptSummary]) -> StorySection:
     catalogue = {Measured.name, *(event.name for event in CATALOGUE)}
     steps: dict[str, list[int]] = {}
     counts: Counter[str] = Counter()
@@ -112,6 +112,6 @@ def _custom_events(attempts: Sequence[AttemptSummary]) -> Section:
                 emissions[name] = entry.data.get("emission", emissions[name] + 1)  # frequent events are sampled
         counts += emissions
     spans = {name: f"step {at[0]:,}" + f" to {at[-1]:,}" * (len(at) > 1) for name, at in steps.items()}
-    return Section(
+    return StorySection(
         "custom events", words.table([(printable(name), words.times(counts[name]), spans[name]) for name in steps])
     )

@@ -14,14 +14,14 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class StorySection:
     """A section of a story; it is omitted if it has no lines."""
 
     title: str
     lines: list[str]
 
 
-def join_sections(sections: Iterable[Section]) -> str:
+def join_sections(sections: Iterable[StorySection]) -> str:
     return "\n\n".join("\n".join([section.title, *section.lines]) for section in sections if section.lines)
 
 

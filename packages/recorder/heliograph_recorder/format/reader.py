@@ -13,7 +13,7 @@ from typing import Any
 from .checksum import format_line, is_intact, parse_array, parse_line
 from .lines import FORMAT, decode, decode_attempt
 from .records import AttemptRecord, Batches, Entry, Recording, slice_block
-from .tail import Rows, notes_in, parse_tail, read_tail
+from .tail import TailRows, notes_in, parse_tail, read_tail
 
 SUFFIX = ".recording"
 SHOWN = 10  # texts on damage
@@ -294,7 +294,7 @@ def _add_tail(attempt: ParsedAttempt, tail: bytes, remarks: Sequence[str]) -> No
         attempt.add(parse_line(line))
 
 
-def _missing_lines(attempt: ParsedAttempt, rows: Rows) -> list[str]:
+def _missing_lines(attempt: ParsedAttempt, rows: TailRows) -> list[str]:
     """Return the lines that are in the tail, but not in the file."""
     if attempt.header.name not in (rows.attempt, ""):  # "": the attempt's first line is damaged
         return []

@@ -50,7 +50,7 @@ def tail_path(path: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TailRows:
     """The complete batches of a tail.
 
     Attributes:
@@ -176,12 +176,12 @@ class Tail:
         self.buffer[NOTES] = 0  # one byte, so that they cannot be half cleared
         self._next_note = NOTES
 
-    def rows(self, end: int) -> Rows:
+    def rows(self, end: int) -> TailRows:
         _, attempt, *first, clock, tokens, number = HEAD.unpack_from(self.buffer)
         marks, _, _ = bytes(self.buffer[BEGIN:end]).partition(b"\0")
         rows = bytes(self.buffer[FIRST_ROW : FIRST_ROW + marks.count(HAS_ROW) * ROW.size])
         counters = replace(Counters(*first), tokens=tokens)
-        return Rows(attempt.rstrip(b"\0").decode(), number, counters, clock, _table_of(marks, rows))
+        return TailRows(attempt.rstrip(b"\0").decode(), number, counters, clock, _table_of(marks, rows))
 
     def close(self, *, remove: bool = True) -> None:
         """Close the file. If it is not removed, the next writer of the recording adds its batches."""
@@ -231,7 +231,7 @@ def notes_in(data: bytes) -> bytes:
     return data[NOTES:].partition(b"\0")[0]
 
 
-def parse_tail(data: bytes) -> Rows | None:
+def parse_tail(data: bytes) -> TailRows | None:
     parsed = _parse(data) if data.startswith(MAGIC) else None
     if parsed is None:
         return None
@@ -244,7 +244,7 @@ def parse_tail(data: bytes) -> Rows | None:
     notes = _parse_notes(notes_in(data))
     if not len(table) and not notes:
         return None
-    return Rows(name, number, replace(Counters(*first), tokens=tokens), clock, table, notes)
+    return TailRows(name, number, replace(Counters(*first), tokens=tokens), clock, table, notes)
 
 
 def _parse(data: bytes) -> tuple[tuple[Any, ...], NDArray[np.int64]] | None:

@@ -18,7 +18,7 @@ from .writing_process import lock_path
 MAX_PENDING = 2**20  # bytes that wait for space on the disk
 
 
-class Writer:
+class RecordingWriter:
     """An open recording.
 
     `write` calls `os.write` once, so a kill can cut only the last line short. Lines that cannot be written, for example
@@ -35,7 +35,7 @@ class Writer:
         self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
 
     @classmethod
-    def create(cls, folder: Path, run: str) -> Writer:
+    def create(cls, folder: Path, run: str) -> RecordingWriter:
         folder.mkdir(parents=True, exist_ok=True)
         stem = f"{clean(run)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
         for number in count(1):
@@ -57,7 +57,7 @@ class Writer:
         return writer
 
     @classmethod
-    def reopen(cls, path: Path) -> Writer:
+    def reopen(cls, path: Path) -> RecordingWriter:
         """Open a file to append to it, after the rows that a killed process left in its tail."""
         lock = _lock_of(path)
         lock.acquire()

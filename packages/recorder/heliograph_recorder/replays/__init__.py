@@ -1,1 +1,1 @@
-"""Drive plugins with a recorded run."""
+"""Replay plugins with a recorded run."""

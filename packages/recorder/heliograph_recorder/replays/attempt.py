@@ -1,4 +1,4 @@
-"""The replay of one attempt: every recorded entry, in order, does to the replayed run what it did to the run."""
+"""Replay one attempt entry by entry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from heliograph import Bus, Filter, GradientsReady, LastBoundary, StepEnd
-from heliograph.events import CHANGES, Event, Phase, Verb
+from heliograph.events import Event, Phase
+from heliograph.spi import CHANGES
 
 from ..format.records import (
     AttemptRecord,
@@ -20,123 +21,40 @@ from ..format.records import (
     RequestEntry,
     change_of,
 )
-from ..verbs import EVALUATION_VERB
+from ..verbs import EVALUATION_VERB, SERVED
 from .batches import BatchReplay, Boundary
 from .entries import KINDS, MILESTONES, Entries, make_event
 from .failure import RecordedFailure
 from .plugin_states import Snapshots, Switches
-from .report import Findings
+from .report import ReplayFindings
 from .requests import RecordedRequests
 from .run import ReplayRun
 
-
-class Evaluations:
-    """Replays validations, tests and predictions, batch by batch where their batches have handlers.
-
-    Args:
-        attempt: the replayed attempt.
-        run: the run.
-        requests: those of plugins that are not replayed.
-        failure: how the run failed, if it did.
-        findings: where to note which requests were served.
-        emit: emits an entry's event.
-        emit_metrics: the same for an event that has metrics.
-    """
-
-    def __init__(
-        self,
-        attempt: AttemptRecord,
-        run: ReplayRun,
-        requests: RecordedRequests,
-        failure: RecordedFailure,
-        findings: Findings,
-        emit: Callable[[EventEntry], object],
-        emit_metrics: Callable[[EventEntry], None],
-    ) -> None:
-        self._phase, self._run, self._requests = attempt.phase, run, requests
-        self._failure, self._findings, self._emit, self._emit_metrics = failure, findings, emit, emit_metrics
-
-    def start(self, entry: EventEntry) -> None:
-        self._run.phase = _phase_of(entry.event)
-        self._run.data.evaluation_batches = entry.data["batches"]
-        self._run.control.is_evaluating = True
-        self._emit(entry)
-
-    def end(self, entry: EventEntry) -> None:
-        self._evaluate(entry)
-        self._run.control.cut_request = None
-        self._findings.decide(EVALUATION_VERB, did=False)
-        self._run.control.close_validation()
-        self._emit_metrics(entry)
-        self._run.progress.validations += self._run.trains  # only now, as in the loop
-        self._run.phase = self._phase
-
-    def cut(self, entry: EventEntry) -> None:
-        run, control = self._run, self._run.control
-        self._evaluate(entry)
-        control.cut_request = cut = control.cut_request or self._requests.cut
-        self._findings.decide(EVALUATION_VERB, did=True)
-        control.close_validation()
-        self._emit(entry)
-        if cut is not None and (run.finished or not run.started):
-            control.stop_once(cut)
-        run.phase = self._phase
-
-    def fail(self, failure: EventEntry) -> None:
-        if self._run.phase != "train":
-            self._evaluate(failure)
-
-    def _evaluate(self, entry: EventEntry) -> None:
-        if self._run.phase == "train":  # the line of its start is damaged, or could not be written
-            self._run.phase = _phase_of(entry.event)
-        run = self._run
-        batch_start: Any = KINDS[f"{run.phase}_batch_start"]
-        batch_end: Any = KINDS[f"{run.phase}_batch_end"]
-        before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
-        run.control.is_evaluating, cut = True, run.control.cut_request
-        if before.chain or after.chain:
-            datasets = [dataset for dataset, batches in entry.data["batches"].items() for _ in range(batches)]
-            run.progress.evaluated = 0
-            for number, dataset in enumerate(datasets, 1):
-                before.emit(run, batch_start(dataset))
-                run.progress.evaluated = number
-                with self._failure.limit_handlers(batch_end) if number == len(datasets) else nullcontext():
-                    after.emit(run, batch_end(dataset))
-                if run.control.cut_request is not cut:  # the run would have ended it here
-                    break
-        run.control.is_evaluating = False
-
-
-def _phase_of(event: str) -> Phase:
-    evaluations: tuple[Phase, ...] = "validation", "test", "predict"
-    return next((phase for phase in evaluations if event.startswith(phase)), "validation")
-
-
-# The events that may come during a batch.
-AT_ANY_TIME: Final = (
+# The events that may be emitted during a batch.
+DURING_BATCHES: Final = (
     "plugin_changed", "plugin_failed", "checkpoint_saved", "checkpoint_pruned", "resume_verified", "verdict",
 )  # fmt: skip
-SERVED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_start": "validation", "save_point": "save"}
 
 
 class AttemptReplay:
-    """The replay of one attempt.
+    """Replay one attempt.
 
-    It does not drive `core.loop`: the recording decides what happens, whatever the replayed plugins request, and after
-    a kill or in a damaged file entries are missing, which would not be a path through the loop.
+    It does not run `core.loop`: the recording decides what happens, regardless of the requests of replayed plugins.
+    After a kill or in a damaged file, entries are missing, and the remaining ones are not a path through the loop.
 
     Args:
-        number: which attempt it is, from 1.
-        attempt: the attempt.
+        number: the number of the attempt, from 1.
+        attempt: the recorded attempt.
         path: the recording.
         bus: the bus of the replay.
         replayed: the names of the replayed plugins.
-        switches: which of them are on.
-        snapshots: their states at each save.
-        findings: where to note what they request.
+        switches: the switches of the replayed plugins.
+        snapshots: the states of the replayed plugins at saves.
+        findings: the collector of the results.
 
     Attributes:
-        run: what the plugins are given.
+        run: the run that the plugins receive.
+        failure: the failure of the recorded run.
     """
 
     def __init__(
@@ -148,20 +66,18 @@ class AttemptReplay:
         replayed: Collection[str],
         switches: Switches,
         snapshots: Snapshots,
-        findings: Findings,
+        findings: ReplayFindings,
     ) -> None:
         self._number, self._attempt, self._replayed = number, attempt, replayed
         self._switches, self._snapshots, self._findings = switches, snapshots, findings
         self._entries = Entries(attempt)
+        self._is_shared = attempt.world_size > 1
         self.run = ReplayRun(attempt, path, bus, findings.add, self._entries.rolls_back_to)
         self._requests = RecordedRequests(attempt, self._entries, self.run, replayed)
-        self._failure = RecordedFailure(attempt, bus, self._entries)
-        self._boundary = Boundary(self.run, self._requests, findings, self._failure, is_shared=attempt.world_size > 1)
-        self._batches = BatchReplay(self.run, self._entries, self._requests, self._boundary, findings, self._failure)
-        self._evaluations = Evaluations(
-            attempt, self.run, self._requests, self._failure, findings, self._emit, self._emit_metrics
-        )
-        self._has_begun = False  # with the state that it resumes, if any
+        self.failure = RecordedFailure(attempt, bus, self._entries)
+        self._boundary = Boundary(self.run, self._requests, findings, self.failure, is_shared=self._is_shared)
+        self._batches = BatchReplay(self.run, self._entries, self._requests, self._boundary, findings, self.failure)
+        self._has_begun = False  # after the load of a resumed state
         self._actions: dict[str, Callable[[EventEntry], None]] = {
             "train_start": self._start,
             "checkpoint_loaded": self._load,
@@ -171,22 +87,20 @@ class AttemptReplay:
             "train_end": self._end_training,
             "change_served": self._change_run,
             "log": self._log,
-            "validation_start": self._evaluations.start,
-            "test_start": self._evaluations.start,
-            "predict_start": self._evaluations.start,
-            "validation_end": self._evaluations.end,
-            "test_end": self._evaluations.end,
-            "predict_end": self._evaluations.end,
-            "validation_cut": self._evaluations.cut,
+            "validation_start": self._start_evaluation,
+            "test_start": self._start_evaluation,
+            "predict_start": self._start_evaluation,
+            "validation_end": self._end_evaluation,
+            "test_end": self._end_evaluation,
+            "predict_end": self._end_evaluation,
+            "validation_cut": self._cut_evaluation,
             "checkpoint_saved": self._set_checkpoint,
             "plugin_changed": self._change_plugin,
             "run_failed": self._fail,
         }
 
-    def fails_by(self, plugin: str, event: str) -> bool:
-        return self._failure.is_by(plugin, event)
-
     def replay(self, length: int | None) -> None:
+        """Replay all entries; `length` is the epoch's length in the previous attempt, in case this one has no epoch."""
         self.run.length.batches_per_epoch = self._entries.next_epoch_length(length)
         while (entry := self._entries.next()) is not None:
             self._replay(entry)
@@ -194,7 +108,8 @@ class AttemptReplay:
         self._findings.close(was_killed=self._attempt.status is None)
 
     def save(self) -> None:
-        while self._snapshots.has_unwritten and (entry := self._entries.next_of_save()) is not None:
+        """During a `SavePoint`, take a snapshot, and replay the entries of the save."""
+        while self._snapshots.unwritten and (entry := self._entries.next_of_save()) is not None:
             self._replay(entry)  # the end of a save in the background
         self._snapshots.take(self.run)
         while (entry := self._entries.next_of_save()) is not None:
@@ -218,20 +133,20 @@ class AttemptReplay:
             self._boundary.close(entry)
             if entry.event != "checkpoint_loaded":
                 self._check_gap(entry.counters)
-        if entry.event in SERVED_BY:
-            self._boundary.serve(SERVED_BY[entry.event])
+        if entry.event in ("log", "validation_start", "save_point"):
+            self._boundary.serve(SERVED[entry.event])
         self._actions.get(entry.event, self._emit)(entry)
 
     def _emit(self, entry: EventEntry) -> Event | None:
         event = make_event(entry)
-        if event is None or entry.event in AT_ANY_TIME:  # during a batch, whose own events raise the counters
+        if event is None or entry.event in DURING_BATCHES:  # the events of the batch set the counters
             self.run.progress.set_seconds(entry.counters.seconds)
         else:
             self.run.move_to(entry.counters)
-        if event is None:  # a plugin's own, whose class is unknown
+        if event is None:  # a custom event, whose class is unknown
             return None
         self._requests.add_before(event.name)
-        with self._failure.limit_handlers(type(event)):
+        with self.failure.limit_handlers(type(event)):
             self.run.emit(event)
         return event
 
@@ -243,12 +158,9 @@ class AttemptReplay:
             self._begin()
 
     def _begin(self, *, in_boundary: bool = False) -> None:
+        """Begin or continue, with a boundary before the next epoch."""
         self._has_begun = True
         self._boundary.open(due=in_boundary or self.run.control.pending or self._is_shared)
-
-    @property
-    def _is_shared(self) -> bool:
-        return self._attempt.world_size > 1
 
     def _load(self, entry: EventEntry) -> None:
         run, path, origin = self.run, entry.data["path"], Counters(**entry.data["origin"])
@@ -261,8 +173,8 @@ class AttemptReplay:
         snapshot = self._snapshots.find(path, run.progress.state_dict())
         if snapshot is None:
             self._findings.note(
-                f"attempt {self._number} continued from {path or 'a state'}, whose save is not recorded: there the "
-                f"replayed plugins had no state to continue from"
+                f"attempt {self._number} continued from {path or 'a state'}, whose save is not recorded: the replayed "
+                f"plugins continued without a restored state"
             )
             self._snapshots.reset_filters(run.origin)
         else:
@@ -288,6 +200,7 @@ class AttemptReplay:
             self._boundary.open(due=self.run.control.pending or self._is_shared)
 
     def _flush(self, place: Counters) -> None:
+        """Step with the gradients of a last, partial window, as the loop does."""
         run = self.run
         if run.stepping.window and place.steps + place.skipped_steps > run.progress.steps + run.progress.skipped_steps:
             self._batches.close_window(place.steps, place.skipped_steps)
@@ -306,7 +219,7 @@ class AttemptReplay:
     def _end_training(self, entry: EventEntry) -> None:
         if not self.run.finished:
             self._finish(entry.counters)
-            if entry.event != "last_boundary":  # recorded before there was one
+            if entry.event != "last_boundary":
                 self.run.emit(LastBoundary())
         self._emit(entry)
         self._boundary.open(due=True, last=True)
@@ -316,7 +229,7 @@ class AttemptReplay:
         if self._attempt.status == "stopped" and not self.run.control.stopped:
             self._findings.note(
                 f"attempt {self._number} was stopped at epoch {place.epoch} batch {place.batch} step {place.steps}: "
-                f"with the replayed plugins it would have continued, but what would have followed is not recorded"
+                f"with the replayed plugins it would have continued, but the continuation is not recorded"
             )
         self.run.finished = True
 
@@ -334,8 +247,57 @@ class AttemptReplay:
 
     def _emit_metrics(self, entry: EventEntry) -> None:
         event: Any = self._emit(entry)
-        if not self._failure.is_on(entry.event):
+        if not self.failure.is_on(entry.event):
             self.run.metrics.update(event.metrics)
+
+    def _start_evaluation(self, entry: EventEntry) -> None:
+        self.run.phase = _phase_of(entry.event)
+        self.run.data.evaluation_batches = entry.data["batches"]
+        self.run.control.is_evaluating = True
+        self._emit(entry)
+
+    def _end_evaluation(self, entry: EventEntry) -> None:
+        """End an evaluation that was not cut short, even if a replayed plugin requested it."""
+        run = self.run
+        self._replay_evaluation(entry)
+        run.control.cut_request = None
+        self._findings.decide(EVALUATION_VERB, did=False)
+        run.control.close_validation()
+        self._emit_metrics(entry)
+        run.progress.validations += run.trains  # after the event, as in the loop
+        run.phase = self._attempt.phase
+
+    def _cut_evaluation(self, entry: EventEntry) -> None:
+        run, control = self.run, self.run.control
+        self._replay_evaluation(entry)
+        control.cut_request = cut = control.cut_request or self._requests.cut
+        self._findings.decide(EVALUATION_VERB, did=True)
+        control.close_validation()
+        self._emit(entry)
+        if cut is not None and (run.finished or not run.started):
+            control.stop_once(cut)
+        run.phase = self._attempt.phase
+
+    def _replay_evaluation(self, entry: EventEntry) -> None:
+        """Replay the batches of an evaluation, given the entry of its end, if they have handlers."""
+        run = self.run
+        if run.phase == "train":  # the start is missing in the recording
+            run.phase = _phase_of(entry.event)
+        batch_start: Any = KINDS[f"{run.phase}_batch_start"]
+        batch_end: Any = KINDS[f"{run.phase}_batch_end"]
+        before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
+        run.control.is_evaluating, cut = True, run.control.cut_request
+        if before.chain or after.chain:
+            datasets = [dataset for dataset, batches in entry.data["batches"].items() for _ in range(batches)]
+            run.progress.evaluated = 0
+            for number, dataset in enumerate(datasets, 1):
+                before.emit(run, batch_start(dataset))
+                run.progress.evaluated = number
+                with self.failure.limit_handlers(batch_end) if number == len(datasets) else nullcontext():
+                    after.emit(run, batch_end(dataset))
+                if run.control.cut_request is not cut:  # a replayed plugin would have ended it here
+                    break
+        run.control.is_evaluating = False
 
     def _set_checkpoint(self, entry: EventEntry) -> None:
         path = Path(entry.data["path"])
@@ -354,12 +316,14 @@ class AttemptReplay:
             self._emit(entry)
 
     def _fail(self, entry: EventEntry) -> None:
-        self._failure.replay_last_batch(entry, self.run, self._requests)
-        self._evaluations.fail(entry)
+        self.failure.replay_last_batch(entry, self.run, self._requests)
+        if self.run.phase != "train":
+            self._replay_evaluation(entry)
         self.run.phase = entry.data["phase"]
         self._emit(entry)
 
     def _check_gap(self, place: Counters) -> None:
+        """Move to a place if batches before it are not recorded."""
         if place.batches != self.run.progress.batches:
             self._findings.note(
                 f"attempt {self._number}: not every batch before epoch {place.epoch} batch {place.batch} is recorded"
@@ -367,6 +331,12 @@ class AttemptReplay:
             self.run.move_to(place)
 
 
+def _phase_of(event: str) -> Phase:
+    phases: tuple[Phase, ...] = "validation", "test", "predict"
+    return next((phase for phase in phases if event.startswith(phase)), "validation")
+
+
 def plugins_on_steps(bus: Bus) -> set[str]:
+    """Return the plugins with handlers of single optimizer steps."""
     signals = (bus.signal(event) for event in (GradientsReady, StepEnd))
-    return {str(each.owner) for signal in signals for each in signal.subscriptions.values()}
+    return {str(subscription.owner) for signal in signals for subscription in signal.subscriptions.values()}

@@ -1,4 +1,4 @@
-"""The training batches of a recorded run: their events, from the counters after each."""
+"""Replay the training batches and the step boundaries of a recorded run."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from ..format.records import Batches, Entry, EventEntry
 from ..verbs import TAKEN_BACK
 from .entries import BATCHES, ENDS, Entries
 from .failure import RecordedFailure
-from .report import Findings
+from .report import ReplayFindings
 from .requests import RecordedRequests
 from .run import LOSSES, ReplayRun
-from .stubs import Unrecorded
+from .stubs import UnrecordedAttribute
 
-SERVED: Final[tuple[Verb, ...]] = ("next_phase", "log", "validation", "save")  # in the order of the loop
+AT_BOUNDARIES: Final[tuple[Verb, ...]] = ("next_phase", "log", "validation", "save")  # in the order of the loop
 CONTINUES: Final = (BATCHES, "epoch_start", "checkpoint_loaded")
 
 
 class Boundary:
-    """The boundary that the replay is at, if it is at one.
+    """The step boundary at the current position, if it is open: which requests were served, and whether the run ends.
 
     Args:
-        run: the run.
-        requests: those of plugins that are not replayed.
-        findings: where to note which requests were served.
-        failure: how the run failed, if it did.
-        is_shared: whether several ranks were recorded: what only one of them asked for, they serve a boundary later.
+        run: the replayed run.
+        requests: the requests of plugins that are not replayed.
+        findings: the collector of the results.
+        failure: the failure of the recorded run.
+        is_shared: whether there were several ranks; they serve a request of a single rank one boundary later.
     """
 
     def __init__(
         self,
         run: ReplayRun,
         requests: RecordedRequests,
-        findings: Findings,
+        findings: ReplayFindings,
         failure: RecordedFailure,
         *,
         is_shared: bool,
@@ -47,13 +47,21 @@ class Boundary:
         self._served = -1  # the index of the last verb that was served or removed
 
     def open(self, *, due: bool, last: bool = False, in_epoch: bool = False) -> None:
+        """Begin a boundary.
+
+        Args:
+            due: whether the loop has a boundary here, even if the recording shows no served request.
+            last: whether the training is over.
+            in_epoch: whether the boundary follows a batch.
+        """
         self._is_open, self._is_due, self._is_last, self._in_epoch, self._served = True, due, last, in_epoch, -1
 
     def serve(self, verb: Verb) -> None:
+        """Note that the recorded run served a request, but not the requests that precede it in a boundary."""
         if self._is_open:
-            index = SERVED.index(verb)
-            if index <= self._served:  # after the training everything is served twice
-                self._remove_until(len(SERVED))
+            index = AT_BOUNDARIES.index(verb)
+            if index <= self._served:  # after the training, everything is served twice
+                self._remove_until(len(AT_BOUNDARIES))
                 self._served = -1
             self._remove_until(index)
             self._served, self._is_due = index, True
@@ -69,11 +77,14 @@ class Boundary:
         self._findings.decide_change(change, did=True)
 
     def close(self, following: Entry | None) -> None:
+        """End the boundary; `following` is the next milestone, None if the run was killed."""
         if not self._is_open:
             return
         self._is_open = False
         if following is None:
-            self._note_stop_where_killed()
+            stop = self._run.control.stop_request
+            if stop is not None and not self._is_last:  # whether it was postponed is unknown
+                self._add_end(stop, did=None)
             return
         if not self._is_due or self._failure.interrupts_boundary(following):
             return
@@ -81,34 +92,39 @@ class Boundary:
         was_waiting, self._is_waiting = self._is_waiting, False
         if name == BATCHES and not was_waiting and self._waits():
             self._is_waiting = True
-            self._give_last_word()
+            self._emit_should_stop()
             self._run.own_control.adopt(self._run.own_control.open_requests(), vetoed=False)
             return
-        self._remove_until(len(SERVED))
-        for taker, taken in TAKEN_BACK.items():  # what they took back was not served
+        self._remove_until(len(AT_BOUNDARIES))
+        for taker, taken in TAKEN_BACK.items():
             is_done = {"stop": name not in ENDS, "end_epoch": name == BATCHES or None}.get(taken, True)
             self._findings.decide(taker, did=is_done)
         if not self._is_last:
             self._run.control.release()
-            self._give_last_word()
+            self._emit_should_stop()
             self._decide(name)
 
     def _waits(self) -> bool:
+        """Return whether all open requests are of the recorded run, which did not serve them here.
+
+        Then only some of its ranks had made them. Any other request is treated as a request of all ranks.
+        """
         if not self._is_shared or not self._in_epoch or self._served >= 0:
             return False
-        asked = self._run.own_control.open_requests().values()
-        return bool(asked) and all(map(self._requests.was_made, asked))
+        requests = self._run.own_control.open_requests().values()
+        return bool(requests) and all(map(self._requests.was_made, requests))
 
-    def _give_last_word(self) -> None:
+    def _emit_should_stop(self) -> None:
         self._requests.add_votes()
         if self._should_stop.chain:
             with self._failure.limit_handlers(ShouldStop):
                 self._should_stop.emit(self._run, ShouldStop())
 
     def _remove_until(self, end: int) -> None:
+        """Remove the requests that the recorded run did not serve."""
         for change in self._run.own_control.pop_changes():
             self._findings.decide_change(change, did=False)
-        for verb in SERVED[self._served + 1 : end]:
+        for verb in AT_BOUNDARIES[self._served + 1 : end]:
             self._run.own_control.remove(verb)
             self._findings.decide(verb, did=None if verb == "next_phase" else False)
 
@@ -127,8 +143,9 @@ class Boundary:
         control.decide(in_epoch=not is_between_epochs)
 
     def _stop(self, stop: Request, following: str) -> None:
+        """Note the end of the run, unless a plugin that is not replayed postponed the stop."""
         requests = self._requests
-        if following == "epoch_start" and self._run.epoch_is_over:  # EpochEnd comes first, and has a boundary
+        if following == "epoch_start" and self._run.epoch_is_over:  # the boundary of EpochEnd follows
             return
         if following in CONTINUES and requests.has_stop and requests.has_veto:
             self._run.own_control.postpone_stop()
@@ -138,32 +155,27 @@ class Boundary:
         if following in CONTINUES:
             self._run.own_control.remove("stop")
 
-    def _note_stop_where_killed(self) -> None:
-        stop = self._run.control.stop_request
-        if stop is not None and not self._is_last:
-            self._add_end(stop, did=None)
-
     def _add_end(self, stop: Request, *, did: bool | None) -> None:
         progress = self._run.progress
-        where = progress.epoch, progress.batch, progress.steps
-        self._findings.add_end(stop.by, stop.reason, where, did=did, failure=False)
+        place = progress.epoch, progress.batch, progress.steps
+        self._findings.add_end(stop.by, stop.reason, place, did=did, failure=False)
         self._findings.decide("stop", did=did)
 
 
 Row = tuple[int, int, int, int, int, int, int]
-UNREAD = Unrecorded("the losses here", LOSSES)
+UNREAD = UnrecordedAttribute("the losses here", LOSSES)
 
 
 class BatchReplay:
-    """Replays blocks of batches: the same events as in the loop, except those that have no handlers.
+    """Replay blocks of batches with the events of the loop, except events without handlers.
 
     Args:
-        run: the run.
+        run: the replayed run.
         entries: the entries of the attempt.
-        requests: those of plugins that are not replayed.
+        requests: the requests of plugins that are not replayed.
         boundary: the boundary after a batch.
-        findings: where to note which requests were served.
-        failure: how the run failed, if it did.
+        findings: the collector of the results.
+        failure: the failure of the recorded run.
     """
 
     def __init__(
@@ -172,35 +184,29 @@ class BatchReplay:
         entries: Entries,
         requests: RecordedRequests,
         boundary: Boundary,
-        findings: Findings,
+        findings: ReplayFindings,
         failure: RecordedFailure,
     ) -> None:
         self._run, self._entries, self._requests, self._boundary = run, entries, requests, boundary
         self._findings, self._failure = findings, failure
         bus = run.bus
-        self._batch_start, self._gradients_ready = bus.signal(BatchStart), bus.signal(GradientsReady)
-        self._forward_end, self._backward_end = bus.signal(ForwardEnd), bus.signal(BackwardEnd)
-        self._step_end, self._batch_end = bus.signal(StepEnd), bus.signal(BatchEnd)
-        self._should_stop = bus.signal(ShouldStop)
+        kinds = BatchStart, ForwardEnd, BackwardEnd, GradientsReady, StepEnd, BatchEnd, ShouldStop
+        self._signals = [bus.signal(kind) for kind in kinds]
+        (
+            self._batch_start, self._forward_end, self._backward_end, self._gradients_ready, self._step_end,
+            self._batch_end, self._should_stop,
+        ) = self._signals  # fmt: skip
 
     def replay(self, block: Batches) -> None:
+        """Replay a block; the boundary after its last batch stays open."""
         self._requests.collect()
         is_last = self._entries.ends_epoch()
-        signals = (
-            self._batch_start,
-            self._forward_end,
-            self._backward_end,
-            self._gradients_ready,
-            self._step_end,
-            self._batch_end,
-            self._should_stop,
-        )
-        if any(signal.chain for signal in signals) or self._run.control.pending:
-            self._replay_each(block, is_last=is_last)
+        if any(signal.chain for signal in self._signals) or self._run.control.pending:
+            self._replay_batches(block, is_last=is_last)
         else:
-            self._skip_to_end(block, is_last=is_last)
+            self._move_to_end(block, is_last=is_last)
 
-    def _replay_each(self, block: Batches, *, is_last: bool) -> None:
+    def _replay_batches(self, block: Batches, *, is_last: bool) -> None:
         run, control, entries, boundary = self._run, self._run.control, self._entries, self._boundary
         rows = zip(
             block.steps,
@@ -212,25 +218,25 @@ class BatchReplay:
             block.tokens or (0,) * len(block),
             strict=True,
         )
-        left, should_stop, batch = len(block), self._should_stop, self._batch
+        remaining, should_stop, batch = len(block), self._should_stop, self._batch
         losses = iter(block.losses or ())
         entries.in_block = True
         for row in rows:
-            left -= 1
-            if left:
+            remaining -= 1
+            if remaining:
                 batch(row, next(losses, UNREAD))
             else:
                 entries.in_block, run.is_last_seen = False, is_last
                 with self._failure.limit_handlers(BatchEnd):
                     batch(row, next(losses, UNREAD))
             due = control.is_due(window=run.stepping.window, judged=bool(should_stop.chain))
-            if not left:
+            if not remaining:
                 boundary.open(due=due, in_epoch=True)
             elif due:
                 boundary.open(due=True, in_epoch=True)
                 boundary.close(block)
 
-    def _batch(self, row: Row, loss: float | Unrecorded) -> None:
+    def _batch(self, row: Row, loss: float | UnrecordedAttribute) -> None:
         run, control, progress = self._run, self._run.control, self._run.progress
         steps, skipped_steps, skipped_batches, samples, window, centiseconds, tokens = row
         run.data.in_hand = True
@@ -290,7 +296,7 @@ class BatchReplay:
         run.stepping.window = 0
 
     def _close_requests(self) -> None:
-        self._findings.decide("skip_batch", did=False)  # unless it was skipped, which is noted already
+        self._findings.decide("skip_batch", did=False)  # no effect after a skipped batch
         self._findings.decide("hold_step", did=self._run.stepping.window > 0)
         self._findings.decide("scale_loss", did=None)
         self._run.control.close_batch()
@@ -298,7 +304,7 @@ class BatchReplay:
     def _add_requests(self, event: type[Event], batch: int) -> None:
         self._requests.add_before_in_batch(batch, event.name)
 
-    def _skip_to_end(self, block: Batches, *, is_last: bool) -> None:
+    def _move_to_end(self, block: Batches, *, is_last: bool) -> None:
         run, losses = self._run, block.losses or (UNREAD,)
         run.move_to(block.last)
         run.stepping.window, run.is_last_seen, run.loss = block.window[-1], is_last, losses[-1]

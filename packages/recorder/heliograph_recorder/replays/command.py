@@ -1,4 +1,4 @@
-"""`python -m heliograph replay RUN --plugin early_stopping:patience=2`, and plugins as such a command names them."""
+"""The command `replay`, for example `python -m heliograph replay RUN --plugin early_stopping:patience=2`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def replay(arguments: Sequence[str]) -> int:
     """Show what plugins would have requested in a recorded run."""
     parser = argparse.ArgumentParser(
         prog=f"heliograph {NAME}",
-        description="Exit status 0: replayed; 1: a replayed plugin failed; 2: there is no such recording or plugin, or "
-        "its options are wrong.",
+        description="Exit status 0: replayed; 1: a replayed plugin failed; 2: the recording or a plugin is missing, or "
+        "the options of a plugin are invalid.",
     )
     parser.add_argument("recording", metavar="RUN", help="the file that Recorder wrote, or its folder")
     parser.add_argument(
@@ -31,15 +31,12 @@ def replay(arguments: Sequence[str]) -> int:
         required=True,
         dest="plugins",
         metavar="NAME:KEY=VALUE,...",
-        help="an installed plugin and its options, as in early_stopping:monitor=validation/loss,patience=2 or "
-        "'log_schedule:when=Every(steps=5)'; repeat it for several, in their order; the second plugin of one name is "
-        "called early_stopping_2",
+        help="an installed plugin and its options, for example early_stopping:monitor=validation/loss,patience=2 or "
+        "'log_schedule:when=Every(steps=5)'; repeat it for several plugins, in order; the second plugin of the same "
+        "name is called early_stopping_2",
     )
-    return run(parser.parse_args(arguments))
-
-
-def run(options: argparse.Namespace) -> int:
-    from ..format.reader import read
+    options = parser.parse_args(arguments)
+    from ..format.reader import read  # after the parser: torch is slow to import
     from .replay import ReplaySession
 
     try:
@@ -55,16 +52,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make_plugins(texts: Iterable[str]) -> tuple[list[Any], list[str]]:
+    """Return the plugins of several texts, and a line for each renamed plugin.
+
+    The second plugin of the same name is called `early_stopping_2`, and so on, so that settings can be compared.
+    """
     plugins: list[Any] = []
     lines: list[str] = []
     names: set[str] = set()
     for text in texts:
         plugin = make_plugin(text)
         if isinstance(plugin, Plugin):
-            own, number = plugin.name, 1
+            name, number = plugin.name, 1
             while plugin.name in names:
                 number += 1
-                plugin.named(f"{own}_{number}")
+                plugin.named(f"{name}_{number}")
             names.add(plugin.name)
             lines += [f"{plugin.name} is {text!r}"] * (number > 1)
         plugins.append(plugin)
@@ -72,6 +73,10 @@ def make_plugins(texts: Iterable[str]) -> tuple[list[Any], list[str]]:
 
 
 def make_plugin(text: str) -> Any:
+    """Return an installed plugin, given `name` or `name:key=value,key=value`.
+
+    A value is a Python literal, a filter of literals such as `Every(steps=5)`, or otherwise a string.
+    """
     name, options = parse_plugin(text)
     loaded = find(name).load()
     check_options(name, loaded, options, lambda option: f"'{name}:{option}'")
@@ -83,7 +88,7 @@ def make_plugin(text: str) -> Any:
 
 
 def parse_plugin(text: str) -> tuple[str, dict[str, Any]]:
-    head, equals, rest = text.partition("=")
+    head, equals, tail = text.partition("=")
     if not equals:
         _check_name(text)
         return text, {}
@@ -91,7 +96,7 @@ def parse_plugin(text: str) -> tuple[str, dict[str, Any]]:
     if not colon:
         raise ValueError(f"A plugin is written as name:key=value,key=value, got {text!r}.")
     options: dict[str, Any] = {}
-    for part in _split_options(f"{first}={rest}"):
+    for part in _split_options(f"{first}={tail}"):
         key, equals, value = part.partition("=")
         if not equals or not key.strip().isidentifier():
             raise ValueError(f"An option is written as key=value, got {part!r} in {text!r}.")
@@ -102,14 +107,16 @@ def parse_plugin(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _check_name(text: str) -> None:
+    # "package:name" is a plugin, "name:option" lacks the option's value.
     name, colon, option = text.rpartition(":")
     installed = discover()
-    plugins = {called for each in installed for called in (each.name, f"{each.package}:{each.name}")}
-    if colon and name in plugins and name not in {each.package for each in installed}:
+    plugins = {name for plugin in installed for name in (plugin.name, f"{plugin.package}:{plugin.name}")}
+    if colon and name in plugins and name not in {plugin.package for plugin in installed}:
         raise ValueError(f"An option is written as key=value, got {option!r} in {text!r}.")
 
 
 def _split_options(text: str) -> list[str]:
+    """Split a text at the commas outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         if quote:
@@ -131,7 +138,7 @@ def _parse_value(text: str) -> Any:
         return text
     if isinstance(node, ast.Call):
         return _make_filter(node, text)
-    if any(isinstance(each, ast.Call) and _called_name(each) in FILTERS for each in ast.walk(node)):
+    if any(isinstance(part, ast.Call) and _called_name(part) in FILTERS for part in ast.walk(node)):
         raise ValueError(f"Filters cannot be combined here: give one, such as Every(steps=5); got {text!r}.")
     try:
         value = ast.literal_eval(node)

@@ -1,4 +1,4 @@
-"""The entries of an attempt, read one by one with a look ahead, and the events that they record."""
+"""Read the entries of an attempt with a look-ahead, and make their events."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ EXITS: Final = {kind.__name__: kind for kind in (KeyboardInterrupt, SystemExit, 
 
 
 class Entries:
-    """Reads the entries of an attempt from the first to the last.
+    """Read the entries of an attempt in order.
 
-    The milestones are the blocks of batches and the events with which a run continues or ends; they show what the run
-    decided at the boundary before.
+    The milestones are the blocks of batches and the events with which a run continues or ends. They show what the run
+    decided at the previous boundary.
 
     Attributes:
-        in_block: whether the current batch is followed by another of its block.
+        in_block: whether the current batch is followed by another batch of its block.
     """
 
     def __init__(self, attempt: AttemptRecord) -> None:
@@ -41,6 +41,7 @@ class Entries:
         return self._entries[self._index] if self._index < len(self._entries) else None
 
     def next_of_save(self) -> Entry | None:
+        """Return the next entry during a `SavePoint`, if it records a checkpoint or a request about one."""
         index = self._index + 1
         while index < len(self._entries) and isinstance(
             entry := self._entries[index], RequestEntry | RepeatEntry | TimesEntry
@@ -65,10 +66,10 @@ class Entries:
         entry = self.next_milestone()
         if self.in_block or not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
             return False
-        recorded = entry.data["path"]
-        return (None if recorded is None else str(recorded)) == (None if path is None else str(path))
+        return bool(entry.data["path"] == (None if path is None else str(path)))
 
     def failure(self) -> EventEntry | None:
+        """Return `run_failed` if it is the current entry or the next event."""
         for index in range(max(0, self._index), len(self._entries) if not self.in_block else 0):
             entry = self._entries[index]
             if isinstance(entry, EventEntry) and entry.event == "run_failed":
@@ -85,15 +86,17 @@ class Entries:
             elif not isinstance(entry, RepeatEntry | TimesEntry):
                 return
 
-    def next_epoch_length(self, known: int | None) -> int | None:
+    def next_epoch_length(self, previous: int | None) -> int | None:
+        """Return the number of batches of the next epoch, None if it was unknown; `previous` if there is no epoch."""
         for index in range(self._index + 1, len(self._entries)):
             entry = self._entries[index]
             if isinstance(entry, EventEntry) and entry.event == "epoch_start":
                 length: int | None = entry.data["batches"]
                 return length
-        return known
+        return previous
 
     def ends_epoch(self) -> bool:
+        """Return whether the end of the loader ends the epoch after this block, instead of a request."""
         entry = self.next_milestone()
         if not isinstance(entry, EventEntry) or entry.event not in ("epoch_end", "run_failed"):
             return False
@@ -126,9 +129,8 @@ def make_event(entry: EventEntry) -> Event | None:
     kind = KINDS.get(entry.event)
     if kind is None:
         return None
-    recorded = [each.name for each in fields(kind) if each.default_factory is MISSING]  # type: ignore[arg-type]  # a dataclass
-    values = {name: _field(name, entry.data) for name in recorded}
-    return kind(**values)
+    recorded = [field.name for field in fields(kind) if field.default_factory is MISSING]  # type: ignore[arg-type]  # a dataclass
+    return kind(**{name: _field(name, entry.data) for name in recorded})
 
 
 def _field(name: str, data: Mapping[str, Any]) -> Any:
@@ -139,13 +141,14 @@ def _field(name: str, data: Mapping[str, Any]) -> Any:
         case "metrics":
             return Metrics(value)
         case "error":
-            kind, _, text = value.partition(": ")  # the text is in a field of its own, or follows the type
+            kind, _, text = value.partition(": ")  # plugin_failed has the type and the text, run_failed only the type
             return _make_error(kind, data.get("text", text))
         case _:
             return value
 
 
 def _make_error(kind: str, text: str) -> BaseException:
+    """Return an exception whose class has the recorded name; the original class is unknown."""
     base = EXITS.get(kind, Exception)
     error: BaseException = type(kind, (base,), {})(text.removeprefix(f"{kind}: "))
     return error

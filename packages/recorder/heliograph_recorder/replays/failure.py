@@ -1,4 +1,4 @@
-"""The failure of a recorded run: which handlers were called before it, and how far its last batch came."""
+"""The failure of a recorded run: its last batch, and the handlers that were called before the error."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from ..format.records import AttemptRecord, Entry, EventEntry
 from .entries import Entries
 from .requests import BATCH_EVENTS, RecordedRequests
 from .run import LOSSES, ReplayRun
-from .stubs import Unrecorded
+from .stubs import UnrecordedAttribute
 
 AFTER_BOUNDARY: Final = (None, *BATCH_EVENTS[:-1])  # in the loader, the task or a batch
-UNKNOWN_LOSS = Unrecorded("the loss of the batch at which the run failed", LOSSES)
+UNKNOWN_LOSS = UnrecordedAttribute("the loss of the batch at which the run failed", LOSSES)
 
 
 class RecordedFailure:
-    """The failure of the recorded run, where it is next.
-
-    Args:
-        attempt: the replayed attempt.
-        bus: the bus of the replay.
-        entries: the entries of the attempt.
-    """
+    """The failure of the recorded run, if it is at the current entry."""
 
     def __init__(self, attempt: AttemptRecord, bus: Bus, entries: Entries) -> None:
         self._plan, self._bus, self._entries = attempt.plan, bus, entries
@@ -41,31 +35,34 @@ class RecordedFailure:
 
     @staticmethod
     def interrupts_boundary(following: Entry) -> bool:
+        """Return whether the recorded run fails before `ShouldStop`, so that the boundary decides nothing."""
         if not isinstance(following, EventEntry) or following.event != "run_failed":
             return False
         return following.data["phase"] != "train" or following.data["event"] not in (*AFTER_BOUNDARY, "should_stop")
 
     @contextmanager
     def limit_handlers(self, kind: type[Event]) -> Iterator[None]:
+        """Omit the handlers that the recorded run did not call because a previous handler of the event failed."""
         failure = self._entries.failure()
         if failure is None or failure.data["event"] != kind.name:
             yield
             return
         plan, plugin = self._plan.get(kind.name, ()), failure.data["plugin"]
         end = plan.index(plugin) + 1 if plugin in plan else len(plan)
-        left_out = set(plan[end:]) - set(plan[:end])
+        omitted = set(plan[end:]) - set(plan[:end])
 
         def called(receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
-            return (receiver for receiver in receivers if owners[id(receiver)] not in left_out)
+            return (receiver for receiver in receivers if owners[id(receiver)] not in omitted)
 
         signal = self._bus.signal(kind)
-        former, signal.probe = signal.probe, called
+        previous, signal.probe = signal.probe, called
         try:
             yield
         finally:
-            signal.probe = former
+            signal.probe = previous
 
     def replay_last_batch(self, failure: EventEntry, run: ReplayRun, requests: RecordedRequests) -> None:
+        """Replay the completed part of the batch in which the run failed, if it failed in one."""
         if not failure.data["in_hand"]:
             return
         run.data.in_hand, run.is_last_seen = True, failure.data["is_last"]

@@ -1,8 +1,8 @@
-"""The replayed plugins: which are switched on, and their states at each save."""
+"""The switches and the states of the replayed plugins."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +12,8 @@ from heliograph import Plugins, Progress
 from ..format.records import AttemptRecord, EventEntry
 from .run import ReplayRun
 
-Why = Literal["unheld", "failed", "disabled", "absent"]
-SWITCHED: dict[str, tuple[Why, bool]] = {
+OffReason = Literal["unheld", "failed", "disabled", "absent"]
+SWITCHED: dict[str, tuple[OffReason, bool]] = {
     "registered": ("absent", False),
     "unregistered": ("absent", True),
     "enabled": ("disabled", False),
@@ -22,46 +22,51 @@ SWITCHED: dict[str, tuple[Why, bool]] = {
 
 
 class Switches:
-    """The reasons for which each replayed plugin is switched off.
-
-    Args:
-        plugins: the replayed ones.
-    """
+    """The reasons why a replayed plugin is switched off; it is on without a reason."""
 
     def __init__(self, plugins: Plugins) -> None:
         self._plugins = plugins
-        self._off: dict[str, set[Why]] = {name: set() for name in plugins.names()}
+        self._off: dict[str, set[OffReason]] = {name: set() for name in plugins.names()}
         self._enabled_at_first = {name for name in plugins.names() if plugins.is_enabled(name)}
 
-    def set(self, name: str, why: Why, *, off: bool) -> None:
+    def set(self, name: str, reason: OffReason, *, off: bool) -> None:
         before = bool(self._off[name])
-        (self._off[name].add if off else self._off[name].discard)(why)
+        (self._off[name].add if off else self._off[name].discard)(reason)
         after = bool(self._off[name])
         if after and not before:
             self._plugins.disable(name)
         elif before and not after and name in self._enabled_at_first:
             self._plugins.enable(name)
 
-    def begin(self, attempt: AttemptRecord, known: Collection[str]) -> None:
+    def begin(self, attempt: AttemptRecord, recorded: Collection[str]) -> None:
+        """Begin an attempt: all are on, except plugins that were absent or disabled in the recorded attempt.
+
+        Args:
+            attempt: the attempt.
+            recorded: the names of all plugins with handlers in any attempt.
+        """
         present = {name for names in attempt.plan.values() for name in names}
-        first = _first_changes(attempt.entries)
+        first_changes: dict[str, str] = {}
+        for entry in attempt.entries:
+            if isinstance(entry, EventEntry) and entry.event == "plugin_changed":
+                first_changes.setdefault(entry.data["plugin"], entry.data["change"])
         for name in self._off:
-            change = first.get(name, "")
-            is_absent = name in known and name not in present and not change
+            change = first_changes.get(name, "")
+            is_absent = name in recorded and name not in present and not change
             self.set(name, "absent", off=is_absent or change == "registered")
             self.set(name, "disabled", off=change == "enabled")
-            self.forgive(name)
+            self.clear_errors(name)
 
-    def forgive(self, name: str) -> None:
+    def clear_errors(self, name: str) -> None:
         self.set(name, "unheld", off=False)
         self.set(name, "failed", off=False)
 
     def apply(self, name: str, change: str) -> None:
-        why, off = SWITCHED[change]
-        self.set(name, why, off=off)
+        reason, off = SWITCHED[change]
+        self.set(name, reason, off=off)
 
-    def is_off(self, name: str, *reasons: Why) -> bool:
-        return bool(self._off[name] & set(reasons) if reasons else self._off[name])
+    def is_off(self, name: str, *reasons: OffReason) -> bool:
+        return not self._off[name].isdisjoint(reasons)
 
 
 @dataclass(slots=True)
@@ -71,12 +76,12 @@ class Snapshot:
     Attributes:
         progress: the counters.
         plugins: the states of the plugins.
-        filters: those of their handlers' filters.
-        control: the requests that were due.
+        filters: the states of their handlers' filters.
+        control: the pending requests.
         metrics: the latest value of every metric.
         is_last_seen: whether an epoch of unknown length was at its last batch.
-        broken: the plugins that had an error before, so that their states are useless.
-        path: where it was written, None until that is known.
+        broken: the plugins that had an error before, so that their states are invalid.
+        path: the checkpoint, None until it is known.
     """
 
     progress: dict[str, int | float]
@@ -92,23 +97,16 @@ class Snapshot:
 class Snapshots:
     """The snapshots of all saves so far.
 
-    Args:
-        plugins: the replayed ones.
-        switches: which of them are on.
-
     Attributes:
-        best: the file of the best state.
+        best: the best checkpoint.
+        unwritten: the snapshots whose checkpoint is not known yet.
     """
 
     def __init__(self, plugins: Plugins, switches: Switches) -> None:
         self._plugins, self._switches = plugins, switches
         self.best: Path | None = None
-        self._kept: list[Snapshot] = []
-        self._unwritten: list[Snapshot] = []
-
-    @property
-    def has_unwritten(self) -> bool:
-        return bool(self._unwritten)
+        self._snapshots: list[Snapshot] = []
+        self.unwritten: list[Snapshot] = []
 
     def take(self, run: ReplayRun) -> None:
         names = self._plugins.names()
@@ -123,28 +121,33 @@ class Snapshots:
             run.is_last_seen,
             {name for name in names if self._switches.is_off(name, "unheld", "failed")},
         )
-        self._kept.append(snapshot)
-        self._unwritten.append(snapshot)
+        self._snapshots.append(snapshot)
+        self.unwritten.append(snapshot)
 
     def set_path(self, path: str, *, is_best: bool) -> None:
+        """Set the checkpoint of the oldest snapshot without one."""
         if is_best:
             self.best = Path(path)
-        if self._unwritten:
-            self._unwritten.pop(0).path = path
-
-    def forget_unwritten(self) -> None:
-        self._unwritten.clear()
+        if self.unwritten:
+            self.unwritten.pop(0).path = path
 
     def find(self, path: str | None, origin: Mapping[str, int | float]) -> Snapshot | None:
-        clock = {"earlier_seconds"}
-        same = [each for each in self._kept if _without(each.progress, clock) == _without(origin, clock)]
-        exact = [each for each in same if each.progress["earlier_seconds"] == origin.get("earlier_seconds")]
-        exact_here = [each for each in exact if path is not None and each.path == path]
-        here = [each for each in self._kept if path is not None and each.path == path]
-        ranked = exact_here or exact or here or same
-        return ranked[-1] if ranked else None
+        """Return the snapshot of a checkpoint, given its path and counters.
+
+        The path may be unknown, because a kill came between the write and its event. A later save may have replaced a
+        file. Therefore the counters with the clock have priority, then the path, then the counters alone.
+        """
+
+        def rank(snapshot: Snapshot) -> tuple[bool, bool, bool]:
+            is_same = {**snapshot.progress, "earlier_seconds": 0} == {**origin, "earlier_seconds": 0}
+            is_exact = is_same and snapshot.progress["earlier_seconds"] == origin.get("earlier_seconds")
+            return is_exact, path is not None and snapshot.path == path, is_same
+
+        best = max(reversed(self._snapshots), key=rank, default=None)
+        return best if best is not None and any(rank(best)) else None
 
     def restore(self, snapshot: Snapshot, run: ReplayRun, *, rolls_back: bool) -> None:
+        """Restore a snapshot in the plugins and in the run, which has its new origin already."""
         run.control.load_state_dict(snapshot.control, at_save_point=run.checkpoints.in_boundary)
         run.metrics.update(snapshot.metrics)
         run.is_last_seen = snapshot.is_last_seen
@@ -152,21 +155,9 @@ class Snapshots:
             if name in snapshot.broken:
                 self._switches.set(name, "unheld", off=True)
             elif rolls_back:
-                self._switches.forgive(name)
+                self._switches.clear_errors(name)  # the error may be later than the snapshot
         self._plugins.load_state_dict(snapshot.plugins, goes_back=rolls_back)
         self._plugins.load_filter_states(run.origin, snapshot.filters)
 
     def reset_filters(self, origin: Progress) -> None:
         self._plugins.load_filter_states(origin, {})
-
-
-def _first_changes(entries: Iterable[object]) -> dict[str, str]:
-    first: dict[str, str] = {}
-    for entry in entries:
-        if isinstance(entry, EventEntry) and entry.event == "plugin_changed":
-            first.setdefault(entry.data["plugin"], entry.data["change"])
-    return first
-
-
-def _without(counters: Mapping[str, int | float], names: set[str]) -> dict[str, int | float]:
-    return {name: value for name, value in counters.items() if name not in names}

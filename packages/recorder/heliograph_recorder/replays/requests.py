@@ -1,4 +1,4 @@
-"""The requests of plugins that are not replayed: each is added to the control where it was made."""
+"""Add the requests of plugins that are not replayed to the control."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BATCH_VERBS: Final = [verb for verb, facts in VERBS.items() if facts.about in ("
 
 
 class RecordedRequests:
-    """The recorded requests; those of replayed plugins are left out, since these make their own.
+    """The recorded requests, except those of replayed plugins.
 
     Args:
-        attempt: the replayed attempt.
+        attempt: the recorded attempt.
         entries: its entries.
-        run: the run.
+        run: the replayed run.
         replayed: the names of the replayed plugins.
 
     Attributes:
@@ -49,37 +49,41 @@ class RecordedRequests:
     def was_made(self, request: Request) -> bool:
         return _place_of(request) in self._made
 
-    def read(self, asked: RequestEntry) -> None:
-        request, progress = asked.request, self._run.progress
-        if asked.number in self._done:
+    def read(self, entry: RequestEntry) -> None:
+        """Add a request, or defer it if it is about a later batch or was made during `ShouldStop`."""
+        request, progress = entry.request, self._run.progress
+        if entry.number in self._done:
             return
         if request.event == "should_stop":
-            self._votes.append(asked)
-            self._done.add(asked.number)
+            self._votes.append(entry)
+            self._done.add(entry.number)
         elif _is_of_batch(request) and (progress.epoch, progress.batch) < (key := _batch_of(request)):
-            self.waiting[key].append(asked)
-            self._done.add(asked.number)
+            self.waiting[key].append(entry)
+            self._done.add(entry.number)
         else:
-            self._add(asked)
+            self._add(entry)
 
-    def update_count(self, recounted: RepeatEntry) -> None:
-        if recounted.number in self._added:
-            self._added[recounted.number].times = recounted.times
+    def update_count(self, entry: RepeatEntry) -> None:
+        if entry.number in self._added:
+            self._added[entry.number].times = entry.times
 
     def add_before(self, event: str) -> None:
-        for asked in self._entries.following_requests():
-            if asked.request.event == event and asked.number not in self._done:
-                if self._is_later(asked.request):
-                    return  # added when its entry is read, after the event
-                self._add(asked)
+        """Add the requests made during an event before the first replayed plugin was called."""
+        for entry in self._entries.following_requests():
+            if entry.request.event == event and entry.number not in self._done:
+                if self._is_later(entry.request):
+                    return  # it is added after the event, by `read`
+                self._add(entry)
 
     def collect(self) -> None:
-        for asked in self._entries.following_requests():
-            if _is_of_batch(asked.request) and asked.number not in self._done:
-                self.waiting[_batch_of(asked.request)].append(asked)
-                self._done.add(asked.number)
+        """Defer the requests made during the batches of the current block."""
+        for entry in self._entries.following_requests():
+            if _is_of_batch(entry.request) and entry.number not in self._done:
+                self.waiting[_batch_of(entry.request)].append(entry)
+                self._done.add(entry.number)
 
     def add_before_in_batch(self, batch: int, event: str) -> None:
+        """Do the same as `add_before` for an event of a batch; `batch` is its number in the epoch, from 1."""
         key = self._run.progress.epoch, batch
         waiting = self.waiting.pop(key, [])
         while waiting and _ORDER[waiting[0].request.event] <= _ORDER[event]:
@@ -91,29 +95,30 @@ class RecordedRequests:
 
     def add_of_finished_batches(self) -> None:
         progress = self._run.progress
-        for key in sorted(each for each in self.waiting if each <= (progress.epoch, progress.batch)):
-            for asked in self.waiting.pop(key):
-                self._add(asked)
+        for key in sorted(key for key in self.waiting if key <= (progress.epoch, progress.batch)):
+            for entry in self.waiting.pop(key):
+                self._add(entry)
 
     def add_votes(self) -> None:
         votes, self._votes = self._votes, []
-        for asked in votes:
-            self._add(asked)
+        for entry in votes:
+            self._add(entry)
 
     def _is_later(self, request: Request) -> bool:
+        """Return whether a request is of a replayed plugin, or was made after the first of them was called."""
         plan = self._plan.get(request.event, ())
         first = next((index for index, name in enumerate(plan) if name in self._replayed), len(plan))
         return request.by in self._replayed or request.by in plan[first:]
 
-    def _add(self, asked: RequestEntry) -> None:
-        self._done.add(asked.number)
-        request = asked.request
+    def _add(self, entry: RequestEntry) -> None:
+        self._done.add(entry.number)
+        request = entry.request
         self.has_stop = self.has_stop or request.verb == "stop"
         if request.verb == EVALUATION_VERB:
             self.cut = request
         if request.by not in self._replayed:
             self.has_veto = self.has_veto or request.verb == "veto_stop"
-            self._added[asked.number] = self._control.add_recorded(request)
+            self._added[entry.number] = self._control.add_recorded(request)
 
 
 def _place_of(request: Request) -> tuple[Any, ...]:
@@ -125,4 +130,5 @@ def _is_of_batch(request: Request) -> bool:
 
 
 def _batch_of(request: Request) -> tuple[int, int]:
+    """Return the epoch and the number, from 1, of the batch of a request."""
     return request.epoch, request.batch + (request.event != "batch_end")

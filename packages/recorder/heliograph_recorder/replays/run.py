@@ -1,10 +1,9 @@
-"""The run that handlers are given in a replay."""
+"""The run and the control that handlers receive in a replay."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -17,17 +16,17 @@ from torch import Tensor
 
 from ..format.records import AttemptRecord, Counters
 from ..verbs import EVALUATION_VERB, TAKEN_BACK
-from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, Unrecorded, UnrecordedCounts
+from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, UnrecordedAttribute, UnrecordedCounts
 
 AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase", *CHANGES)
 
 
 class ReplayControl(Control):
-    """A control that recorded requests are added to, and that requests can be removed from.
+    """A control to which recorded requests can be added, and from which requests can be removed.
 
     Args:
         progress: the counters of the replayed run.
-        on_request: called with each request that a replayed plugin makes, also where it is only counted again.
+        on_request: called with each request of a replayed plugin, including repetitions.
 
     Attributes:
         is_held: whether the step of the current batch is known to be held.
@@ -42,7 +41,7 @@ class ReplayControl(Control):
     @property
     def loss_scale(self) -> float:
         if self._scale_is_unknown:
-            raise NotRecorded("by how much other plugins scale the loss")
+            raise NotRecorded("the loss scale of other plugins")
         return self._loss_scale
 
     @loss_scale.setter
@@ -52,7 +51,7 @@ class ReplayControl(Control):
     @property
     def holds_step(self) -> bool:
         if self._others_hold and not self.is_held:
-            raise NotRecorded("whether other plugins hold the step")
+            raise NotRecorded("the held steps of other plugins")
         return self.is_held
 
     @holds_step.setter
@@ -65,6 +64,7 @@ class ReplayControl(Control):
         self._scale_is_unknown = unknown
 
     def add_recorded(self, recorded: Request) -> Request:
+        """Add a request of the recorded run; return its copy in the history."""
         request, requests = replace(recorded), self.open_requests()
         if request.verb in AT_BOUNDARY and request.what not in requests:
             self._replace({**requests, request.what: request}, vetoed=self.vetoed)
@@ -90,9 +90,10 @@ class ReplayControl(Control):
             self.remove(TAKEN_BACK[request.verb])
         return request
 
-    def remove(self, what: str) -> None:
+    def remove(self, subject: str) -> None:
+        """Remove an open request by its `what`."""
         requests = self.open_requests()
-        if requests.pop(what, None) is not None:
+        if requests.pop(subject, None) is not None:
             self._replace(requests, vetoed=self.vetoed)
 
     def postpone_stop(self) -> None:
@@ -104,62 +105,68 @@ class ReplayControl(Control):
         return request
 
     def _replace(self, requests: dict[str, Request], *, vetoed: bool) -> None:
-        was_pending = self.pending  # until the boundary ends, whatever is removed
+        was_pending = self.pending  # stays set until the boundary ends
         self.adopt(requests, vetoed=vetoed)
         self.pending |= was_pending
 
 
 LOSSES = "Record them with Recorder(..., losses=True)."
-COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations", "evaluated", "tokens")  # fmt: skip  # noqa: E501
+COUNTERS = [field.name for field in fields(Counters) if field.name != "seconds"]
 
 
 class ReplayRun(LineVerbs):
-    """One attempt of a recorded run; the protocol `heliograph.Run` documents it. All of its parts but the data are it.
+    """One attempt of a recorded run. It implements the protocol `heliograph.Run`, including all parts except the data.
 
-    Whatever is not recorded raises `NotRecorded`.
+    Reading unrecorded attributes raises `NotRecorded`.
 
     Args:
-        attempt: the replayed attempt.
+        attempt: the recorded attempt.
         path: the recording.
         bus: the bus of the replay.
         on_request: called with each request of a replayed plugin.
-        rolls_back_to: returns whether the recorded run rolled back to a checkpoint at this point; see `roll_back`.
+        rolls_back_to: returns whether the recorded run rolled back to a checkpoint at the current position.
 
     Attributes:
         own_control: `control`, with the methods of a replay.
         is_named: whether there are several optimizers, by name.
-        is_last_seen: of an epoch of unknown length, whether this batch is its last.
+        is_last_seen: whether the current batch is the last of an epoch of unknown length.
         started: whether a training began.
-        finished: whether it is over.
+        finished: whether the training is over.
     """
 
     is_replay = True
-    tracks = False  # logs are recorded, with all that was tracked
+    tracks = False  # recorded logs contain the tracked values
     queue = None
-    verified_steps = 0  # a recording has only the event of the comparison
+    verified_steps = 0  # only the event of the comparison is recorded
     difference: str | None = None
     source: CheckpointSource | None = None
-    batch_note: Any = Unrecorded("how the global batch changed")
-    resumed_from: Any = Unrecorded("what the run was resumed from")
-    resumed_at: Any = Unrecorded("where the run was resumed")
+    batch_note: Any = UnrecordedAttribute("the change of the global batch")
+    resumed_from: Any = UnrecordedAttribute("the source of the resume")
+    resumed_at: Any = UnrecordedAttribute("the position of the resume")
     has_left_group = False
     is_resuming = False
     ranks_meet = False
-    training_id: Any = Unrecorded("the id of the training")
-    forked_from: Any = Unrecorded("what the training is a fork of")
-    plugins: Any = Unrecorded("the plugins of the run")
-    window_count: Any = Unrecorded("the counts of the losses")
-    batch_losses: Any = Unrecorded("the losses of a batch, each by itself")
-    task: Any = Unrecorded("the task")
-    modules: Any = Unrecorded("the modules")
-    schedulers: Any = Unrecorded("the schedulers")
-    scheduler: Any = Unrecorded("the scheduler")
-    scheduler_steps: Any = Unrecorded("the steps that schedulers were made for")
-    batch: Any = Unrecorded("the batches themselves")
-    forward: Any = Unrecorded("the training step")
-    collected: Any = Unrecorded("what an evaluation has collected")
-    outputs: Any = Unrecorded("the outputs of the task's step")
-    plugin_seconds: Any = Unrecorded("the time of each plugin so far", "`explain` shows the times at the end.")
+    training_id: Any = UnrecordedAttribute("the id of the training")
+    forked_from: Any = UnrecordedAttribute("the parent of a fork")
+    plugins: Any = UnrecordedAttribute("the plugins of the run")
+    window_count: Any = UnrecordedAttribute("the counts of the losses")
+    batch_losses: Any = UnrecordedAttribute("the separate losses of a batch")
+    task: Any = UnrecordedAttribute("the task")
+    modules: Any = UnrecordedAttribute("the modules")
+    schedulers: Any = UnrecordedAttribute("the schedulers")
+    scheduler: Any = UnrecordedAttribute("the scheduler")
+    scheduler_steps: Any = UnrecordedAttribute("the planned steps of schedulers")
+    batch: Any = UnrecordedAttribute("the batches themselves")
+    forward: Any = UnrecordedAttribute("the training step")
+    collected: Any = UnrecordedAttribute("the collected values of an evaluation")
+    outputs: Any = UnrecordedAttribute("the outputs of the task's step")
+    plugin_seconds: Any = UnrecordedAttribute("the time of each plugin so far", "`explain` shows the times at the end.")
+    collect: Any = UnrecordedAttribute("the batches of an evaluation")
+    reason: Any = UnrecordedAttribute("the reason of the end during a run", "`explain` shows it.")
+    state_dict: Any = UnrecordedAttribute("the state of the run, such as its weights")
+    resume: Any = UnrecordedAttribute("a training from a different state")
+    isolate_observers: Any = UnrecordedAttribute("the training's random numbers")
+    when_positioned: Any = UnrecordedAttribute("the loader")
 
     def __init__(
         self,
@@ -200,36 +207,36 @@ class ReplayRun(LineVerbs):
         self._settling: list[Callable[[], None]] = []
 
     @property
-    def length(self) -> Self:
+    def length(self) -> Self:  # run.length.max_steps is run.max_steps
         return self
 
     stepping = checkpoints = hooks = report = length
 
     @property
     def loss(self) -> Any:
-        if isinstance(self._loss, Unrecorded):
+        if isinstance(self._loss, UnrecordedAttribute):
             return self._loss.__get__(self)
         return None if self._loss is None else torch.tensor(self._loss, dtype=torch.float64)
 
     @loss.setter
     def loss(self, value: Any) -> None:
-        self._loss: float | Unrecorded | None = value
+        self._loss: float | UnrecordedAttribute | None = value
 
     @property
     def losses(self) -> Mapping[str, Tensor | None]:
         if self.is_named:
-            raise NotRecorded("the loss of each of several optimizers")
+            raise NotRecorded("the losses of several optimizers")
         return {self.optimizer_name: self.loss}
 
     @property
     def windows(self) -> Mapping[str, int]:
         if self.is_named:
-            raise NotRecorded("the window of each of several optimizers")
+            raise NotRecorded("the windows of several optimizers")
         return {self.optimizer_name: self.window}
 
     @property
     def unknown(self) -> str:
-        return "" if self.planned_steps is not None else "the recording does not say it: record a run with steps="
+        return "" if self.planned_steps is not None else "the recording has no planned steps: record a run with steps="
 
     @property
     def epoch_fraction(self) -> float | None:
@@ -269,13 +276,10 @@ class ReplayRun(LineVerbs):
         return ""
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
-        pass  # Do nothing: logs are recorded, with all that was tracked.
-
-    def collect(self, name: str, value: Any) -> None:
-        raise NotRecorded("the batches of an evaluation, to collect from")
+        pass  # recorded logs contain the tracked values
 
     def weigh(self, count: Any) -> None:
-        pass  # Do nothing: the tokens are recorded.
+        pass  # the tokens are recorded
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         if not self.started or self.finished or is_within(TrainStart.name):
@@ -283,7 +287,7 @@ class ReplayRun(LineVerbs):
         self.control.roll_back(f"to {path or 'a saved state'}")
         if not self._rolls_back_to(path):
             self.own_control.remove("roll_back")
-            raise NotRecorded(f"what follows a rollback to {path or 'a saved state'}: the run did not roll back here")
+            raise NotRecorded(f"a roll-back to {path or 'a saved state'}: the run did not roll back here")
 
     def exit_with(self, status: int) -> None:
         self.note(f"the process would have exited with status {status}")
@@ -296,26 +300,11 @@ class ReplayRun(LineVerbs):
             self._settling.append(action)
 
     def when_leaving(self, action: Callable[[], None]) -> None:
-        pass  # Do nothing: a replay has no other ranks.
-
-    def reason(self, error: BaseException | None) -> str:
-        raise NotRecorded("why the run ended, in words", "`explain` shows it.")
+        pass
 
     def settle(self) -> None:
         for action in tuple(self._settling):
             action()
 
     def replace_error(self, error: BaseException) -> None:
-        self.note(f"this error would have replaced the first one: {describe_error(error)}")
-
-    def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
-        raise NotRecorded("the state of the run, such as its weights")
-
-    def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        raise NotRecorded("a training that could continue from another state")
-
-    def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
-        raise NotRecorded("the training's random numbers")
-
-    def when_positioned(self, action: Callable[[], None]) -> None:
-        raise NotRecorded("the loader")
+        self.note(f"this error would have replaced the original one: {describe_error(error)}")

@@ -32,7 +32,9 @@ from heliograph import (
 from heliograph.events import Alarm
 from heliograph.spi import check_number
 
-from ..explain.judge import MIN_SAMPLED, Judge, Measured
+from ..explain.judge import MIN_SAMPLED, BottleneckJudge, Measured
+from .memory import device_bytes, resident_bytes
+from .step_clock import StepClock, Sums
 
 SHARE = 0.01  # of the time so far: the shortest stretch of a long run, so that it has at most a thousand
 FIRST_STEPS, GROWTH = 16, 4  # steps until the first exchange, and the largest ratio between two intervals
@@ -168,7 +170,7 @@ class Verdicts(Plugin):
         self.reset()
 
     def reset(self) -> None:
-        self._clock, self._judge = StepClock(), Judge()
+        self._clock, self._judge = StepClock(), BottleneckJudge()
         self._useful = self._saved = 0.0  # useful seconds at the end of the last stretch, and at the last save
         self._started = self._start = time()  # this attempt, and the training
         self._training, self._is_starting = "", True

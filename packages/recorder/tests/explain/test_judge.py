@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from heliograph_recorder.explain.judge import KINDS, LIMITS, Judge, Measured, findings, merged
+from heliograph_recorder.explain.judge import KINDS, LIMITS, BottleneckJudge, Measured, findings, merged
 
 GIB = 2**30
 FINE = Measured(10.0, 100, 50, 0.0, 0, 0.0, 0, (0.1,), (0.01,), (0.03,), (GIB,), (0,))
@@ -18,7 +18,7 @@ def stretch(**fields: Any) -> Measured:
 
 def said(*stretches: Measured) -> list[tuple[int, str, bool]]:
     """Return what a judge says, with the number of the stretch after which it does."""
-    judge = Judge()
+    judge = BottleneckJudge()
     return [(at, each.kind, each.holds) for at, one in enumerate(stretches) for each in judge.add(one)]
 
 

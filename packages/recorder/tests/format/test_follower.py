@@ -41,7 +41,7 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
 def test_what_is_not_a_recording_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "x.recording"
     path.write_text("no recording\n")
-    with pytest.raises(ValueError, match="is not a recording of heliograph"):
+    with pytest.raises(ValueError, match="is not a recording"):
         Follower(path).update()
     with pytest.raises(FileNotFoundError):
         Follower(tmp_path / "none.recording").update()

@@ -199,4 +199,5 @@ def test_a_reading_that_was_disturbed_each_time_is_damaged(
     monkeypatch.setattr(reader, "read_tail", read_tail)
     (attempt,) = reader.read(path).attempts
     assert tails == [2 * reader.READINGS]
-    assert attempt.damage == ("the run wrote to it during each of 10 readings: the newest entries may be wrong",)
+    (text,) = attempt.damage
+    assert "10 readings" in text

@@ -15,7 +15,7 @@ from heliograph_recorder.format import writer as writing
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import Batches, Counters, EventEntry
 from heliograph_recorder.format.tail import BEGIN, SIZE, Tail, parse_tail, read_tail, tail_path
-from heliograph_recorder.format.writer import Writer
+from heliograph_recorder.format.writer import RecordingWriter
 
 Full = Callable[[int | None], None]
 
@@ -48,9 +48,9 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Full:
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Writer:
+def writer(tmp_path: Path) -> RecordingWriter:
     """Return a writer, for the test to close."""
-    writer = Writer.create(tmp_path / "created", "my run")
+    writer = RecordingWriter.create(tmp_path / "created", "my run")
     writer.write([encode_attempt(PLAIN)])
     return writer
 
@@ -58,7 +58,7 @@ def writer(tmp_path: Path) -> Writer:
 def test_every_file_has_a_unique_name_and_the_usual_permissions(tmp_path: Path) -> None:
     former = os.umask(0o027)
     try:
-        writers = [Writer.create(tmp_path, "a/b") for _ in range(3)]
+        writers = [RecordingWriter.create(tmp_path, "a/b") for _ in range(3)]
     finally:
         os.umask(former)
     assert len({each.path for each in writers}) == 3
@@ -68,14 +68,14 @@ def test_every_file_has_a_unique_name_and_the_usual_permissions(tmp_path: Path) 
     assert sorted(tmp_path.iterdir()) == sorted(each.path for each in writers)
 
 
-def test_a_second_writer_is_refused(writer: Writer) -> None:
-    with pytest.raises(ValueError, match="This recording is written by process"):
-        Writer.reopen(writer.path)
+def test_a_second_writer_is_refused(writer: RecordingWriter) -> None:
+    with pytest.raises(ValueError, match="is written by process"):
+        RecordingWriter.reopen(writer.path)
     writer.close()
-    Writer.reopen(writer.path).close()
+    RecordingWriter.reopen(writer.path).close()
 
 
-def test_no_line_is_lost_while_the_disk_is_full(writer: Writer, full: Full) -> None:
+def test_no_line_is_lost_while_the_disk_is_full(writer: RecordingWriter, full: Full) -> None:
     writer.write([line(0)])
     full(30)
     with pytest.raises(OSError, match="No space"):
@@ -97,7 +97,7 @@ def test_no_line_is_lost_while_the_disk_is_full(writer: Writer, full: Full) -> N
 
 @pytest.mark.parametrize("written", [0, 30, None], ids=["nothing", "a part", "all"])
 def test_a_ctrl_c_within_a_write_doubles_no_line(
-    written: int | None, writer: Writer, monkeypatch: pytest.MonkeyPatch
+    written: int | None, writer: RecordingWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes after the system has written, and before `os.write` has returned how much."""
     whole = os.write
@@ -117,7 +117,7 @@ def test_a_ctrl_c_within_a_write_doubles_no_line(
 
 
 def test_lines_above_the_limit_are_dropped_and_counted(
-    writer: Writer, full: Full, monkeypatch: pytest.MonkeyPatch
+    writer: RecordingWriter, full: Full, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "MAX_PENDING", 500)
     full(0)
@@ -133,24 +133,24 @@ def test_lines_above_the_limit_are_dropped_and_counted(
     assert kept == list(range(31 - len(kept), 31))
 
 
-def test_lines_that_cannot_be_written_at_the_end_are_an_error(writer: Writer, full: Full) -> None:
+def test_lines_that_cannot_be_written_at_the_end_are_an_error(writer: RecordingWriter, full: Full) -> None:
     full(0)
     with pytest.raises(OSError, match="No space"):
         writer.write([line(0)])
     writer.add([line(1)])
     with pytest.raises(OSError, match="No space"):
         writer.close()
-    Writer.reopen(writer.path).close()  # the lock was released
+    RecordingWriter.reopen(writer.path).close()  # the lock was released
 
 
 def test_a_file_that_cannot_be_created_is_removed(tmp_path: Path, full: Full) -> None:
     for room in (0, 5):
         full(room)
         with pytest.raises(OSError, match="No space"):
-            Writer.create(tmp_path, "run")
+            RecordingWriter.create(tmp_path, "run")
     assert not list(tmp_path.iterdir())
     full(None)
-    Writer.create(tmp_path, "run").close()
+    RecordingWriter.create(tmp_path, "run").close()
 
 
 def test_a_tail_that_cannot_be_added_is_added_later(tmp_path: Path, full: Full) -> None:
@@ -160,18 +160,18 @@ def test_a_tail_that_cannot_be_added_is_added_later(tmp_path: Path, full: Full) 
     tail.add_row(BEGIN, 1, 1, 0, 0, 3, 0, 0, 1, 3)
     full(0)
     with pytest.raises(OSError, match="No space"):
-        Writer.reopen(path)
+        RecordingWriter.reopen(path)
     full(None)
-    Writer.reopen(path).close()
+    RecordingWriter.reopen(path).close()
     tail.close()
     assert [len(entry) for entry in read(path).attempts[0].entries if isinstance(entry, Batches)] == [1]
 
 
-def test_a_line_after_one_that_was_cut_short_is_separate(writer: Writer) -> None:
+def test_a_line_after_one_that_was_cut_short_is_separate(writer: RecordingWriter) -> None:
     writer.write([line(0), line(1)])
     writer.close()
     writer.path.write_bytes(writer.path.read_bytes()[:-9])
-    again = Writer.reopen(writer.path)
+    again = RecordingWriter.reopen(writer.path)
     again.add([line(2)])
     again.close()
     assert numbers(writer.path) == [0, 2]
@@ -183,7 +183,7 @@ def test_the_tail_of_a_killed_run_is_added(tmp_path: Path) -> None:
     tail.begin("a1", 1, Counters(), 0.0)
     tail.add_row(BEGIN, 1, 1, 0, 0, 3, 0, 0, 1, 3)
     before = read(path)
-    writer = Writer.reopen(path)
+    writer = RecordingWriter.reopen(path)
     assert read(path) == before
     tail.close()
     assert read(path) == before
@@ -194,7 +194,7 @@ def test_another_file_is_not_written_to(tmp_path: Path) -> None:
     path = tmp_path / "x.recording"
     path.write_text("precious\n")
     with pytest.raises(ValueError, match="is not a recording"):
-        Writer.reopen(path)
+        RecordingWriter.reopen(path)
     assert [each.name for each in tmp_path.iterdir()] == ["x.recording"]
     assert path.read_text() == "precious\n"
 

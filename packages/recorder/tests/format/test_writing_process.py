@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from heliograph_recorder.format.writer import Writer
+from heliograph_recorder.format.writer import RecordingWriter
 from heliograph_recorder.format.writing_process import is_being_written, writing_process
 
 
 def test_the_process_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (writing_process(tmp_path / "x.recording"), is_being_written(tmp_path / "x.recording")) == (0, None)
-    writer = Writer.create(tmp_path, "x")
+    writer = RecordingWriter.create(tmp_path, "x")
     assert (writing_process(writer.path), is_being_written(writer.path)) == (os.getpid(), True)
     lock, holder = (writer.path.with_name(f"{writer.path.name}.{end}") for end in ("lock", "holder"))
     holder.write_text(f"{os.getpid()} another_host\n")
@@ -45,6 +45,6 @@ def test_it_is_found_out_without_torch(command: str, tmp_path: Path) -> None:
         "print('torch' in sys.modules)"
     )
     line = [sys.executable, "-c", code, *["--terminal"] * (command == "watch")]
-    Writer.create(tmp_path, "x").close()
+    RecordingWriter.create(tmp_path, "x").close()
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"

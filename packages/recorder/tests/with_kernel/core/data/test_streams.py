@@ -27,5 +27,5 @@ def test_a_replay_says_that_streams_are_not_recorded(tmp_path: Path) -> None:
     fitted({"a": Samples(4), "b": Samples(4)}, Recorder(tmp_path), loader_params=LOADING)
     counts, stream = Asks(lambda run: run.progress.streams["a"]), Asks(lambda run: run.data.stream)
     replay(tmp_path, [counts, stream.named("stream")])
-    assert counts.errors == ["A recording does not hold how many batches of each stream were read."] * 4
-    assert stream.errors == ["A recording does not hold which of several streams a batch is of."] * 4
+    assert counts.errors == ["A recording does not hold the number of batches of each stream."] * 4
+    assert stream.errors == ["A recording does not hold the stream of a batch."] * 4
