@@ -60,11 +60,11 @@ def test_invalid_arguments_are_refused_at_once(options: dict[str, Any], error: t
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"data_creator": lambda config: [1, 2, 3]}, ValueError, "returns a dataset, or two"),
+        ({"data_creator": lambda config: [1, 2, 3]}, ValueError, "return a dataset, or two"),
         (
             {"data_creator": lambda config: torch.utils.data.DataLoader(creators.data(config)[0])},
             ValueError,
-            "and no loaders",
+            "not loaders",
         ),
         ({"model_creator": lambda config: []}, TypeError, "returns a module or a list of modules"),
         ({"optimizer_creator": lambda model, config: model}, TypeError, "returns an optimizer of torch"),

@@ -48,7 +48,7 @@ def test_a_function_is_called_within_a_pass_too() -> None:
 def test_without_a_validation_set_there_is_nothing_to_validate() -> None:
     trainer = make(data_creator=creators.only_training_data)
     trainer.train()
-    with pytest.raises(ValueError, match="There is nothing to validate on: data_creator"):
+    with pytest.raises(ValueError, match="no validation set"):
         trainer.validate()
 
 

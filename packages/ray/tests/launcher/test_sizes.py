@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from heliograph_ray.launcher import sizes
-from heliograph_ray.launcher.sizes import Sizes
+from heliograph_ray.launcher import capacity
+from heliograph_ray.launcher.capacity import Sizes
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
     """Return the free resources of machines, by name, for each machine."""
     free: list[dict[str, float]] = []
     state = SimpleNamespace(available_resources_per_node=lambda: dict(enumerate(free)))
-    monkeypatch.setattr(sizes, "require", lambda *args, **kwargs: state)
+    monkeypatch.setattr(capacity, "require", lambda *args, **kwargs: state)
     return free
 
 
