@@ -8,7 +8,7 @@ import pytest
 import torch
 from heliograph.core.system.errors import NotRecorded
 from heliograph_bridges.absent import Absent
-from heliograph_bridges.unsaved import Unsaved
+from heliograph_bridges.own_states import Unsaved
 from torch import nn
 
 
