@@ -101,7 +101,7 @@ class RayReport(Plugin):
 
     @on(EpochStart, TrainEnd)
     def record_start(self, run: Run, event: EpochStart | TrainEnd) -> None:
-        """Record where the training starts."""
+        """Record the start of the training."""
         if self._session is None or self._has_started:
             return
         self._has_started = True
@@ -321,7 +321,7 @@ def _read_manifests(store: Store, report: StoredReport, notes: list[str]) -> tup
 def _find_local(store: Store, entry: Entry, notes: list[str]) -> Entry | None:
     """Return the newest intact checkpoint in the run's folder if the folder has `entry`.
 
-    Only checkpoints of the same training count; the folder may hold those of another one with the same name.
+    Other trainings with the same name, whose checkpoints may be in the folder, are ignored.
     """
     successors = [candidate for candidate in store.entries()[0] if candidate.training == entry.training]
     if not any((candidate.sequence, candidate.sha256) == (entry.sequence, entry.sha256) for candidate in successors):

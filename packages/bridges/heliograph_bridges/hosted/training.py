@@ -532,8 +532,8 @@ def engine_of(facts: TrainingFacts, host: HostLoop) -> LoopEngine:
 
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() != facts.world_size:
         raise ValueError(
-            f"{host.name} trains with {facts.world_size} processes, and these are not those of torch.distributed, by "
-            f"which plugins agree. Train with heliograph.Trainer."
+            f"{host.name} trains with {facts.world_size} processes, but torch.distributed has no process group of that "
+            f"size, which plugins need. Train with heliograph.Trainer."
         )
     return HostedRank(facts.device)
 

@@ -207,7 +207,7 @@ def test_a_host_without_an_optimizer() -> None:
 
 
 def test_a_host_whose_processes_are_not_torchs() -> None:
-    with pytest.raises(ValueError, match=r"trains with 3 processes, and these are not those of torch\.distributed"):
+    with pytest.raises(ValueError, match=r"trains with 3 processes, but torch\.distributed"):
         Loop(Trace(), world_size=3).fit()
 
 
