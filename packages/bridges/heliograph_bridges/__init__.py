@@ -1,4 +1,4 @@
-"""Other frameworks' callbacks here, our plugins in their loops, and `AccelerateEngine`."""
+"""Bridges to Hugging Face, Lightning and Ignite in both directions, and `AccelerateEngine`."""
 
 from heliograph.spi import lazy_names
 

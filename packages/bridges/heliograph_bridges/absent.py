@@ -1,4 +1,4 @@
-"""What no recording of a run holds."""
+"""A placeholder for objects that a recording does not contain."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from heliograph import NotRecorded
 
 
 class Absent:
-    """Stands in a replay for what is not recorded: any use of it raises `NotRecorded`.
+    """A placeholder in a replay: any use of it raises `NotRecorded`.
 
     Args:
-        what: it is, for the error.
+        description: names the missing object in the error.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, description: str) -> None:
+        self._description = description
 
     def __getattr__(self, name: str) -> Any:
-        raise NotRecorded(self._what)
+        raise NotRecorded(self._description)
 
     def __getitem__(self, key: Any) -> Any:
-        raise NotRecorded(self._what)
+        raise NotRecorded(self._description)
 
     def __iter__(self) -> Any:
-        raise NotRecorded(self._what)
+        raise NotRecorded(self._description)
 
     def __len__(self) -> int:
-        raise NotRecorded(self._what)
+        raise NotRecorded(self._description)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise `NotRecorded`."""
-        raise NotRecorded(self._what)
+        raise NotRecorded(self._description)

@@ -1,4 +1,4 @@
-"""The engine that hands modules, optimizers and backward passes to the package accelerate."""
+"""The engine for the package accelerate."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
 States = tuple[dict[str, Any], dict[str, Any]]
 MIXED = {"bf16": "bf16", "fp16": "fp16"}
-LEFT = ("forward", "_original_forward", "_is_accelerate_prepared")  # what `prepare` leaves on a module
+PREPARED = ("forward", "_original_forward", "_is_accelerate_prepared")  # attributes that `prepare` sets on a module
 REFUSED = {
     "FSDP": "FSDPEngine does it",
-    "MEGATRON_LM": "it has a training loop of its own",
-    "XLA": "nothing here counts the steps for it",
+    "MEGATRON_LM": "it has its own training loop",
+    "XLA": "its steps cannot be counted here",
 }
 
 
 class AccelerateEngine(ProcessEngine):
-    """What an `accelerate.Accelerator` reaches, without code of ours: DeepSpeed, and other devices and backends.
+    """Train through an `accelerate.Accelerator`, for DeepSpeed and other devices and backends.
 
     During a run the task's modules are replaced by the prepared ones, in the attributes that hold them; after it, the
-    former are back. Backward passes, steps, clipping and autocast go through the accelerator, which a plugin finds as
-    `run.engine.accelerator`. Data loaders stay ours, keyed and dealt out to the ranks by our samplers, and are never
-    prepared; accumulation is asked of the plugin `GradientAccumulation`. Checkpoints are those of any engine.
+    original modules are restored. Backward passes, steps, clipping and autocast use the accelerator, which plugins can
+    access as `run.engine.accelerator`. Data loaders are not prepared: Heliograph shards them among the ranks. Use the
+    plugin `GradientAccumulation` for accumulation. Checkpoints are the same as with other engines.
 
-    Tried, on the CPU: one process, and several over gloo; fp32 and bf16. Not tried here: fp16, which needs a GPU, and
-    DeepSpeed. DeepSpeed takes the optimizer's step within the backward pass, before `GradientsReady`, so nothing can
-    change its gradients, and it clips and accumulates as its own configuration says: that has to give
-    `train_micro_batch_size_per_gpu`. It keeps its own checkpoints, by `accelerator.save_state`. Refused are the FSDP of
-    accelerate, Megatron-LM, XLA, and parallelism other than by data.
+    Tested on the CPU, with one process and with several over gloo, in fp32 and bf16. Not tested: fp16, which needs a
+    GPU, and DeepSpeed. DeepSpeed steps the optimizer within the backward pass, before `GradientsReady`, so plugins
+    cannot change its gradients. It clips and accumulates according to its own configuration, which must contain
+    `train_micro_batch_size_per_gpu`. It saves its own checkpoints, with `accelerator.save_state`. Not supported:
+    accelerate's FSDP, Megatron-LM, XLA, and any parallelism except data parallelism.
 
     Args:
-        accelerator: one of your own; the process group that it has initialised is used, and left as it is. By default
-            one is made for each run, from the options and from what `accelerate launch` or `accelerate config` say.
-        backend: as `ProcessEngine`.
-        device: as `ProcessEngine`; without an accelerator of your own.
-        precision: `fp32`, `tf32`, `bf16` or `fp16`, by default as `accelerate config` says; without an accelerator of
-            your own.
-        deterministic: as `ProcessEngine`.
-        cudnn_benchmark: as `ProcessEngine`.
-        timeout: as `ProcessEngine`.
-        report_after: as `ProcessEngine`.
-        grace: as `ProcessEngine`.
+        accelerator: your own accelerator, whose process group is used and kept. By default, each run creates one
+            from the options and from the settings of `accelerate launch` or `accelerate config`.
+        backend: see `ProcessEngine`.
+        device: see `ProcessEngine`; only without your own accelerator.
+        precision: `fp32`, `tf32`, `bf16` or `fp16`; by default from `accelerate config`. Only without your own
+            accelerator.
+        deterministic: see `ProcessEngine`.
+        cudnn_benchmark: see `ProcessEngine`.
+        timeout: see `ProcessEngine`.
+        report_after: see `ProcessEngine`.
+        grace: see `ProcessEngine`.
         options: further arguments of `Accelerator`, such as `deepspeed_plugin` or `kwargs_handlers`.
 
     Raises:
-        ImportError: accelerate is not installed; gives the exact command.
-        ValueError: as `ProcessEngine`; an accelerator is given together with options for making one.
+        ImportError: accelerate is not installed.
+        ValueError: see `ProcessEngine`; an accelerator was passed together with options for creating one.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class AccelerateEngine(ProcessEngine):
         **options: Any,
     ) -> None:
         require("accelerate", "AccelerateEngine", extra="accelerate")
-        asked = {"device": device, "precision": precision, **options}
-        if accelerator is not None and (given := [name for name, value in asked.items() if value is not None]):
-            raise ValueError(f"Give an accelerator or {given[0]}=, not both: an accelerator knows.")
+        settings = {"device": device, "precision": precision, **options}
+        if accelerator is not None and (conflicts := [name for name, value in settings.items() if value is not None]):
+            raise ValueError(f"Pass either an accelerator or {conflicts[0]}=, not both.")
         super().__init__(
             backend,
             device=device if accelerator is None else accelerator.device,
@@ -91,8 +91,8 @@ class AccelerateEngine(ProcessEngine):
         self._options = options
         self._prepared: Prepared | None = None
         self._unscaled: set[torch.optim.Optimizer] = set()
-        self._owns_state = False  # whether the process-wide state of accelerate is to go with the run
-        self._holds = self._owes = False  # whether gradients are not exchanged now; whether some were not yet
+        self._owns_state = False  # whether to reset the process-wide state of accelerate after the run
+        self._is_no_sync = self._has_unsynced = False  # whether synchronization is off; whether gradients lack it
 
     # Life.
 
@@ -100,13 +100,13 @@ class AccelerateEngine(ProcessEngine):
         """Prepare the modules and optimizers.
 
         Raises:
-            ValueError: the task is a module itself, or yields several losses; the accelerator works in another way.
+            ValueError: the task is itself a module, or yields several losses; the accelerator is not supported.
         """
         self.refuse_several_losses(task, optimizers)
         if isinstance(task, nn.Module):
             raise ValueError(
-                f"AccelerateEngine replaces the modules among a task's attributes, {type(task).__name__} is one "
-                f"itself: give it to a Task as an attribute, self.model = {type(task).__name__}(...)."
+                f"AccelerateEngine replaces modules in the attributes of a task, but {type(task).__name__} is itself "
+                f"a module: make it an attribute of a Task, self.model = {type(task).__name__}(...)."
             )
         try:
             if self._given is None:
@@ -119,12 +119,12 @@ class AccelerateEngine(ProcessEngine):
             raise
 
     def unwrap(self) -> None:
-        """Give the task its own modules back; an accelerator that was made for the run is gone then."""
+        """Restore the task's modules; release an accelerator that was created for the run."""
         if self._prepared is not None:
             self._prepared.undo()
             self._prepared = None
         self._unscaled.clear()
-        self._holds = self._owes = False
+        self._is_no_sync = self._has_unsynced = False
         if self.accelerator is not None:
             self.accelerator.free_memory()
         self.accelerator = self._given
@@ -134,18 +134,18 @@ class AccelerateEngine(ProcessEngine):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Return the context of a validation or test; the buffers are made those of rank 0 before."""
+        """Return the context of a validation or test; broadcasts the buffers of rank 0 first."""
         with super().evaluating(), self._parts.evaluating():
             yield
 
     # A step.
 
     def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the training step, under autocast where the accelerator wants that."""
+        """Return the training step, under autocast if the accelerator uses it."""
         return self._under_autocast(forward)
 
     def bind_evaluation(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a validation or test step, under autocast where the accelerator wants that."""
+        """Return a validation or test step, under autocast if the accelerator uses it."""
         return self._under_autocast(forward)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -155,7 +155,7 @@ class AccelerateEngine(ProcessEngine):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Return the context of a micro-batch whose gradients are not yet exchanged."""
+        """Return the context of a micro-batch without gradient synchronization."""
         with ExitStack() as stack:
             for module in self._parts.modules.values():
                 stack.enter_context(self.accelerator.no_sync(module))
@@ -167,7 +167,7 @@ class AccelerateEngine(ProcessEngine):
 
     @property
     def backward(self) -> Callable[[Tensor], None]:
-        """What adds the gradients of a loss, averaged over all ranks."""
+        """The function that adds the gradients of a loss, averaged over all ranks."""
         return self._backward
 
     def backward_scaled(self, loss: Tensor, scale: float) -> None:
@@ -175,19 +175,19 @@ class AccelerateEngine(ProcessEngine):
         self._backward(loss if scale == 1.0 else loss * scale)
 
     def backward_for(self, loss: Tensor, scale: float, parameters: Sequence[Tensor]) -> None:
-        """Refuse: what is prepared exchanges the gradients of all parameters."""
+        """Raise an error: prepared modules synchronize the gradients of all parameters."""
         self.refuse_several()
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradients true ones; those of a window that ended unforeseen are exchanged only here."""
-        if self._owes:
+        """Unscale the gradients; also average those of a window that ended unexpectedly."""
+        if self._has_unsynced:
             self._exchange()
         if optimizer not in self._unscaled:
             self._unscaled.add(optimizer)
             self.accelerator.unscale_gradients(self._parts.optimizers[optimizer])
 
     def bind_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-        """Return a function that steps the optimizer, and returns False where the accelerator skipped that."""
+        """Return a function that steps the optimizer; it returns False if the accelerator skipped the step."""
         prepared = self._parts.optimizers[optimizer]
 
         def step() -> bool:
@@ -198,13 +198,13 @@ class AccelerateEngine(ProcessEngine):
         return step
 
     def bind_zero_grad(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-        """Return a function that drops the gradients of an optimizer's parameters."""
+        """Return a function that clears the gradients of an optimizer's parameters."""
         prepared = self._parts.optimizers[optimizer]
 
         def zero_grad() -> None:
             prepared.zero_grad()
-            self._owes = False
-            if optimizer in self._unscaled:  # a window that was dropped: torch's scaler has to be informed of its end
+            self._has_unsynced = False
+            if optimizer in self._unscaled:  # the window was dropped, which torch's scaler must know
                 self._unscaled.discard(optimizer)
                 if self.accelerator.scaler is not None:
                     self.accelerator.scaler.update()
@@ -215,12 +215,12 @@ class AccelerateEngine(ProcessEngine):
         """Clip gradients by their total norm; return the norm before.
 
         Raises:
-            ValueError: DeepSpeed clips by itself.
+            ValueError: DeepSpeed does its own clipping.
         """
         if not self._is_deepspeed:
             return super().clip_gradients(parameters, norm, norm_type)
         if norm is not None:
-            raise ValueError("DeepSpeed clips within its step: set gradient_clipping in its configuration.")
+            raise ValueError("DeepSpeed does its own clipping: set gradient_clipping in its configuration.")
         return torch.as_tensor(self.accelerator.clip_grad_norm_(parameters, torch.inf))
 
     def _under_autocast(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,23 +238,22 @@ class AccelerateEngine(ProcessEngine):
     def _backward(self, loss: Tensor) -> None:
         with self.exchanging("backward"):
             self.accelerator.backward(loss)
-        self._owes = self._holds
+        self._has_unsynced = self._is_no_sync
 
     def _set_holding(self, holds: bool) -> None:
-        self._holds = holds
-        self.accelerator.sync_gradients = not holds  # DeepSpeed steps within the backward pass unless it knows
+        self._is_no_sync = holds
+        self.accelerator.sync_gradients = not holds  # or DeepSpeed would step within the backward pass
 
     def _exchange(self) -> None:
-        """Average the gradients of a window whose last micro-batch was not foreseen as such."""
         if self._is_deepspeed:
             raise RuntimeError(
-                "A window of micro-batches ended before its time, which DeepSpeed cannot make up for: it steps within "
-                "the backward pass. Give a loader that has a length, and skip no batches."
+                "An accumulation window ended early, which DeepSpeed does not support, because it steps within the "
+                "backward pass. Use a loader that has a length, and skip no batches."
             )
         if self.group is not None:
-            trained = [each for each in self._modules.parameters() if each.requires_grad]
+            trained = [parameter for parameter in self._modules.parameters() if parameter.requires_grad]
             average_gradients(self.group, trained, "the gradients of a window")
-        self._owes = False
+        self._has_unsynced = False
 
     # State.
 
@@ -262,7 +261,7 @@ class AccelerateEngine(ProcessEngine):
         """Return the states by name.
 
         Raises:
-            RuntimeError: DeepSpeed keeps them.
+            RuntimeError: DeepSpeed saves its own checkpoints.
         """
         self._refuse_deepspeed()
         return super().pack(modules, optimizers)
@@ -273,18 +272,18 @@ class AccelerateEngine(ProcessEngine):
         """Load the states by name.
 
         Raises:
-            RuntimeError: DeepSpeed keeps them.
+            RuntimeError: DeepSpeed saves its own checkpoints.
         """
         self._refuse_deepspeed()
         super().unpack(modules, optimizers, states)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale of the losses, where there is one."""
+        """Return the state of the gradient scaler, if any."""
         scaler = None if self.accelerator is None else self.accelerator.scaler
         return {} if scaler is None else {"scaler": scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with a saved scale."""
+        """Load the state of the gradient scaler."""
         if self.accelerator.scaler is not None and "scaler" in state:
             self.accelerator.scaler.load_state_dict(dict(state["scaler"]))
 
@@ -297,7 +296,7 @@ class AccelerateEngine(ProcessEngine):
 
     @property
     def steps_in_backward(self) -> bool:
-        """Whether the optimizer is stepped within the backward pass, so that nothing can change its gradients."""
+        """Whether the optimizer steps within the backward pass, so that plugins cannot change its gradients."""
         return self._is_deepspeed
 
     @property
@@ -305,42 +304,33 @@ class AccelerateEngine(ProcessEngine):
         return self.accelerator is not None and self.accelerator.distributed_type.value == "DEEPSPEED"
 
     def _made(self) -> Any:
-        """Return an accelerator for one run, in the group that is there."""
         accelerate = require("accelerate", "AccelerateEngine", extra="accelerate")
         self._owns_state = not accelerate.state.is_initialized()
         accelerator = accelerate.Accelerator(cpu=self.device.type == "cpu", **self._options)
         if accelerator.num_processes != self.world_size:
             raise ValueError(
-                f"accelerate sees {accelerator.num_processes} processes, there are {self.world_size}: start them by "
-                f"accelerate launch, torchrun or heliograph.launch."
+                f"accelerate has {accelerator.num_processes} processes, but the world size is {self.world_size}: start "
+                f"them with accelerate launch, torchrun or heliograph.launch."
             )
         return accelerator
 
     def _refuse_deepspeed(self) -> None:
         if self._is_deepspeed:
             raise RuntimeError(
-                "DeepSpeed keeps weights and optimizer states in parts of its own, so no checkpoint of ours holds "
-                "them. Write a plugin that calls run.engine.accelerator.save_state(folder) on SavePoint, and "
-                "load_state(folder) on TrainStart."
+                "DeepSpeed partitions weights and optimizer states, so checkpoints cannot contain them. Write a plugin "
+                "that calls run.engine.accelerator.save_state(folder) on SavePoint, and load_state(folder) on "
+                "TrainStart."
             )
 
 
 def _forget_state() -> None:
-    """Undo what an accelerator that nobody else uses has set for the whole process: it knows a group that ends."""
     state = require("accelerate.state", "AccelerateEngine", extra="accelerate")
     state.AcceleratorState._reset_state(reset_partial_state=True)
     state.GradientState._reset_state()
 
 
 class Prepared:
-    """Modules with something to train, and optimizers, as `Accelerator.prepare` returns them.
-
-    Args:
-        accelerator: prepares them.
-        task: whose attributes the modules are.
-        modules: by attribute name.
-        optimizers: by name.
-    """
+    """The trainable modules and the optimizers, as `Accelerator.prepare` returns them."""
 
     def __init__(
         self,
@@ -351,8 +341,8 @@ class Prepared:
     ) -> None:
         self._task = task
         self._own = {name: vars(task)[name] for name, module in modules.items() if optimizers and is_trained(module)}
-        self._former = {
-            module: {key: vars(module)[key] for key in LEFT if key in vars(module)} for module in modules.values()
+        self._original_attributes = {
+            module: {key: vars(module)[key] for key in PREPARED if key in vars(module)} for module in modules.values()
         }
         parts = [*self._own.values(), *optimizers.values()]
         prepared = (
@@ -364,7 +354,6 @@ class Prepared:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Let the task have its own modules back where the prepared ones exchange buffers in every forward."""
         wrapped = {name for name, module in self.modules.items() if isinstance(module, DistributedDataParallel)}
         self._put({name: self._own[name] for name in wrapped})
         try:
@@ -373,12 +362,11 @@ class Prepared:
             self._put({name: self.modules[name] for name in wrapped})
 
     def undo(self) -> None:
-        """Give the task its own modules back, as they were."""
         self._put(self._own)
-        for module, former in self._former.items():
-            for key in LEFT:
+        for module, attributes in self._original_attributes.items():
+            for key in PREPARED:
                 vars(module).pop(key, None)
-            vars(module).update(former)
+            vars(module).update(attributes)
 
     def _put(self, modules: Mapping[str, Any]) -> None:
         for name, module in modules.items():
@@ -386,26 +374,20 @@ class Prepared:
 
 
 def is_trained(module: nn.Module) -> bool:
-    """Return whether a module has parameters to train."""
-    return any(each.requires_grad for each in module.parameters())
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def check_accelerator(accelerator: Any) -> Any:
-    """Return an accelerator whose runs are like those of other engines.
-
-    Raises:
-        ValueError: it works in another way; says what to do.
-    """
     kind = accelerator.distributed_type.value
     if kind in REFUSED:
-        raise ValueError(f"AccelerateEngine does not go with accelerate's {kind}: {REFUSED[kind]}.")
+        raise ValueError(f"AccelerateEngine does not support accelerate's {kind}: {REFUSED[kind]}.")
     if accelerator.parallelism_config is not None:
-        raise ValueError("AccelerateEngine deals data out to all ranks: leave parallelism_config out.")
+        raise ValueError("AccelerateEngine supports only data parallelism: omit parallelism_config.")
     if accelerator.gradient_accumulation_steps != 1:
         raise ValueError(
             f"The accelerator divides losses by gradient_accumulation_steps={accelerator.gradient_accumulation_steps}: "
-            f"leave that to the plugin GradientAccumulation, which every engine obeys."
+            f"use the plugin GradientAccumulation instead."
         )
     if accelerator.mixed_precision == "fp16" and accelerator.scaler is None and kind != "DEEPSPEED":
-        raise ValueError(f"accelerate has no fp16 on the device {str(accelerator.device)!r}: take bf16, or a GPU.")
+        raise ValueError(f"accelerate has no fp16 on the device {str(accelerator.device)!r}: use bf16, or a GPU.")
     return accelerator

@@ -1,4 +1,4 @@
-"""What the objects of another framework that a plugin calls keep over a resume: their states, a stop they asked for."""
+"""The states of other frameworks' objects over a resume, and their requests to stop."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from copy import deepcopy
 from typing import Any
 
 from heliograph import Run
-
-from .unsaved import Unsaved
+from heliograph.spi import differing, encode
+from torch import nn
 
 PLAIN = (bool, int, float, str, type(None))
 
 
 class OwnStates:
-    """Saves and restores the states of objects, each under the name of its class, with a number where there are more.
+    """Saves and restores the states of objects by class name, with a number for duplicates.
 
     Args:
-        owners: the objects; those without `state_dict` and `load_state_dict`, such as functions, have no state.
-        remedy: how an object can be given a state, for a resume that lacks it.
+        owners: the objects; without `state_dict` and `load_state_dict` they have no state.
+        remedy: how to add a state, for the message about a resume without it.
 
     Attributes:
-        names: of the objects.
-        options: what each was made with, by `<object>.<name>`, as far as that is plain data and not in its state.
-        stop_reason: why one of them has asked for a stop; empty where none has.
+        names: the names of the objects.
+        options: their plain attributes at creation that are not in their states, by `<object>.<name>`.
+        stop_reason: the reason of a requested stop; empty without.
     """
 
     _saved_options: Mapping[str, Any]
@@ -32,24 +32,22 @@ class OwnStates:
     def __init__(self, owners: Sequence[Any], remedy: str) -> None:
         named = dict(zip(_names(owners), owners, strict=True))
         self.names, self._remedy = list(named), remedy
-        self._kept = {name: each for name, each in named.items() if _has_state(each)}
-        self._others = {name: Unsaved(each) for name, each in named.items() if name not in self._kept}
+        self._stateful = {name: owner for name, owner in named.items() if _has_state(owner)}
+        self._stateless = {name: Unsaved(owner) for name, owner in named.items() if name not in self._stateful}
         self._first = self._save()
         self.options = {
             f"{name}.{key}": value
-            for name, each in named.items()
-            for key, value in getattr(each, "__dict__", {}).items()
+            for name, owner in named.items()
+            for key, value in getattr(owner, "__dict__", {}).items()
             if key[0] != "_" and type(value) in PLAIN and key not in self._first.get(name, {})
         }
         self._forget()
 
     def reset(self) -> None:
-        """Put every object that has a state back to what it was when it was registered."""
         self._load(self._first)
         self._forget()
 
     def resume(self, run: Run, *, affects_training: bool) -> None:
-        """Ask again for a stop, unless other options have been given since; report state that no checkpoint holds."""
         if self._saved_options != self.options:
             self.stop_reason = ""
         if self.stop_reason:
@@ -59,29 +57,25 @@ class OwnStates:
                 run.data.report_untracked(path, f"it had changed and starts fresh: {self._remedy}")
 
     def state_dict(self, run: Run | None) -> dict[str, Any]:
-        """Return copies of all that is kept.
-
-        Args:
-            run: that which is under way, None outside of one. Its modules are not of an object that holds one, and a
-                stop that somebody has withdrawn there is not asked for again.
-        """
+        """Return copies of the states; a stop that was withdrawn in the current run is not repeated."""
         modules = [] if run is None else list(run.modules.values())
-        lost = [f"{name}.{each}" for name, other in self._others.items() for each in other.changed(modules)]
+        lost = [
+            f"{name}.{attribute}" for name, tracker in self._stateless.items() for attribute in tracker.changed(modules)
+        ]
         stop = self.stop_reason if run is None or run.control.should_stop else ""
         return {"states": self._save(), "stop": stop, "options": dict(self.options), "lost": lost}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back; an object that is new keeps its own state."""
         self._load(state["states"])
         self.stop_reason, self._saved_options, self._lost = state["stop"], state["options"], state["lost"]
 
     def _save(self) -> dict[str, Any]:
-        return {name: dict(deepcopy(each.state_dict())) for name, each in self._kept.items()}
+        return {name: dict(deepcopy(owner.state_dict())) for name, owner in self._stateful.items()}
 
     def _load(self, states: Mapping[str, Any]) -> None:
         for name, state in states.items():
-            if name in self._kept:
-                self._kept[name].load_state_dict(deepcopy(state))
+            if name in self._stateful:
+                self._stateful[name].load_state_dict(deepcopy(state))
 
     def _forget(self) -> None:
         self.stop_reason, self._saved_options, self._lost = "", {}, []
@@ -97,3 +91,33 @@ def _names(owners: Iterable[Any]) -> Iterable[str]:
         name = getattr(owner, "__name__", type(owner).__name__)
         counts[name] = number = counts.get(name, 0) + 1
         yield name if number == 1 else f"{name}_{number}"
+
+
+class Unsaved:
+    """Detects attributes of an object that changed in a training but are in no checkpoint.
+
+    Args:
+        holder: the object; objects of installed libraries in its attributes are not searched.
+    """
+
+    def __init__(self, holder: Any) -> None:
+        self._holder, self._before = holder, _read(holder, ())
+        self._changed: list[str] = []
+
+    def changed(self, trained: Iterable[nn.Module]) -> list[str]:
+        if not self._changed:
+            now = _read(self._holder, trained)
+            before = {name: value for name, value in self._before.items() if name in now}
+            self._changed = [name for name, _, _ in differing(before, now)]
+        return self._changed
+
+
+def _read(holder: Any, trained: Iterable[nn.Module]) -> Mapping[str, Any]:
+    trained_ids = {id(module) for module in trained}
+    return {
+        name: _encode(value) for name, value in getattr(holder, "__dict__", {}).items() if id(value) not in trained_ids
+    }
+
+
+def _encode(value: Any) -> Mapping[str, Any]:
+    return encode(value.state_dict() if isinstance(value, nn.Module) else value)

@@ -1,5 +1,5 @@
-from .creators.local import LocalLauncher as LocalLauncher
 from .creators.trainer import CreatorTrainer as CreatorTrainer
+from .creators.trainer import LocalLauncher as LocalLauncher
 from .launcher.attempts import Attempt as Attempt
 from .launcher.attempts import RayValues as RayValues
 from .launcher.launcher import RayLauncher as RayLauncher

@@ -1,9 +1,10 @@
-"""The connection to a cluster: an existing one, or one that is started and ended here."""
+"""The connection to a Ray cluster, which is started if none exists."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -13,20 +14,18 @@ from typing import Any, Protocol
 
 from heliograph.spi import require
 
-from .launcher.options import check_address
-
 CHECK_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 CONNECT_TIMEOUT = 10.0  # seconds
+ADDRESS = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,5})")
 
 logger = logging.getLogger("heliograph")
 
 
 class Keeper(Protocol):
-    """What keeps workers between calls, or a cluster that it has started."""
+    """Keeps workers or a cluster alive between calls."""
 
-    def close_if_idle(self) -> None:
-        """End them, unless a call is under way."""
+    def close_if_idle(self) -> None: ...
 
 
 KEEPERS: set[Keeper] = set()  # of this process
@@ -34,20 +33,14 @@ KEEPERS: set[Keeper] = set()  # of this process
 
 @contextmanager
 def connect(address: str | None, *, needed: Mapping[str, float], cpus: int = 1) -> Iterator[None]:
-    """Connect to a cluster within the context; disconnect after it only if this function has connected.
+    """Connect to a cluster within the context; disconnect afterwards only if this call connected.
 
-    What this process keeps on a cluster for later calls is ended before: it might take all the room.
+    Closes idle kept workers first, because they may occupy the whole cluster.
 
     Args:
-        address: of the cluster: `auto` or `host:port`. None uses the one that this process is connected to, or that
-            `RAY_ADDRESS` names, or starts one on this machine.
-        needed: resources, by name, that a cluster that is started here must have; an existing one may still grow.
-        cpus: the least number of CPUs of a cluster that is started here; more than there are cores share them.
-
-    Raises:
-        ConnectionError: there is no cluster at the address.
-        RuntimeError: this process is connected to another cluster.
-        ValueError: this machine does not have the needed resources, or the address is not valid.
+        address: `auto` or `host:port`; None uses the connected cluster, `RAY_ADDRESS`, or starts a local one.
+        needed: the resources, by name, that a local cluster must have.
+        cpus: the minimum number of CPUs of a local cluster; they may exceed the number of cores.
     """
     check_address(address)
     ray = require("ray", "RayLauncher", extra="ray")
@@ -58,7 +51,7 @@ def connect(address: str | None, *, needed: Mapping[str, float], cpus: int = 1) 
         yield
         return
     address = address or _address_from_environment()
-    with _kept_sigterm_handler():
+    with _restored_sigterm_handler():
         _start(ray, address, cpus)
     connected = connected_address()
     try:
@@ -66,12 +59,11 @@ def connect(address: str | None, *, needed: Mapping[str, float], cpus: int = 1) 
             _check_resources(ray.cluster_resources(), needed)
         yield
     finally:
-        if connected_address() == connected:  # not somebody else's
+        if connected_address() == connected:  # other code may have connected to another cluster
             ray.shutdown()
 
 
 def connected_address() -> str | None:
-    """Return the address of the cluster that this process is connected to; None without one. It connects to none."""
     ray = require("ray", "RayLauncher", extra="ray")
     return str(ray.get_runtime_context().gcs_address) if ray.is_initialized() else None
 
@@ -80,7 +72,7 @@ def _start(ray: Any, address: str | None, cpus: int) -> None:
     if address is None:
         cores = os.cpu_count() or 1
         if cpus > cores:
-            logger.warning("the workers take %d CPUs, and this machine has %d cores, which they share", cpus, cores)
+            logger.warning("the workers need %d CPUs and share the %d cores of this machine", cpus, cores)
         ray.init("local", num_cpus=max(cpus, cores), include_dashboard=False)
         return
     try:
@@ -89,21 +81,19 @@ def _start(ray: Any, address: str | None, cpus: int) -> None:
     except OSError as error:
         raise ConnectionError(
             f"There is no Ray cluster at {address!r}: {error}. Start one with `ray start --head`, which prints its "
-            f"address, or leave address= out: then RayLauncher starts one here for the time of a run."
+            f"address, or omit address=, so that RayLauncher starts a local one for the run."
         ) from error
 
 
 def _address_from_environment() -> str | None:
-    """Return RAY_ADDRESS; None if it is not set, or is `local`, which means that a cluster is to be started."""
-    found = os.environ.get("RAY_ADDRESS") or None
-    if found == "local":
+    address = os.environ.get("RAY_ADDRESS") or None
+    if address == "local":
         return None
-    check_address(found, "RAY_ADDRESS")
-    return found
+    check_address(address, "RAY_ADDRESS")
+    return address
 
 
 def _check_connection(address: str) -> None:
-    """Raise OSError if the address does not accept a connection: Ray would try for minutes, and ignore Ctrl-C."""
     if address != "auto":
         host, _, port = address.rpartition(":")
         create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
@@ -113,9 +103,9 @@ def _check_resources(total: Mapping[str, float], needed: Mapping[str, float]) ->
     for name, amount in needed.items():
         if amount > total.get(name, 0.0):
             raise ValueError(
-                f"The workers take {amount:g} {name}, and the cluster that RayLauncher has started on this machine has "
-                f"{total.get(name, 0.0):g}: ask for less (num_workers, use_gpu, resources_per_worker), or give the "
-                f"address= of a cluster that has it."
+                f"The workers need {amount:g} {name}, but the cluster that RayLauncher started on this machine has "
+                f"{total.get(name, 0.0):g}. Reduce num_workers, use_gpu or resources_per_worker, or pass the address= "
+                f"of a larger cluster."
             )
 
 
@@ -123,26 +113,34 @@ def _check_same(address: str | None) -> None:
     connected = connected_address()
     if address not in (None, "auto", connected):
         raise RuntimeError(
-            f"address={address!r} was given, but this process is connected to the Ray cluster at {connected}. Leave "
-            f"address= out to use that one, or call ray.shutdown() first."
+            f"address={address!r} was passed, but this process is connected to the Ray cluster at {connected}. Omit "
+            f"address= to use that one, or call ray.shutdown() first."
         )
 
 
 @contextmanager
-def _kept_sigterm_handler() -> Iterator[None]:
-    """Restore the handler of SIGTERM, which Ray replaces."""
+def _restored_sigterm_handler() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    former = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if former is not None:  # not installed by Python code, and so cannot be restored
-            signal.signal(signal.SIGTERM, former)
+        if handler is not None:  # None if C code installed it, which cannot be restored
+            signal.signal(signal.SIGTERM, handler)
 
 
-def intervals(check: float | None, start: float | None) -> dict[str, str]:
-    """Return the environment variables that Ray Train reads when it starts a run; None keeps Ray's default."""
-    given = {CHECK_INTERVAL: check, START_TIMEOUT: start}
-    return {name: str(seconds) for name, seconds in given.items() if seconds is not None}
+def check_address(address: Any, source: str = "address") -> None:
+    if address is None or address == "auto":
+        return
+    if not isinstance(address, str):
+        raise TypeError(f"{source} is 'auto', 'host:port', or None; got {address!r}.")
+    if address.startswith("ray://"):
+        raise ValueError(
+            f"{source}={address!r} is for Ray's client, but this process must run on a machine of the cluster: run "
+            f"the script there with address='auto', or with `ray job submit`."
+        )
+    matched = ADDRESS.fullmatch(address)
+    if matched is None or not 1 <= int(matched["port"]) <= 65535:
+        raise ValueError(f"{source} is 'auto', 'host:port', or None; got {address!r}.")

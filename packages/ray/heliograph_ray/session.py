@@ -1,4 +1,4 @@
-"""How a run on Ray talks to what runs it: a worker of the launcher, or a trial of a search."""
+"""The interface between a run on Ray and its launcher or search."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LAUNCHER = "launcher"  # `by` of the notices of `RayLauncher` itself
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A request from outside the run that it saves, stops and exits.
+    """A request from outside that the run saves, stops and exits.
 
     Attributes:
-        by: who requests it: `ray`, `tune`, `launcher`.
-        reason: why, in words.
+        by: the requester: `ray`, `tune`, `launcher`.
+        reason: the reason, as text.
         deadline: when the machine is taken away, in seconds since 1970; None if unknown, or if it stays.
     """
 
@@ -41,45 +41,45 @@ class StoredReport(Protocol):
     is_own: bool
 
     def manifests(self) -> dict[str, Entry | ValueError]:
-        """Return the manifest of each checkpoint by file name, or why it cannot be used, without copying the rest."""
+        """Return the manifest of each checkpoint by file name, or its error, without copying the files."""
 
     def fetch(self, folder: Path) -> None:
         """Copy all files to a local folder."""
 
 
 class Session(Protocol):
-    """Connects a run with what runs it.
+    """Connects a run with the launcher or search that runs it.
 
     Attributes:
-        is_restart: whether an earlier process of the same call ran before: an attempt failed, or had another number of
-            workers. False if the program was started again, which is another call.
-        exit_notice: the notice on which a run of this process ended; None without.
+        is_restart: whether an earlier process of the same call failed, or had another number of workers. False after
+            the program was started again, because that is another call.
+        exit_notice: the notice that ended a run of this process; None without.
     """
 
     is_restart: bool
     exit_notice: Notice | None
 
     def report(self, metrics: dict[str, float], folder: Path | None) -> Notice | None:
-        """Report metrics and the files in a folder. All ranks call it equally often; the main rank gives the folder.
+        """Report metrics and the files in a folder. All ranks call it equally often; the main rank passes the folder.
 
         Returns:
-            A notice if the run has to stop; on some ranks or on all.
+            A notice if the run must stop, on some ranks or on all.
         """
 
     def stored_reports(self) -> Sequence[StoredReport]:
         """Return the reports that are still stored, newest first; called on the main rank only."""
 
     def notice(self) -> Notice | None:
-        """Return a notice if this machine is to be taken away; cheap, called for every batch."""
+        """Return a notice if this machine will be taken away; cheap, called for every batch."""
 
     def record_exit(self, notice: Notice) -> None:
-        """Record, on every rank, that the run ended on a notice and not by itself."""
+        """Record, on every rank, that the run ended because of a notice."""
 
     def update_progress(self, run: str, progress: Progress) -> None:
         """Record the progress of the run with this name; cheap, called for every batch."""
 
     def record_start(self, run: str, progress: Progress, path: Path | None) -> None:
-        """Record where the run with this name starts: at zero, or at the progress of the checkpoint that it resumed."""
+        """Record the start of a run: zero, or the progress of the resumed checkpoint."""
 
 
 def current_session() -> Session | None:

@@ -12,7 +12,7 @@ from heliograph.core.result import RunResult
 from heliograph.events import Progress
 from heliograph.plugins import Plugins
 from heliograph_ray.session import Notice
-from heliograph_ray.storage.checkpoints import StoredFolder, list_reports, report_name
+from heliograph_ray.storage import StoredFolder, list_reports, report_name
 from pyarrow.fs import LocalFileSystem  # type: ignore[import-untyped]
 
 

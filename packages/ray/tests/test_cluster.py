@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from heliograph_ray import cluster as starting
-from heliograph_ray.cluster import connect, intervals
+from heliograph_ray.cluster import connect
 
 
 class FakeRay:
@@ -59,7 +59,7 @@ def use(monkeypatch: pytest.MonkeyPatch, ray: FakeRay) -> FakeRay:
 
 def test_missing_resources_of_a_started_cluster_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = use(monkeypatch, FakeRay())
-    message = "The workers take 2 GPU, and the cluster that RayLauncher has started on this machine has 0"
+    message = "need 2 GPU, but the cluster .* has 0"
     with pytest.raises(ValueError, match=message), connect(None, needed={"CPU": 2.0, "GPU": 2.0}):
         pass
     assert ray.done[1:] == ["shutdown"]
@@ -83,7 +83,9 @@ def test_a_started_cluster_has_at_least_the_cores_of_the_machine(monkeypatch: py
         assert ray.done[0][1]["num_cpus"] == os.cpu_count()
 
 
-@pytest.mark.parametrize(("cpus", "said"), [(2, []), (8, ["the workers take 8 CPUs, and this machine has 2 cores,"])])
+@pytest.mark.parametrize(
+    ("cpus", "said"), [(2, []), (8, ["the workers need 8 CPUs and share the 2 cores of this machine"])]
+)
 def test_workers_that_share_cores_cause_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cpus: int, said: list[str]
 ) -> None:
@@ -91,7 +93,7 @@ def test_workers_that_share_cores_cause_a_warning(
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     with connect(None, needed={}, cpus=cpus):
         pass
-    assert [each.split(" which")[0] for each in caplog.messages] == said
+    assert caplog.messages == said
 
 
 @pytest.mark.parametrize(("address", "variable"), [("host:6379", None), (None, "host:6379"), ("host:6379", "other:1")])
@@ -143,7 +145,7 @@ def test_what_is_kept_for_later_calls_is_ended_before(monkeypatch: pytest.Monkey
 
 def test_a_connection_to_another_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeRay("host:6379"))
-    with pytest.raises(RuntimeError, match=r"'other:1' was given, but .* cluster at host:6379. Leave address= out"):
+    with pytest.raises(RuntimeError, match=r"'other:1' .* cluster at host:6379"):
         connect("other:1", needed={}).__enter__()
 
 
@@ -181,11 +183,3 @@ def test_the_address_in_the_environment_is_checked_too(monkeypatch: pytest.Monke
     monkeypatch.setenv("RAY_ADDRESS", "local")
     with connect(None, needed={}):
         assert ray.done[0][0] == "local"
-
-
-def test_only_given_intervals_become_environment_variables() -> None:
-    assert intervals(None, None) == {}
-    assert intervals(0.5, 2) == {
-        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "2",
-    }

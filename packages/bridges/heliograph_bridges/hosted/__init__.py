@@ -1,1 +1,1 @@
-"""Our plugins in a loop of another framework: what every such bridge is made of."""
+"""Plugins in the training loop of another framework."""

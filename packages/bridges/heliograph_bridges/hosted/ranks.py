@@ -1,4 +1,4 @@
-"""The processes of a host that train together: their engine, and the control by which they agree."""
+"""Several processes of a host: their engine and their shared control."""
 
 from __future__ import annotations
 
@@ -9,45 +9,33 @@ from heliograph.core.distributed.shared_control import SharedControl
 from heliograph.events import Request, Verb
 from heliograph.spi import ProcessEngine
 
-from .control import check_verb
-from .host import Host
+from .host import HostLoop, check_verb
 
 if TYPE_CHECKING:
     from .run import HostedRun
 
 
 class HostedRank(ProcessEngine):
-    """One of several processes, whose models the host moves, wraps and synchronises.
+    """One of several processes whose models the host moves, wraps and synchronizes.
 
-    The groups for votes and objects are made next to the host's process group, which stays as it is.
-
-    Args:
-        device: where the host computes.
+    Additional process groups for votes and objects are created; the host's own group is not changed.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device=device)
 
-    def tear_down(self) -> None:
-        """Do nothing: nothing was wrapped here."""
+    def tear_down(self) -> None: ...
 
-    def unwrap(self) -> None:
-        """Do nothing: nothing was wrapped here."""
+    def unwrap(self) -> None: ...
 
 
 class HostedSharedControl(SharedControl):
-    """The control of several processes: at each step boundary they agree on what any of them asks for.
+    """The control of several processes, which exchange their requests at each step boundary."""
 
-    Args:
-        run: the run.
-        host: whose loop it is.
-    """
-
-    def __init__(self, run: HostedRun, host: Host) -> None:
+    def __init__(self, run: HostedRun, host: HostLoop) -> None:
         super().__init__(run)
         self._host = host
 
     def record(self, verb: Verb, reason: str, by: str | None) -> Request:
-        """Add a request to the history; RuntimeError where the host cannot serve it."""
         check_verb(self._host, verb)
         return super().record(verb, reason, by)

@@ -1,43 +1,115 @@
-"""The run that plugins are given in the loop of a host."""
+"""The `Run` of a training in another framework's loop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from heliograph import Bus, Control, Plugins
+import torch
+from heliograph import Bus, Control, LoopEngine, Plugins
 from heliograph.core.context import RunContext
+from heliograph.core.data.training_data import TrainingData
 from heliograph.core.settings import Settings
-from heliograph.spi import LoopEngine, count
+from heliograph.events import ResumeFacts
+from heliograph.spi import count
+from torch import nn
 
-from .control import HostedControl
-from .facts import Facts, HiddenOptimizer, HostedData, HostedTask
-from .host import Host
+from .host import HostedControl, HostLoop
+
+
+@dataclass
+class TrainingFacts:
+    """The host's description of a training.
+
+    Attributes:
+        modules: the trained modules, by name.
+        optimizer: the optimizer, an object with `param_groups`; None if the host hides it.
+        device: the device.
+        epochs: the length in epochs; None without such a limit.
+        steps: the length in optimizer steps; None without such a limit.
+        batches: micro-batches of this process in an epoch; None if unknown.
+        loader: the training loader.
+        batch_size: samples in a batch of this process; None if unknown.
+        validation: the validation loaders or datasets, by the names of their sets; a single one has the empty name.
+        does: the scheduled actions of the loop, out of `log`, `validation` and `save`.
+        name: the name of the run, which is part of file names.
+        hyper_parameters: a description for loggers.
+        world_size: the number of processes.
+    """
+
+    modules: Mapping[str, nn.Module]
+    optimizer: Any
+    device: torch.device
+    epochs: int | None = None
+    steps: int | None = None
+    batches: int | None = None
+    loader: Any = None
+    batch_size: int | None = None
+    validation: Mapping[str, Any] = field(default_factory=dict)
+    does: frozenset[str] = frozenset()
+    name: str = "run"
+    hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
+    world_size: int = 1
+
+
+class HostedTask:
+    """A task without steps, which has the host's modules as attributes."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        vars(self).update(modules)
+
+
+class HiddenOptimizer:
+    """A placeholder without parameter groups for an optimizer that the host hides."""
+
+    def __init__(self) -> None:
+        self.param_groups: list[dict[str, Any]] = []
+        self.state: dict[Any, Any] = {}
+
+
+class HostedData(TrainingData):
+    """The data of a host, which reads them and resumes their position."""
+
+    def __init__(self, facts: TrainingFacts, engine: LoopEngine, host: str, run: Any) -> None:
+        super().__init__((), engine, run=run)
+        self._facts, self._host = facts, host
+
+    @property
+    def batch_size(self) -> int | None:
+        return self._facts.batch_size
+
+    def resume_facts(self) -> ResumeFacts:
+        untracked = {"data and random generators": f"{self._host} resumes them, which is not verified"}
+        return ResumeFacts(untracked, (), "unknown")
+
+    @property
+    def train_loader(self) -> Any:
+        return self._facts.loader
+
+    @property
+    def length(self) -> int | None:
+        return self._facts.batches
+
+    def key_draws(self, seed: int, *, probe: bool = True) -> None:
+        raise RuntimeError(f"run.data.key_draws is not supported in {self._host}, which reads the data itself.")
 
 
 class HostedRun(RunContext):
-    """One training of a host; the protocol `heliograph.Run` documents it.
+    """One training of a host; see the protocol `heliograph.Run`.
 
-    It has what every run has: counters, a control, metrics, tracked values, modules and the optimizer. What only our
-    own loop can do, such as to take its whole state or to continue from another one, raises.
-
-    Args:
-        facts: what the host says of the training.
-        host: whose loop it is.
-        bus: the bus.
-        plugins: the plugins.
-        engine: the hardware, in the process of the host.
+    It has counters, a control, metrics, tracked values, modules and the optimizer. Methods that need
+    Heliograph's own loop, such as `state_dict` and `resume`, raise an error.
     """
 
-    boundary_is_open = False  # what is saved meanwhile continues within it
+    boundary_is_open = False  # a state saved while it is True resumes within the boundary
 
-    def __init__(self, facts: Facts, host: Host, bus: Bus, plugins: Plugins, engine: LoopEngine) -> None:
+    def __init__(self, facts: TrainingFacts, host: HostLoop, bus: Bus, plugins: Plugins, engine: LoopEngine) -> None:
         optimizer: Any = HiddenOptimizer() if facts.optimizer is None else facts.optimizer
         settings = Settings(
             name=facts.name,
@@ -47,41 +119,36 @@ class HostedRun(RunContext):
             epochs=facts.epochs,
             steps=facts.steps,
             hyper_parameters=facts.hyper_parameters,
-            allow_unused_parameters=True,  # which of them are trained is the host's affair
+            allow_unused_parameters=True,  # the host decides which parameters it trains
         )
         self.facts, self.host = facts, host
         super().__init__(settings, bus, plugins, engine)
-        self.settings = replace(settings, train=(facts.loader,))  # only now: the data are read by the host
+        self.settings = replace(settings, train=(facts.loader,))  # set late, because only the host reads the data
         self.data = HostedData(facts, engine, host.name, self)
         _refuse_forward(self.stepping, host)
         self.control = self._make_control()
         if facts.optimizer is None:
-            self.note(f"{host.name} does not show its optimizer: plugins see no parameter groups")
+            self.note(f"{host.name} hides its optimizer: plugins see no parameter groups")
 
     @cached_property
     def length(self) -> Any:
-        """The length that the host plans."""
         return HostedLength(self)
 
     @property
     def has_epochs(self) -> bool:
-        """Whether the epochs are done."""
         return self.facts.epochs is not None and self.progress.epoch >= self.facts.epochs
 
     @property
     def is_complete(self) -> bool:
-        """Whether the length is reached: the host counts a step whose gradients were dropped, too."""
         done = self.progress.steps + self.progress.skipped_steps
         return (self.facts.steps is not None and done >= self.facts.steps) or self.has_epochs
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers."""
         with self.isolating():
             yield
 
     def describe(self) -> str:
-        """Return what will happen, in a few lines."""
         facts, engine = self.facts, self.engine
         processes = "1 process" if engine.world_size == 1 else f"{engine.world_size} processes"
         epochs, steps = facts.epochs, facts.steps
@@ -95,19 +162,16 @@ class HostedRun(RunContext):
         )
 
     def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
-        """Raise RuntimeError: the host saves weights and optimizers."""
         raise self._refused("state_dict", "checkpoints")
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        """Raise RuntimeError: the host resumes."""
         raise self._refused("resume", "checkpoints")
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        """Raise RuntimeError: the host cannot go back."""
         raise self._refused("roll_back", "roll_back")
 
     def _refused(self, method: str, word: str) -> RuntimeError:
-        return RuntimeError(f"run.{method} cannot be served in {self.host.name}. Instead, {self.host.mend(word)}.")
+        return RuntimeError(f"run.{method} is not supported in {self.host.name}. Instead, {self.host.remedy(word)}.")
 
     def _make_control(self) -> Control:
         if self.engine.world_size == 1:
@@ -118,11 +182,7 @@ class HostedRun(RunContext):
 
 
 class HostedLength:
-    """`run.length` of a hosted run: what the host says of it.
-
-    Args:
-        run: the run.
-    """
+    """`run.length` of a hosted run."""
 
     scheduler_steps: Mapping[str, int] = MappingProxyType({})
     last_batch = inf
@@ -134,24 +194,20 @@ class HostedLength:
 
     @property
     def unknown(self) -> str:
-        """Why the number of steps is not known, and how to change that; empty if it is known."""
         host = self._run.host
-        return "" if self.planned_steps is not None else f"{host.name} does not say it: {host.mend('length')}"
+        return "" if self.planned_steps is not None else f"{host.name} does not plan steps: {host.remedy('length')}"
 
     @property
     def epoch_fraction(self) -> float | None:
-        """How many epochs are done."""
         return self._run.progress.epochs_done(self.batches_per_epoch)
 
     @property
     def fraction(self) -> float | None:
-        """Which part of the planned steps is done."""
         return self._run.progress.part_done(self.planned_steps, skips=True)
 
 
-def _refuse_forward(stepping: Any, host: Host) -> None:
-    """Let `run.stepping.forward` be an error: the host has the training step, and would not call another."""
-    text = f"The training step is {host.name}'s: run.stepping.forward is that of heliograph's own loop."
+def _refuse_forward(stepping: Any, host: HostLoop) -> None:
+    text = f"run.stepping.forward is not supported in {host.name}, which calls its own training step."
 
     def refuse(*_: object) -> None:
         raise RuntimeError(text)

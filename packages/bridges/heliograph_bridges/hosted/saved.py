@@ -1,4 +1,4 @@
-"""What a host's checkpoint holds of our run: the states of plugins, counters, requests, metrics; no weights."""
+"""The state of a hosted run in the host's checkpoint: plugins, counters, requests and metrics, but no weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ VERSION = 1
 
 
 class Position(NamedTuple):
-    """Where a host begins or continues a training, as it counts.
+    """The host's position in a training.
 
     Attributes:
         epoch: the number of the epoch, from 0.
-        batch: the micro-batches of it that are done.
-        step: the optimizer steps of the training that are done; None where the host does not count them.
+        batch: the completed micro-batches of the epoch.
+        step: the completed optimizer steps of the training; None if the host does not count them.
     """
 
     epoch: int = 0
@@ -29,9 +29,9 @@ class Position(NamedTuple):
 
 
 def capture(run: HostedRun) -> dict[str, Any]:
-    """Return the state of this rank, as plain types and tensors; not a collective."""
+    """Return the state of this rank, as plain types and tensors. Not a collective."""
     control = run.control.state_dict()
-    control["due"] = [each for each in control["due"] if each != "save"]  # it is being served
+    control["due"] = [verb for verb in control["due"] if verb != "save"]  # it is being served
     state = {
         "version": VERSION,
         "training_id": run.checkpoints.training_id,
@@ -42,7 +42,7 @@ def capture(run: HostedRun) -> dict[str, Any]:
         "control": control,
         "metrics": dict(run.metrics),
         "means": run.means.state_dict(),
-        "totals": {name: list(each) for name, each in run.means.totals.items()},
+        "totals": {name: list(pair) for name, pair in run.means.totals.items()},
         "plugins": run.plugins.state_dict(as_plain),
         "plugin_versions": run.plugins.state_versions(),
         "filters": run.plugins.filter_states(run.origin, as_plain),
@@ -52,69 +52,59 @@ def capture(run: HostedRun) -> dict[str, Any]:
 
 
 def with_ranks(run: HostedRun, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of this rank with what differs on each of the others. A collective."""
+    """Add the differences of the other ranks to the state of this rank. A collective."""
     return {**state, "ranks": gather_rank_parts(run.engine, state)}
 
 
 def restore(run: HostedRun, saved: Mapping[str, Any], path: Path | None) -> None:
-    """Continue from what a checkpoint of the host holds.
-
-    Args:
-        run: the run, within its beginning.
-        saved: what `capture` returned, with the parts of the ranks where there were several.
-        path: the checkpoint.
-
-    Raises:
-        ValueError: it is of a newer version; a plugin cannot continue from its state.
-    """
     if saved["version"] > VERSION:
         raise ValueError(
-            f"The state of the plugins in {path or 'the checkpoint'} is of version {saved['version']}, and this "
-            f"heliograph reads up to {VERSION}: update it."
+            f"The state of the plugins in {path or 'the checkpoint'} has version {saved['version']}, but this "
+            f"heliograph reads versions up to {VERSION}: update it."
         )
-    own = select_rank_part({"ranks": [], **saved}, run.engine.rank, run.engine.world_size)
+    state = select_rank_part({"ranks": [], **saved}, run.engine.rank, run.engine.world_size)
     resumption = run.checkpoints
-    run.checkpoints.training_id, resumption.path = own["training_id"], path
-    run.progress.load_state_dict(own["progress"])
+    run.checkpoints.training_id, resumption.path = state["training_id"], path
+    run.progress.load_state_dict(state["progress"])
     run.origin = run.progress.copy()
-    run.work.has_begun, run.checkpoints.in_boundary = own["epoch_begun"], own["in_boundary"]
-    run.control.load_state_dict(own["control"], at_save_point=run.checkpoints.in_boundary)
-    run.metrics.update(own["metrics"])
-    run.means.load_state_dict(own["means"])
-    run.means.totals = {name: (value, weight) for name, (value, weight) in own["totals"].items()}
-    found = run.plugins.load_state_dict(own["plugins"], own["plugin_versions"], path)
+    run.work.has_begun, run.checkpoints.in_boundary = state["epoch_begun"], state["in_boundary"]
+    run.control.load_state_dict(state["control"], at_save_point=run.checkpoints.in_boundary)
+    run.metrics.update(state["metrics"])
+    run.means.load_state_dict(state["means"])
+    run.means.totals = {name: (value, weight) for name, (value, weight) in state["totals"].items()}
+    unmatched = run.plugins.load_state_dict(state["plugins"], state["plugin_versions"], path)
     for name, enabled in [*run.control.switches.items()]:
         if name in run.plugins and run.plugins.is_enabled(name) != enabled:
             (run.plugins.enable if enabled else run.plugins.disable)(name)
             run.note(f"plugin {name!r} is {'enabled' if enabled else 'disabled'}, as in the loaded state")
-    run.plugins.load_filter_states(run.origin, own["filters"])
+    run.plugins.load_filter_states(run.origin, state["filters"])
     resumption.resumed_from, resumption.resumed_at = path, run.origin
-    resumption.fresh_plugins, resumption.unclaimed_states = map(tuple, found)
+    resumption.fresh_plugins, resumption.unclaimed_states = map(tuple, unmatched)
     progress = run.progress
     place = f"epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
     run.note(f"{run.host.name} resumed at {place} from {path or 'a checkpoint'}")
     if resumption.fresh_plugins:
         names = ", ".join(resumption.fresh_plugins)
-        run.note(f"plugins that start fresh, the checkpoint has no state of them: {names}")
+        run.note(f"plugins that start fresh, because the checkpoint has no state of them: {names}")
     if resumption.unclaimed_states:
         names = ", ".join(resumption.unclaimed_states)
-        run.note(f"states in the checkpoint that no plugin claims, left out: {names}")
+        run.note(f"ignored states in the checkpoint, which belong to no plugin: {names}")
 
 
 def begin_at(run: HostedRun, position: Position, path: Path | None) -> None:
-    """Begin where a host continues from a checkpoint that holds nothing of ours."""
+    """Begin at the position of a checkpoint that has no state of plugins."""
     run.progress.steps = position.step or 0
     run.progress.epoch, run.progress.batch = position.epoch, position.batch
     run.work.has_begun = position.batch > 0
     run.origin = run.progress.copy()
     run.checkpoints.resumed_from, run.checkpoints.resumed_at = path, run.origin
-    run.note(f"{run.host.name} resumes {path or 'a checkpoint'}, which holds no states of plugins: they start fresh")
+    run.note(f"{run.host.name} resumes {path or 'a checkpoint'} without states of plugins: they start fresh")
     if position.step is None:
-        run.note(f"steps are counted from here: {run.host.name} counts iterations, of which several may make a step")
+        run.note(f"steps are counted from here: {run.host.name} counts iterations, and a step may need several")
 
 
 def move_to(run: HostedRun, position: Position) -> None:
-    """Continue where the host does, which may count otherwise: it knows no epochs that ended early, say."""
+    """Continue at the position of the host, which may count differently, for example epochs that ended early."""
     progress = run.progress
     place = f"epoch {progress.epoch}, batch {progress.batch}"
     if (progress.epoch, progress.batch) == (position.epoch, position.batch):

@@ -1,28 +1,28 @@
-"""Drive our plugins from the loop of another framework: its moments become our events, in our order.
+"""Driver of plugins in another framework's loop.
 
-A bridge makes one `HostedTraining` of the plugins and the `Host`, and calls, as its framework calls it:
+A bridge creates one `HostedTraining` from the plugins and the `HostLoop`, and calls these methods:
 
-    leave = training.begin(facts, saved, path)              TrainStart, CheckpointLoaded where it resumes
+    leave = training.begin(facts, saved, path)              TrainStart, CheckpointLoaded if it resumes
     training.begin_epoch(epoch)                             EpochStart
       training.begin_batch(batch)                           BatchStart
-      training.end_forward(loss)                            ForwardEnd, where the host shows that moment
+      training.end_forward(loss)                            ForwardEnd, if the host has such a callback
       training.end_backward(loss)                           BackwardEnd
       if training.begin_step(): ...drop the gradients...    GradientsReady; only before an optimizer step
       training.end_step()                                   StepEnd, or a skipped step is counted
       training.end_batch()                                  BatchEnd
-      due = training.open_boundary()                        the ranks agree; at step boundaries only (or `serve`)
-      ...the host logs, validates and saves what is due, and what it wants to itself:
+      due = training.open_boundary()                        exchange of requests; only at step boundaries (or `serve`)
+      ...the host logs, validates and saves as requested and as scheduled:
         training.log(metrics)                               Log
         training.begin_validation() ... end_validation()    ValidationStart ... ValidationEnd
         training.save(path)                                 SavePoint, CheckpointSaved
       leave = training.close_boundary()                     ShouldStop; whether to end the epoch or the training
     training.end_epoch(is_over=...)                         EpochEnd, then a boundary as above
-    training.finish()                                       LastBoundary, where the host can still do what is asked for
-    result = training.end()                                 LastBoundary unless it came, TrainEnd, RunClosed
-    training.fail(error)                                    RunFailed, RunClosed: whatever ends the loop
+    training.finish()                                       LastBoundary, while the host can still serve requests
+    result = training.end()                                 LastBoundary unless already emitted, TrainEnd, RunClosed
+    training.fail(error)                                    RunFailed, RunClosed: after any error
 
-An error of a plugin passes through these methods to the host; the run is closed then, as by `fail`. What a checkpoint
-of the host is to hold is in `saved.py`.
+An error of a plugin is raised to the host after the run was closed as by `fail`. `saved.py` defines the state in the
+host's checkpoints.
 """
 
 from __future__ import annotations
@@ -30,45 +30,105 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
-from heliograph import Bus, DeviceEngine, Plugins, RunResult
+from heliograph import (
+    BackwardEnd,
+    BatchEnd,
+    BatchStart,
+    Bus,
+    CheckpointSaved,
+    DeviceEngine,
+    ForwardEnd,
+    GradientsReady,
+    Lane,
+    LoopEngine,
+    Plugins,
+    Run,
+    RunResult,
+    SavePoint,
+    ShouldStop,
+    StepEnd,
+)
 from heliograph import events as ev
+from heliograph.core.loop import publish
+from heliograph.core.metrics.means import Means
 from heliograph.core.run_end import close_run
-from heliograph.spi import LoopEngine, describe_error
+from heliograph.spi import Metrics, describe_error
+from torch import Tensor
 
-from .batches import closes_on_error
-from .boundary import STAY, BoundaryMoments, Leave
-from .facts import Facts
-from .host import Host
-from .refusals import check_plugins
-from .run import HostedRun
+from .host import HostLoop, check_plugins
+from .run import HostedRun, TrainingFacts
 from .saved import Position, begin_at, capture, move_to, restore
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T", bound="HostedTraining")
 
-class HostedTraining(BoundaryMoments):
-    """Our plugins in the trainings of a host, one after the other.
+LOSS = "train/loss"
 
-    Args:
-        plugins: plugin objects, in the order in which they run within a lane.
-        host: whose loop it is.
+
+def closes_on_error(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+    """Close the run if the method raises, before the error reaches the host."""
+
+    @wraps(method)
+    def guarded(moments: T, /, *args: P.args, **options: P.kwargs) -> R:
+        try:
+            return method(moments, *args, **options)
+        except BaseException as error:
+            moments.fail(error)
+            raise
+
+    return guarded
+
+
+class Leave(NamedTuple):
+    """The decision at a boundary.
 
     Attributes:
-        run: the run that is under way, None outside of a training.
-        result: how the last one ended, None before.
+        stop: whether the training ends here.
+        end_epoch: whether the epoch ends here.
+    """
+
+    stop: bool = False
+    end_epoch: bool = False
+
+
+NOTHING, STAY = frozenset[str](), Leave()
+
+
+class HostedTraining:
+    """Plugins in the consecutive trainings of a host.
+
+    Args:
+        plugins: plugin objects, in their order within a lane.
+        host: the capabilities of the loop.
+
+    Attributes:
+        run: the current run; None outside of a training.
+        result: the result of the last run; None before.
 
     Raises:
         TypeError: a plugin has a handler that does not fit its event.
         ValueError: plugins contradict each other.
     """
 
-    def __init__(self, plugins: Iterable[Any], host: Host) -> None:
+    run: HostedRun | None = None
+    _is_counted = False  # whether the samples of the batch are counted
+    _is_dropped = False  # whether the gradients of the last window were dropped
+    _saving: tuple[Path | None, bool] | None = None
+    _means: Means | None = None
+    _is_served = False
+    _samples_logged = 0  # samples until the last log of the loss
+
+    def __init__(self, plugins: Iterable[Any], host: HostLoop) -> None:
         self.host, self.bus = host, Bus()
         self.plugins = Plugins(self.bus)
         if not isinstance(plugins, Iterable):
-            raise TypeError(f"Give the plugins as a list, as in [{type(plugins).__name__}(...)].")
+            raise TypeError(f"Pass the plugins as a list, as in [{type(plugins).__name__}(...)].")
         for plugin in plugins:
             self.plugins.register(plugin)
         self.plugins.load_added()
@@ -80,32 +140,29 @@ class HostedTraining(BoundaryMoments):
 
     def begin(
         self,
-        facts: Facts,
+        facts: TrainingFacts,
         saved: Mapping[str, Any] | None = None,
         path: Path | None = None,
         position: Position | None = None,
     ) -> Leave:
-        """Begin a run; on several ranks a collective.
+        """Begin a run. A collective.
 
         Args:
-            facts: what the host says of the training.
-            saved: what its checkpoint holds of our run, where it resumes.
-            path: that checkpoint.
-            position: where the host begins or continues; None for the beginning, or for what `saved` says.
+            facts: the description of the training.
+            saved: the saved state of the resumed checkpoint.
+            path: the resumed checkpoint.
+            position: the host's position; None for the beginning, or for the position in `saved`.
 
         Returns:
-            Whether a plugin asks to stop at once, as one does that had stopped the run before.
-
-        Raises:
-            ValueError: a plugin cannot be served in this loop, or not by these settings.
+            Whether to stop at once, because a plugin had stopped the saved run.
         """
         if self.run is not None:
-            self.fail(RuntimeError(f"{self.host.name} began another training; how this one ended was not seen."))
+            self.fail(RuntimeError(f"{self.host.name} began another training before the end of this one."))
         self.result = self._last_state = None
         check_plugins(self.plugins, self.host, facts.does, validates=bool(facts.validation))
         self.plugins.check_free()
         if "validation" not in {*facts.does, *self.plugins.declared("asks")}:
-            facts = replace(facts, validation={})  # which this run does not read
+            facts = replace(facts, validation={})  # this run does not read it
         self.run = run = self._open(facts)
         return self._start(run, saved, path, position or Position())
 
@@ -135,7 +192,6 @@ class HostedTraining(BoundaryMoments):
         return leave
 
     def _end_saved_epoch(self, run: HostedRun) -> Leave:
-        """End an epoch that was saved after its last batch: the host continues with the next."""
         self.begin_epoch(run.progress.epoch)
         self.end_epoch(is_over=True)
         run.control.agree()
@@ -143,18 +199,12 @@ class HostedTraining(BoundaryMoments):
 
     @closes_on_error
     def finish(self) -> None:
-        """Let plugins ask for what is left, as nothing is trained any more; `end` does it where the host has not."""
         run = self.active
         run.report.finished = True
         run.emit(ev.LastBoundary())
 
     @closes_on_error
     def end(self, actions: Mapping[str, Callable[[], object]] | None = None) -> RunResult:
-        """End a run that completed or was stopped; return its result.
-
-        Args:
-            actions: what the host does for what is asked for at the end; see `serve`.
-        """
         run = self.active
         if not run.report.finished:
             self.finish()
@@ -165,45 +215,36 @@ class HostedTraining(BoundaryMoments):
         return self._close(run, None)
 
     def state(self) -> dict[str, Any] | None:
-        """Return what a checkpoint of the host is to hold of this rank; after a training, of its end; else None."""
+        """Return the state of this rank for the host's checkpoint; after a training, the state at its end."""
         return self._last_state if self.run is None else capture(self.run)
 
     def fail(self, error: BaseException) -> None:
-        """Close the run for an error that ends the loop, unless it is closed.
-
-        Raises:
-            BaseException: what a plugin puts in place of the error.
-        """
+        """Close the run because of an error, unless it is closed. A plugin may replace the error."""
         if self.run is not None:
             try:
-                self._last_state = capture(self.run)  # for a checkpoint that is written upon the error
-            except Exception as other:  # noqa: BLE001  # must not take the place of the error
-                error.add_note(f"heliograph: a checkpoint of now would not hold the plugins: {describe_error(other)}")
+                self._last_state = capture(self.run)  # for a checkpoint that the host writes after the error
+            except Exception as secondary:  # noqa: BLE001  # must not replace the error
+                error.add_note(
+                    f"heliograph: a checkpoint of now would not hold the plugins: {describe_error(secondary)}"
+                )
             self._close(self.run, error)
 
     # An epoch.
 
     @closes_on_error
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch, or continue the one that was begun when the checkpoint was written.
-
-        Args:
-            epoch: its number as the host counts, from 0.
-        """
         run = self.active
         if epoch != run.progress.epoch:
-            run.note(f"{run.host.name} counts this as epoch {epoch}, after {run.progress.epoch} whole ones")
+            run.note(f"{run.host.name} counts this as epoch {epoch}, after {run.progress.epoch} complete epochs")
             run.progress.epoch = epoch
         resumed, run.work.has_begun = run.work.has_begun, True
         run.emit(ev.EpochStart(epoch, resumed=resumed))
 
     @closes_on_error
     def end_epoch(self, *, is_over: bool) -> bool:
-        """End an epoch; return whether it has ended, and so has a boundary of its own.
+        """End an epoch; return whether it has ended, and so has its own boundary.
 
-        Args:
-            is_over: whether its data have ended; else it ends here only if `end_epoch` was granted, and the training
-                ends within it.
+        If the data are not used up, the epoch only ends if `end_epoch` was granted.
         """
         run = self.active
         if not (is_over or run.control.should_end_epoch):
@@ -213,9 +254,255 @@ class HostedTraining(BoundaryMoments):
         run.emit(ev.EpochEnd(run.progress.epoch - 1))
         return True
 
-    # Within.
+    # A batch.
 
-    def _open(self, facts: Facts) -> HostedRun:
+    @closes_on_error
+    def begin_batch(self, batch: Any) -> None:
+        run = self.active
+        if run.phase != "train":
+            self.leave_validation()
+        run.work.batch, run.work.in_hand = batch, True
+        self._is_counted = False
+        if run.hot.batch_start.chain:
+            run.hot.batch_start.emit(run, BatchStart())
+            if run.work.batch is not batch:
+                raise RuntimeError(
+                    f"A plugin replaced run.batch, but {run.host.name} ignores that. Instead, "
+                    f"{run.host.remedy('batches')}."
+                )
+
+    @closes_on_error
+    def end_forward(self, loss: Tensor) -> None:
+        run = self.active
+        self._take(run, loss)
+        if run.hot.forward_end.chain:
+            run.hot.forward_end.emit(run, ForwardEnd())
+
+    @closes_on_error
+    def end_backward(self, loss: Tensor | None) -> None:
+        run = self.active
+        self._take(run, loss)
+        run.stepping.first.size += 1
+        if run.hot.backward_end.chain:
+            run.hot.backward_end.emit(run, BackwardEnd())
+
+    def track_loss(self, loss: Tensor) -> None:
+        """Add the loss of the micro-batch to `train/loss` of the next log, if the host does not log a loss.
+
+        It is added at the end of the window, unless the gradients of the window were dropped.
+        """
+        run = self.active
+        if run.report.tracks:
+            run.stepping.first.kept.append((loss.detach().clone(), run.size_of(run.work.batch), False))
+
+    @closes_on_error
+    def begin_step(self) -> bool:
+        """Emit `GradientsReady`; return whether to drop the gradients, on all ranks."""
+        run = self.active
+        if run.hot.gradients_ready.chain:
+            run.hot.gradients_ready.emit(run, GradientsReady())
+        run.control.agree_on_step()
+        return run.control.drops_step
+
+    @closes_on_error
+    def end_step(self, *, stepped: bool = True) -> None:
+        """Count an optimizer step, or a skipped one, for example because of infinite fp16 gradients."""
+        run = self.active
+        run.stepping.first.size = 0
+        self._is_dropped = run.control.drops_step or not stepped
+        if self._is_dropped:
+            run.control.count_skip("skipped_steps", by_engine=not run.control.drops_step)
+            return
+        run.progress.steps += 1
+        if run.hot.step_end.chain:
+            run.hot.step_end.emit(run, StepEnd())
+
+    @closes_on_error
+    def end_batch(self, loss: Tensor | None = None) -> None:
+        run = self.active
+        if loss is not None:
+            run.loss = run.stepping.first.loss = loss
+        self._count(run)
+        window = run.stepping.first
+        if window.kept and not window.size:
+            run.means.settle(window.label, window.kept, stepped=not self._is_dropped)
+        run.progress.batch += 1
+        run.work.in_hand = False
+        if run.hot.batch_end.chain:
+            run.hot.batch_end.emit(run, BatchEnd())
+        run.outputs = run.work.batch = None
+        if run.control.touched:
+            run.control.close_batch()
+
+    def _take(self, run: HostedRun, loss: Tensor | None) -> None:
+        run.loss = run.stepping.first.loss = loss
+        self._count(run)
+
+    def _count(self, run: HostedRun) -> None:
+        if not self._is_counted:
+            self._is_counted, size = True, run.size_of(run.work.batch)
+            run.progress.samples += run.data.sum_of_all_ranks(size) if run.control.is_shared else size
+
+    # A boundary.
+
+    @closes_on_error
+    def open_boundary(self) -> frozenset[str]:
+        """Exchange requests among the ranks; return the requested actions, out of `log`, `validation`, `save`."""
+        run = self.active
+        if run.phase != "train":
+            self.leave_validation()
+        run.boundary_is_open, control = True, run.control
+        control.agree()
+        if not control.pending:
+            return NOTHING
+        asked = {"log": control.should_log, "validation": control.should_validate, "save": control.should_save}
+        return frozenset(verb for verb, is_asked in asked.items() if is_asked)
+
+    @closes_on_error
+    def serve(self, actions: Mapping[str, Callable[[], object]]) -> None:
+        """Open a boundary and serve requests in order, including later ones that an action triggers."""
+        due = self.open_boundary()
+        if not due:
+            return
+        for verb, act in actions.items():
+            if verb in due:
+                act()
+                due = self.open_boundary()
+
+    @closes_on_error
+    def close_boundary(self) -> Leave:
+        """Emit `ShouldStop` and return the decision, after the host has served all requests."""
+        run = self.active
+        control, should_stop = run.control, run.hot.should_stop
+        has_news = control.pending or self._is_served or control.is_shared
+        if not (has_news or should_stop.chain or run.checkpoints.in_boundary):  # the usual case: nothing to decide
+            run.boundary_is_open = False
+            return STAY
+        if run.checkpoints.in_boundary:  # the resumed state was saved at this boundary
+            run.checkpoints.in_boundary = False
+            control.release()
+        if should_stop.chain:
+            should_stop.emit(run, ShouldStop())
+        control.decide(served=self._is_served, in_epoch=run.work.has_begun)
+        self._is_served = run.boundary_is_open = False
+        return Leave(control.stopped, control.should_end_epoch)
+
+    @closes_on_error
+    def log(self, metrics: Mapping[str, float], *, with_tracked: bool = True) -> None:
+        """Log the host's metrics and tracked values.
+
+        Args:
+            metrics: by our names. `train/loss` is the mean over the samples since the last log.
+            with_tracked: False within a batch or if only some ranks log: it is no collective then, and requests stay
+                pending.
+        """
+        run = self.active
+        tracked: dict[str, float] = {}
+        weights: dict[str, float] = {}
+        if with_tracked:
+            self._serve("log")
+            tracked, weights = run.means.read("train"), dict(run.means.weights)
+        if LOSS in metrics and (samples := run.progress.samples - self._samples_logged):
+            self._samples_logged += samples
+            weights[LOSS] = samples
+            if LOSS not in tracked:  # tracked values are already in the totals
+                total, weight = run.means.totals.get("loss", (0.0, 0.0))
+                run.means.totals = {**run.means.totals, "loss": (total + metrics[LOSS] * samples, weight + samples)}
+        publish(run, ev.Log(Metrics({**tracked, **metrics}), weights))
+
+    @closes_on_error
+    def begin_validation(self, batches: int | None = None) -> None:
+        run = self.active
+        self.leave_validation()
+        self._serve("validation")
+        run.phase, run.progress.evaluated, run.data.evaluation_batches = "validation", 0, batches
+        self._means = run.means
+        del run.means  # recreated on demand
+        run.emit(ev.ValidationStart())
+
+    @closes_on_error
+    def begin_validation_batch(self, batch: Any, dataset: str = "") -> None:
+        run = self.active
+        signal = run.bus.signal(ev.ValidationBatchStart)
+        run.work.batch = batch
+        if signal.chain:
+            signal.emit(run, ev.ValidationBatchStart(dataset))
+
+    @closes_on_error
+    def end_validation_batch(self, dataset: str = "") -> None:
+        run = self.active
+        signal = run.bus.signal(ev.ValidationBatchEnd)
+        run.progress.evaluated += 1
+        if signal.chain:
+            signal.emit(run, ev.ValidationBatchEnd(dataset))
+        run.work.batch = None
+
+    @closes_on_error
+    def end_validation(self, metrics: Mapping[str, float]) -> None:
+        run = self.active
+        tracked = run.means.read("validation")
+        publish(run, ev.ValidationEnd(Metrics({**tracked, **metrics})))
+        assert self._means is not None
+        run.phase, run.means, self._means = "train", self._means, None
+        run.progress.validations += 1
+
+    def leave_validation(self) -> None:
+        """End a validation that the host has left early, for example because of a handled error."""
+        run = self.active
+        if self._means is not None:
+            means, self._means = self._means, None
+            run.emit(ev.ValidationCut(f"{run.host.name} left the validation early"))
+            run.phase, run.means = "train", means
+
+    def stop_by_host(self, reason: str) -> None:
+        run = self.active
+        if not (run.is_complete or run.control.stopped):
+            run.control.stop(reason, by=run.host.name)
+            run.control.decide()
+
+    @closes_on_error
+    def save(self, path: Path | None, *, is_best: bool = False) -> None:
+        """Announce a checkpoint of the host, which contains our state.
+
+        Args:
+            path: its file or folder; None if unknown, then no `CheckpointSaved` is emitted.
+            is_best: whether it is the best so far, according to the host.
+        """
+        run = self.active
+        self._serve("save")
+        self._saving = path, is_best
+        with run.report.saving():
+            run.emit(ev.SavePoint())
+        self._saving = None
+
+    def _serve(self, verb: Literal["log", "validation", "save"]) -> None:
+        self.active.control.pop_request(verb)
+        self._is_served = True
+
+    def connect_writer(self, bus: Bus, host: str) -> None:
+        """Register the host as the handler that writes checkpoints at `SavePoint`."""
+
+        def announce(run: Run, event: SavePoint) -> None:  # noqa: ARG001  # every handler takes an event
+            assert self._saving is not None
+            path, is_best = self._saving
+            if path is None:
+                return
+            run.checkpoints.last = path
+            if is_best:
+                run.checkpoints.best = path
+            run.emit(CheckpointSaved(path, is_best))
+
+        announce.__qualname__ = host
+        bus.on(SavePoint, announce, lane=Lane.PERSIST)
+
+    # Opening and closing.
+
+    @property
+    def active(self) -> HostedRun:
+        assert self.run is not None, "a training has begun"
+        return self.run
+
+    def _open(self, facts: TrainingFacts) -> HostedRun:
         with ExitStack() as life:
             engine = engine_of(facts, self.host)
             life.enter_context(engine.process())
@@ -237,19 +524,37 @@ class HostedTraining(BoundaryMoments):
         return result
 
 
-def engine_of(facts: Facts, host: Host) -> LoopEngine:
-    """Return the engine that describes the hardware of a host, which moves and wraps everything itself.
-
-    Raises:
-        ValueError: the host trains with other processes than those of torch's process group.
-    """
+def engine_of(facts: TrainingFacts, host: HostLoop) -> LoopEngine:
+    """Return an engine that only describes the host's hardware."""
     if facts.world_size == 1:
         return DeviceEngine(facts.device)
     from .ranks import HostedRank
 
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() != facts.world_size:
         raise ValueError(
-            f"{host.name} trains with {facts.world_size} processes, and these are not those of torch.distributed, by "
-            f"which plugins agree. Train with heliograph.Trainer."
+            f"{host.name} trains with {facts.world_size} processes, but torch.distributed has no process group of that "
+            f"size, which plugins need. Train with heliograph.Trainer."
         )
     return HostedRank(facts.device)
+
+
+class PluginOwner:
+    """The plugins and the result of a bridge's trainings."""
+
+    _training: HostedTraining
+
+    @property
+    def plugins(self) -> Plugins:
+        """The plugins, for lookup, enabling and disabling."""
+        return self._training.plugins
+
+    @property
+    def result(self) -> RunResult | None:
+        """The result of the last training; None before the first and during a training."""
+        return self._training.result
+
+
+def drop_gradients(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None

@@ -1,4 +1,4 @@
-"""The Trainer of Hugging Face: its callbacks in our loop, our plugins in its loop."""
+"""Hugging Face: callbacks as plugins, and plugins in its Trainer."""
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
@@ -10,7 +10,6 @@ if _TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> _Any:
-    """Import what is a callback of transformers, and transformers with it, when it is used."""
     if name != "HeliographCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from heliograph.spi import require

@@ -1,4 +1,4 @@
-"""`attach`: our plugins in the loop of an engine of Ignite."""
+"""`attach`: plugins in the loop of an Ignite engine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph.spi import require
 from torch import nn
-
-from .parts import Parts
 
 if TYPE_CHECKING:
     from .attached import AttachedPlugins
@@ -27,38 +25,39 @@ def attach(
     name: str = "run",
     hyper_parameters: Mapping[str, Any] | None = None,
 ) -> AttachedPlugins:
-    """Let plugins take part in the trainings of an engine; its `run` emits our events and does what they ask for.
+    """Run plugins in the trainings of an Ignite engine.
 
-    Call it before handlers that save are added, so that these save what the plugins have decided.
+    Call `attach` before you add handlers that save, so that these save the decisions of the plugins.
 
     Args:
         engine: an `ignite.engine.Engine` that trains.
-        plugins: plugin objects, in the order in which they run within a lane. Those that ask for what this loop cannot
-            do are refused when it starts.
-        model: what is trained; several by name.
-        optimizer: what the engine's function steps: its steps are counted, and seen before they are taken. Without it
-            each iteration counts as one step.
-        loss: the module that computes the loss, such as `nn.CrossEntropyLoss()`: then plugins see it before the step,
-            and may drop that. Or a function of the engine's output that returns the loss; by default the output, or
-            its item `loss`.
-        evaluator: the engine that validates; several by the names of their sets. Its metrics become ours, as
-            `validation/accuracy`, whoever runs it.
-        validation: what the evaluator is run on when a plugin asks for a validation; several by the same names.
-        save: called with the engine when a plugin asks for a save, such as an `ignite.handlers.Checkpoint` that has
-            what is returned here in its `to_save`.
-        name: the run's name, as in file names.
+        plugins: plugin objects, in their order within a lane. Unsupported plugins raise an error when the engine
+            starts.
+        model: the trained module; several by name.
+        optimizer: the optimizer that the engine's function steps: plugins see its gradients before each step, and its
+            steps are counted. Without it, each iteration counts as one step.
+        loss: the module that computes the loss, such as `nn.CrossEntropyLoss()`: plugins then see the loss before the
+            step, and may drop the step. Or a function of the engine's output that returns the loss; by default the
+            output, or its item `loss`.
+        evaluator: the engine that validates; several by the names of their sets. Its metrics are renamed, for example
+            to `validation/accuracy`.
+        validation: the data of the evaluator for requested validations; several by the same names.
+        save: called with the engine to serve a requested save, such as an `ignite.handlers.Checkpoint` with the
+            return value of `attach` in its `to_save`.
+        name: the run's name, which is part of file names.
         hyper_parameters: a description for trackers.
 
     Returns:
-        What is attached. Its `state_dict` belongs into the checkpoints of the engine; `result` says how a run ended.
+        The attached plugins. Save their `state_dict` in the checkpoints of the engine; `result` has the result of a
+        run.
 
     Raises:
         ImportError: Ignite is not installed.
-        TypeError: an argument has another type.
-        ValueError: arguments contradict each other, or plugins do; the engine has attached plugins already.
+        TypeError: an argument has the wrong type.
+        ValueError: arguments or plugins contradict each other; the engine already has attached plugins.
     """
     require("ignite", "attach", extra="ignite")
-    from .attached import AttachedPlugins
+    from .attached import AttachedPlugins, AttachOptions
 
-    parts = Parts(engine, model, optimizer, loss, evaluator, validation, save, name, hyper_parameters)
+    parts = AttachOptions(engine, model, optimizer, loss, evaluator, validation, save, name, hyper_parameters)
     return AttachedPlugins(plugins, parts)

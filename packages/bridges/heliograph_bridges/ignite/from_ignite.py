@@ -22,41 +22,41 @@ def from_ignite(
 ) -> IgnitePlugin:
     """Return a plugin that calls handlers of PyTorch-Ignite in a Heliograph training.
 
-    They are given an `Engine` of Ignite that the training drives: its `state` is where the run is, `terminate()` and
-    `terminate_epoch()` are requests in the plugin's name. With an event, the handler is added to it. Without one, an
-    object with `attach` is attached to the engine; and a function adds what it likes, as a script of Ignite does:
+    The handlers get an Ignite `Engine` that follows the training: its `state` has the position of the run, and
+    `terminate()` and `terminate_epoch()` are requests by the plugin. With an event, the handler is added to it. Without
+    one, an object with `attach` is attached to the engine, and a function can add any handlers, as in a script for
+    Ignite:
 
         def stop_early(trainer, evaluator):
             evaluator.add_event_handler(Events.COMPLETED, EarlyStopping(3, score, trainer))
 
         Trainer([from_ignite(stop_early), from_ignite(TerminateOnNan(), Events.ITERATION_COMPLETED)])
 
-    States of handlers with `state_dict` and `load_state_dict`, and what `engine.state_dict_user_keys` names in
-    `engine.state`, are in the checkpoints.
+    Checkpoints contain the states of handlers with `state_dict` and `load_state_dict`, and the values in `engine.state`
+    that `engine.state_dict_user_keys` names.
 
     Args:
         handler: a handler; without an event, an object with `attach(engine)`, or a function of `(trainer)` or
             `(trainer, evaluator)`.
         event: one of `ignite.engine.Events`, with or without a filter, or several joined by `|`.
-        phase: whose engine a handler is added or attached to: the trainer's, or that of validations.
-        output: what `engine.state.output` is after a batch of this phase, made from the run, as in
-            `lambda run: (run.outputs, run.batch[1])`; by default the loss in training, without its graph, and
+        phase: `train` adds the handler to the trainer's engine, `validation` to the evaluator's.
+        output: makes `engine.state.output` after a batch of this phase from the run, as in
+            `lambda run: (run.outputs, run.batch[1])`; by default the detached loss in training, and
             `run.outputs` in validations.
 
     Raises:
-        TypeError: the handler is none of these.
-        ValueError: it, or its event, cannot be served here; says why, and what does the same here.
+        TypeError: the handler has the wrong type.
+        ValueError: the handler or its event is not supported; the message names an alternative.
         ImportError: pytorch-ignite is not installed.
     """
     require("ignite", "from_ignite", extra="ignite")
-    from .handlers.engine import Moment, RunEngine
+    from .handlers.engine import LastEvent, RunEngine, check_handler
     from .handlers.plugin import IgnitePlugin
-    from .handlers.refusals import check_handler
 
     if phase not in ("train", "validation"):
         raise ValueError(f"phase is 'train' or 'validation', got {phase!r}.")
     check_handler(handler)
-    moment = Moment()
+    moment = LastEvent()
     trainer, evaluator = RunEngine("trainer", moment), RunEngine("evaluator", moment)
     engine = trainer if phase == "train" else evaluator
     if event is not None:
@@ -78,8 +78,8 @@ def _attach(function: Callable[..., Any], trainer: Any, evaluator: Any) -> None:
     function(*(trainer, evaluator)[:count])
     if not (trainer.has_handlers or evaluator.has_handlers):
         raise ValueError(
-            f"{_name(function)} was called with the engine, and added no handler. To call it at an event, name that: "
-            f"from_ignite(function, Events.EPOCH_COMPLETED)."
+            f"{_name(function)} was called with the engine but added no handler. To call it at an event, pass the "
+            f"event: from_ignite(function, Events.EPOCH_COMPLETED)."
         )
 
 

@@ -1,4 +1,4 @@
-"""Lightning: its callbacks in our loop, our plugins in its loop."""
+"""Lightning: callbacks as plugins, and plugins in its Trainer."""
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
@@ -10,7 +10,6 @@ if _TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> _Any:
-    """Import what is a callback of Lightning, and Lightning with it, when it is used."""
     if name != "HeliographCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .callback import HeliographCallback

@@ -1,25 +1,134 @@
-"""What callbacks get as `trainer`: built from the run, and read from it whenever they ask."""
+"""The `trainer` that callbacks receive: a read-only view of the run."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, NoReturn
+from weakref import ref
 
-from .parts import FitLoop, LoggerConnector, Part, Strategy
+from heliograph import LoopEngine
+from heliograph.spi import known_names
 
 UNEXPLAINED = "the callback has set trainer.should_stop"
 _PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
+Readers = Mapping[str, Any]
+REMEDY = "Write a plugin if you need more control: see docs/writing_a_plugin.md."
 
-class TrainerFacade(Part):
-    """A trainer of Lightning as far as callbacks use one; what it does not have is an AttributeError that says so."""
+
+class Part:
+    """A part of a Lightning trainer with mostly read-only attributes.
+
+    Args:
+        work: the `RunView` of the run, which is passed to the readers.
+
+    Attributes:
+        label: its name in error messages.
+        readers: a function for each attribute that returns its value.
+    """
+
+    label = "trainer"
+    readers: ClassVar[Readers] = {}
+
+    def __init__(self, work: Any) -> None:
+        vars(self)["_reference"] = ref(work)  # a module that keeps its trainer must not keep the run alive
+
+    @property
+    def _work(self) -> Any:
+        return self._reference()
+
+    def __getattr__(self, name: str) -> Any:
+        if (reader := self.readers.get(name)) is None:
+            raise AttributeError(
+                f"from_lightning does not support {self.label}.{name} in a Heliograph training."
+                f"{known_names(name, self.readers)} {REMEDY}"
+            )
+        return reader(self._work)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set `should_stop`: a request in the name of the callback, or taken back.
+        raise AttributeError(
+            f"{self.label}.{name} = {value!r} would have no effect: plugins and the arguments of fit control a "
+            f"Heliograph training. Callbacks can only set trainer.should_stop. {REMEDY}"
+        )
 
-        Raises:
-            AttributeError: it is another attribute.
-        """
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.readers})
+
+
+class Strategy(Part):
+    """The collectives of the engine."""
+
+    label = "trainer.strategy"
+    readers: ClassVar[Readers] = {
+        "root_device": lambda work: work.run.engine.device,
+        "global_rank": lambda work: work.run.engine.rank,
+        "local_rank": lambda work: work.run.engine.local_rank,
+        "world_size": lambda work: work.run.engine.world_size,
+        "is_global_zero": lambda work: work.run.engine.is_main,
+        "lightning_module": lambda work: work.module,
+        "model": lambda work: work.module,
+    }
+
+    @property
+    def _engine(self) -> LoopEngine:
+        return self._work.run.engine  # type: ignore[no-any-return]
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return self._engine.broadcast(obj, src)
+
+    def barrier(self, name: str | None = None) -> None:
+        self._engine.barrier()
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        if group is not None:
+            _refuse("reduce(group=...): ranks are reduced over all together")
+        how: Any = str(reduce_op).rpartition(".")[2].lower()
+        return self._engine.reduce(tensor, "mean" if how == "avg" else how)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002  # Lightning's name
+        if all:
+            return not self._engine.vote([float(not decision)])[0]
+        return bool(self._engine.vote([float(decision)])[0])
+
+
+class EpochLoop(Part):
+    label = "trainer.fit_loop.epoch_loop"
+    readers: ClassVar[Readers] = {
+        "_batches_that_stepped": lambda work: work.run.progress.steps,
+        "global_step": lambda work: work.run.progress.steps,
+        "batch_idx": lambda work: work.batch_index,
+        "total_batch_idx": lambda work: work.run.progress.batches - 1,
+    }
+
+
+class FitLoop(Part):
+    label = "trainer.fit_loop"
+    readers: ClassVar[Readers] = {
+        "epoch_loop": EpochLoop,
+        "max_epochs": lambda work: work.trainer.max_epochs,
+        "total_batch_idx": lambda work: work.run.progress.batches - 1,
+        "_skip_backward": lambda _: False,
+    }
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "_skip_backward" or value:  # which it never does here
+            super().__setattr__(name, value)
+
+
+class LoggerConnector(Part):
+    label = "trainer._logger_connector"
+    readers: ClassVar[Readers] = {"should_update_logs": lambda work: work.run.report.tracks}
+
+
+def _refuse(call: str) -> NoReturn:
+    raise NotImplementedError(f"trainer.strategy.{call}.")
+
+
+class TrainerFacade(Part):
+    """The attributes of a Lightning trainer that callbacks use; others raise AttributeError."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
         if name != "should_stop":
             super().__setattr__(name, value)
         control = self._work.run.control
@@ -40,7 +149,7 @@ def _training_batches(work: Any) -> float:
 
 def _validation_batches(work: Any) -> list[float]:
     loaders = work.run.data.validation_loaders.values()
-    return [len(each) if hasattr(each, "__len__") else math.inf for each in loaders]
+    return [len(loader) if hasattr(loader, "__len__") else math.inf for loader in loaders]
 
 
 def _validation_loaders(work: Any) -> Any:
@@ -51,8 +160,8 @@ def _validation_loaders(work: Any) -> Any:
 def _window(work: Any) -> int:
     from heliograph import GradientAccumulation
 
-    found = [each for each in work.plugins() if isinstance(each, GradientAccumulation)]
-    return found[0].number(work.epoch) if found else 1
+    plugins = [plugin for plugin in work.plugins() if isinstance(plugin, GradientAccumulation)]
+    return plugins[0].number(work.epoch) if plugins else 1
 
 
 def _accelerator(work: Any) -> Any:
@@ -91,7 +200,7 @@ TrainerFacade.readers = {
     "fast_dev_run": lambda _: False,
     "barebones": lambda _: False,
     "enable_validation": lambda work: bool(work.run.data.validation_sets),
-    # EarlyStopping and others look once per epoch where both are 1, else after each validation.
+    # If both are 1, EarlyStopping and others check once per epoch, otherwise after each validation.
     "val_check_interval": lambda work: None if work.run.data.validation_sets else 1.0,
     "check_val_every_n_epoch": lambda work: None if work.run.data.validation_sets else 1,
     "should_stop": lambda work: work.run.control.should_stop,

@@ -12,20 +12,20 @@ from .refused import check_served
 
 
 def from_lightning(callback: Any) -> LightningCallback:
-    """Return a plugin that runs a callback of Lightning, of `lightning.pytorch` or of `pytorch_lightning`.
+    """Return a plugin that calls a callback of `lightning.pytorch` or `pytorch_lightning`.
 
-    Its hooks are called at the events of a Heliograph training, with a `trainer` and a `pl_module` that are built from
-    the run. Setting `trainer.should_stop` becomes a request to stop in the plugin's name, which is `lightning_` and the
-    callback's class, such as `lightning_early_stopping`; `.named(...)` gives it another. Its state is in the
-    checkpoints.
+    Its hooks are called at the events of a Heliograph training, with a `trainer` and a `pl_module` that present
+    the run. Setting `trainer.should_stop` becomes a request to stop by the plugin. The plugin's name is `lightning_`
+    and the callback's class, such as `lightning_early_stopping`; `.named(...)` changes it. Checkpoints contain the
+    callback's state.
 
     Args:
-        callback: an object of a subclass of `Callback`, for one training.
+        callback: an instance of a subclass of `Callback`, for one training.
 
     Raises:
         ImportError: Lightning is not installed.
-        TypeError: it is not such an object.
-        ValueError: it cannot run here; the error says why, and what of Heliograph does its work.
+        TypeError: the callback has the wrong type.
+        ValueError: the callback is not supported; the message names an alternative.
     """
     flavour = flavour_of(callback)
     if flavour is None:

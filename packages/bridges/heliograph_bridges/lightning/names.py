@@ -1,4 +1,4 @@
-"""The names of metrics: `val_loss` there is `validation/loss` here."""
+"""Metric names: Lightning's `val_loss` is `validation/loss`."""
 
 from __future__ import annotations
 
@@ -17,28 +17,25 @@ _SPELLED = re.compile(f"({'|'.join(_PHASES)})[_/](.+)")
 
 
 def our_name(name: str, phase: str = "") -> str:
-    """Return the name that a metric has here.
+    """Return our name of a metric.
 
-    A phase before `_` or `/` is put before a slash: `val_loss`, `val/loss` and `validation_loss` are `validation/loss`.
-    Any other name gets the phase that is given, if one is.
+    A phase before `_` or `/` becomes a prefix: `val_loss`, `val/loss` and `validation_loss` are `validation/loss`.
+    Other names get the prefix of the given phase.
     """
-    if found := _SPELLED.fullmatch(name):
-        spelled, rest = found.groups()
+    if match := _SPELLED.fullmatch(name):
+        spelled, metric = match.groups()
         if phase in ("", _PHASES[spelled]):
-            return f"{_PHASES[spelled]}/{rest}"
+            return f"{_PHASES[spelled]}/{metric}"
     return f"{phase}/{name}" if phase else name
 
 
 class MetricNames(MutableMapping[str, Any]):
-    """The metrics of a run as tensors, by their names here or there.
-
-    Args:
-        run: the run.
+    """The metrics of a run as tensors, by our names or Lightning's.
 
     Attributes:
-        measured: the metrics of the event in hand, which the run does not have yet.
-        waiting: what callbacks logged and the next `Log` will have.
-        unlogged: names of what was logged since the last `Log`.
+        measured: the metrics of the current event, before the run has them.
+        waiting: logged values for the next `Log`.
+        unlogged: the names of values logged since the last `Log`.
     """
 
     def __init__(self, run: Run) -> None:
@@ -50,58 +47,42 @@ class MetricNames(MutableMapping[str, Any]):
         self._aliases: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Any:
-        """Return a metric as a tensor."""
         for key in (name, self._aliases.get(name, name), our_name(name)):
             for source in self._sources():
                 if key in source:
                     value = source[key]
                     return value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
-        raise KeyError(f"There is no metric {name!r}.{known_names(our_name(name), self)}")
+        raise KeyError(f"Unknown metric {name!r}.{known_names(our_name(name), self)}")
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Let callbacks read a value by this name."""
         self._latest[name] = value
 
     def __delitem__(self, name: str) -> None:
-        """Forget a value that a callback has set."""
         del self._latest[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
         return iter({name: None for source in self._sources() for name in source})
 
     def __len__(self) -> int:
-        """Return how many metrics there are."""
         return len(list(iter(self)))
 
     def __deepcopy__(self, memo: Any) -> dict[str, Any]:
         return dict(self)
 
     def copy(self) -> dict[str, Any]:
-        """Return them as a dict."""
         return dict(self)
 
     def forget(self) -> None:
-        """Forget what callbacks have set: the run has gone to another place."""
         self._latest.clear()
         self.waiting.clear()
         self.unlogged.clear()
 
     def keep(self, metrics: Mapping[str, Any]) -> None:
-        """Keep values of the training for the next log; of several by the same name the last."""
         for name, value in metrics.items():
             self._note(name, key := our_name(name, "train"), value)
             self.waiting[key] = value
 
     def log(self, name: str, value: Any, phase: str, weight: float) -> None:
-        """Add a value to the mean that the phase reports; at the end of a validation or test it is a metric of it.
-
-        Args:
-            name: as the callback gave it.
-            value: a number or a tensor of one.
-            phase: what runs, as callbacks see it.
-            weight: how many samples it is a mean of.
-        """
         value = value.detach() if isinstance(value, torch.Tensor) else value
         key = our_name(name, phase)
         if self.measured is not None and phase == "train":
@@ -116,7 +97,6 @@ class MetricNames(MutableMapping[str, Any]):
                 self._note(name, key, value)
 
     def add_to(self, metrics: dict[str, float]) -> None:
-        """Add what waits to a log, and let its means take the place of the values that they are of."""
         metrics.update({name: float(value) for name, value in self.waiting.items()})
         self.waiting.clear()
         self.unlogged.clear()

@@ -1,4 +1,4 @@
-"""Callbacks of Lightning that do not run here, why, and what of Heliograph does their work."""
+"""Unsupported callbacks of Lightning, and their replacements."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from heliograph.spi import with_article
 
 from .flavour import Flavour
 
+_SAVES = "saves checkpoints of Lightning's Trainer, whose state differs from a Heliograph run"
+_TUNES = "runs the loop of Lightning's Trainer before the training"
+_THAWS = "adds parameter groups to the optimizer during the training, so that a resume could not load its state"
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a callback is refused.
+    """Why a callback is not supported.
 
     Attributes:
-        why: the reason, as the rest of a sentence that begins with the callback's name.
-        instead: what does its work here.
+        why: the reason, as the end of a sentence about the callback.
+        instead: the replacement.
     """
 
     why: str
     instead: str
 
 
-_SAVES = "saves checkpoints of Lightning's Trainer, which hold another state than a run of Heliograph has"
-_TUNES = "runs the loop of Lightning's Trainer by itself, before the training"
-_THAWS = "adds parameter groups to the optimizer in mid-training, before a checkpoint's optimizer is loaded there"
 REFUSED: Final[Mapping[str, Refusal]] = {
     "Checkpoint": Refusal(_SAVES, "heliograph.Checkpoint(folder)"),
     "ModelCheckpoint": Refusal(_SAVES, "heliograph.Checkpoint(folder, monitor=..., keep_best=3)"),
@@ -61,35 +62,32 @@ REFUSED: Final[Mapping[str, Refusal]] = {
 
 
 def check_served(callback: Any) -> None:
-    """Raise ValueError where a callback, or a class that it inherits from, cannot run here."""
     for kind in type(callback).__mro__:
         refusal = REFUSED.get(kind.__name__)
         if refusal is not None and kind.__module__.startswith(("lightning.", "pytorch_lightning.")):
             name = type(callback).__name__
-            own = name if kind.__name__ == name else f"{name}, {with_article(kind.__name__)},"
-            raise ValueError(f"{own} cannot run here: it {refusal.why}. Use {refusal.instead}.")
+            label = name if kind.__name__ == name else f"{name}, {with_article(kind.__name__)},"
+            raise ValueError(f"{label} cannot run here: it {refusal.why}. Use {refusal.instead}.")
 
 
 def is_shipped(callback: Any, flavour: Flavour, name: str) -> bool:
-    """Return whether a callback is one of Lightning's own by that name, or inherits from it."""
     return isinstance(callback, flavour.part("callbacks", name))
 
 
 def check_averaging(callback: Any, flavour: Flavour, run: Run) -> None:
-    """At the start of a training: raise ValueError where the averaging of weights would need more than it gets here."""
     swa = is_shipped(callback, flavour, "StochasticWeightAveraging")
     if not (swa or is_shipped(callback, flavour, "WeightAveraging")) or run.report.is_replay:
         return
     from torch.distributed.tensor import DTensor
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    modules = [each for module in run.modules.values() for each in module.modules()]
+    modules = [submodule for module in run.modules.values() for submodule in module.modules()]
     name, why = type(callback).__name__, ""
     if any(isinstance(parameter, DTensor) for module in modules for parameter in module.parameters(recurse=False)):
-        why = "copies the model, whose weights are sharded here"
+        why = "copies the model, but its weights are sharded"
     elif swa and any(isinstance(module, _BatchNorm) for module in modules):
-        why = "needs one more epoch without steps for batch norm, which this loop does not have"
+        why = "needs an extra epoch without steps for batch norm, which this loop does not have"
     elif swa and run.schedulers:
-        why = "takes the place of the scheduler, which fit was given: give fit none"
+        why = "replaces the scheduler of fit: pass no scheduler to fit"
     if why:
         raise ValueError(f"{name} {why}. Use heliograph.EMA().")

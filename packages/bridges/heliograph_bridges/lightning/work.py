@@ -1,4 +1,4 @@
-"""What the callbacks of one run share: the trainer and the module that they get, and where the run is."""
+"""The view of a run that is shared by its Lightning callbacks."""
 
 from __future__ import annotations
 
@@ -15,36 +15,32 @@ from .flavour import Flavour, logger_class, view_class
 from .names import MetricNames
 
 _FUNCTIONS = {"train": "fit", "validation": "validate", "test": "test", "predict": "predict"}
-_WORKS: WeakKeyDictionary[Run, dict[Flavour, Work]] = WeakKeyDictionary()
+_WORKS: WeakKeyDictionary[Run, dict[Flavour, RunView]] = WeakKeyDictionary()
 _NO_EFFECT = (
     "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "sync_dist", "sync_dist_group", "add_dataloader_idx",
     "metric_attribute", "rank_zero_only",
 )  # fmt: skip
 
 
-class Unrecorded:
-    """What callbacks get as `pl_module` in a replay, which has no model."""
+class MissingModule:
+    """The `pl_module` of a replay, which has no model."""
 
     def __getattr__(self, name: str) -> Any:
         raise NotRecorded("the modules")
 
 
-class Work:
-    """One run, as the callbacks of one package see it.
-
-    Args:
-        run: the run.
-        flavour: the package.
+class RunView:
+    """A run for the callbacks of one package.
 
     Attributes:
         between_epochs: whether an epoch has ended and its boundary has not.
-        in_epoch_end: whether `on_train_epoch_end` is being called, perhaps at the end of a validation.
-        batch_index: the index of the batch in hand, of its set where it is evaluated.
-        schedulers: Lightning's records of schedulers; those that callbacks add are stepped when an epoch ends.
-        users: the callbacks that were set up.
-        trainer: what they get as `trainer`.
-        module: what they get as `pl_module`.
-        loggers: the one logger.
+        in_epoch_end: whether `on_train_epoch_end` is running.
+        batch_index: the index of the current batch, within its set in an evaluation.
+        schedulers: Lightning's records of schedulers; schedulers added by callbacks are stepped at the end of an epoch.
+        users: the attached callbacks.
+        trainer: their `trainer`.
+        module: their `pl_module`.
+        loggers: a list of the one logger.
     """
 
     def __init__(self, run: Run, flavour: Flavour) -> None:
@@ -59,12 +55,11 @@ class Work:
         self._given = tuple(self.schedulers)
         self._set: tuple[str | None, int] = None, 0
         self._sets: list[str] = []  # in the order in which they are evaluated
-        self.module: Any = Unrecorded() if run.report.is_replay else self._attach_module()
+        self.module: Any = MissingModule() if run.report.is_replay else self._attach_module()
         self._rank_before = self._set_rank(run.engine.rank)
 
     @classmethod
-    def of(cls, run: Run, flavour: Flavour) -> Work:
-        """Return the work of a run, the same for all callbacks of a package."""
+    def of(cls, run: Run, flavour: Flavour) -> RunView:
         works = _WORKS.setdefault(run, {})
         if flavour not in works:
             works[flavour] = cls(run, flavour)
@@ -72,47 +67,38 @@ class Work:
 
     @property
     def epoch(self) -> int:
-        """The index of the epoch; until the boundary after it, that of the one that has ended."""
         return self.run.progress.epoch - self.between_epochs
 
     @property
     def trains(self) -> bool:
-        """Whether the run is a training."""
         return self.run.optimizer is not None
 
     @property
     def function(self) -> Any:
-        """What the user has called, as one of Lightning's `TrainerFn`, which are strings."""
         return self.flavour.part("trainer.states", "TrainerFn")("fit" if self.trains else _FUNCTIONS[self.run.phase])
 
     @property
     def phase(self) -> str:
-        """What runs, as callbacks see it: the end of an epoch belongs to the training."""
         return "train" if self.in_epoch_end else self.run.phase
 
     @property
     def state(self) -> Any:
-        """Lightning's record of what runs."""
         stage = self.phase if self.phase in ("train", "test", "predict") else "validate"
         names = ("TrainerState", "TrainerStatus", "RunningStage")
         state, status, stages = (self.flavour.part("trainer.states", name) for name in names)
         return state(status=status.RUNNING, fn=self.function, stage=stages(stage))
 
     def plugins(self) -> Iterator[Any]:
-        """Yield the plugins of the run."""
         yield from (self.run.plugins[name] for name in self.run.plugins.names())
 
     def callbacks(self) -> list[Any]:
-        """Return the callbacks that were set up so far."""
         return list(self.users)
 
     def attach(self, callback: Any) -> None:
-        """Give a callback its `log` and `log_dict`."""
         callback.log, callback.log_dict = partial(_log, ref(self)), partial(_log_dict, ref(self))
         self.users.append(callback)
 
     def detach(self, callback: Any) -> None:
-        """Take them back; with the last callback the module is left as it was."""
         for name in ("log", "log_dict"):
             vars(callback).pop(name, None)
         self.users.remove(callback)
@@ -124,35 +110,25 @@ class Work:
                 del self.module.log
 
     def log(self, name: str, value: Any, *, batch_size: int | None = None, reduce_fx: Any = "mean", **kw: Any) -> None:
-        """Log a value as `run.track` does: when it is logged, and where it is shown, is decided by plugins.
+        """Log a value with `run.track`, for `self.log` of callbacks.
 
         Args:
-            name: of the metric, as Lightning spells it.
-            value: a number or a tensor of one.
-            batch_size: how many samples it is a mean of.
-            reduce_fx: only means are taken.
-            **kw: what else Lightning takes, which has no effect here.
-
-        Raises:
-            TypeError: there is no such argument.
-            ValueError: another reduction than the mean.
+            name: the metric, as Lightning spells it.
+            value: a number or a tensor with one element.
+            batch_size: the number of samples that the value is a mean of.
+            reduce_fx: only `mean` is supported.
+            **kw: other options of Lightning, which have no effect.
         """
         if unknown := kw.keys() - set(_NO_EFFECT):
             raise TypeError(f"log({name!r}) does not take {', '.join(sorted(unknown))}.")
         if reduce_fx != "mean" and getattr(reduce_fx, "__name__", "") != "mean":
             raise ValueError(
-                f"log({name!r}, reduce_fx={reduce_fx!r}): values are averaged here, so only 'mean' is allowed. Log "
-                f"what you have reduced yourself at the end of an epoch."
+                f"log({name!r}, reduce_fx={reduce_fx!r}): only 'mean' is supported. Reduce the values yourself and "
+                f"log the result at the end of an epoch."
             )
         self.metrics.log(name, value, self.phase, 1.0 if batch_size is None else batch_size)
 
     def place(self, dataset: str, done: int) -> tuple[int, ...]:
-        """Return the index of an evaluated batch in its set; of several sets also the index of the set.
-
-        Args:
-            dataset: the name of the set.
-            done: how many batches of the evaluation were done before it.
-        """
         if dataset != self._set[0] or done == 0:
             self._set = dataset, done
         self.batch_index = done - self._set[1]
@@ -161,7 +137,6 @@ class Work:
         return (self.batch_index, self._sets.index(dataset)) if dataset else (self.batch_index,)
 
     def end_epoch(self) -> None:
-        """An epoch has ended: step the schedulers that callbacks have added, once."""
         if self.between_epochs:
             return
         self.between_epochs = True
@@ -173,36 +148,34 @@ class Work:
                     record.scheduler.step()
 
     def _attach_module(self) -> Any:
-        """Return the LightningModule of the task, or a view on its modules, with this trainer and its `log`."""
-        own = [each for each in self.run.modules.values() if isinstance(each, self.flavour.module)]
-        module = own[0] if own else view_class(self.flavour)(self.run.modules)
+        modules = [module for module in self.run.modules.values() if isinstance(module, self.flavour.module)]
+        module = modules[0] if modules else view_class(self.flavour)(self.run.modules)
         module.trainer = self.trainer
         module.log = partial(_log, ref(self))
         return module
 
     def _set_rank(self, rank: int) -> int:
-        """Set the rank by which `rank_zero_only` of Lightning decides, and return what it was."""
         decides = self.flavour.part("utilities.rank_zero", "rank_zero_only")
         before: int = decides.rank
         decides.rank = rank
         return before
 
 
-def _log(work: ref[Work], name: str, value: Any, **options: Any) -> None:
-    """Log a value; a function of a weak reference, as copies of a module or callback must not hold the run."""
+def _log(work: ref[RunView], name: str, value: Any, **options: Any) -> None:
+    """Log a value through a weak reference, because copies of a module or callback must not keep the run alive."""
     if (living := work()) is not None:
         living.log(name, value, **options)
 
 
-def _log_dict(work: ref[Work], dictionary: Mapping[str, Any], **options: Any) -> None:
+def _log_dict(work: ref[RunView], dictionary: Mapping[str, Any], **options: Any) -> None:
     for name, value in dictionary.items():
         _log(work, name, value, **options)
 
 
-def _scheduler_records(work: Work) -> Iterator[Any]:
+def _scheduler_records(work: RunView) -> Iterator[Any]:
     from heliograph import LearningRate
 
-    found = [each for each in work.plugins() if isinstance(each, LearningRate)]
+    schedules = [plugin for plugin in work.plugins() if isinstance(plugin, LearningRate)]
     for name, scheduler in work.run.schedulers.items():
-        interval = "step" if found and found[0].per_of(name) == "step" else "epoch"
+        interval = "step" if schedules and schedules[0].per_of(name) == "step" else "epoch"
         yield work.flavour.part("utilities.types", "LRSchedulerConfig")(scheduler, interval=interval)

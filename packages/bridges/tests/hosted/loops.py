@@ -10,13 +10,13 @@ import torch
 from heliograph import Event, Plugin, Run, RunResult, on
 from heliograph.events import CATALOGUE
 from heliograph.tests.kit import Batch, class_batches
-from heliograph_bridges.hosted.facts import Facts
-from heliograph_bridges.hosted.host import Host
+from heliograph_bridges.hosted.host import HostLoop
+from heliograph_bridges.hosted.run import TrainingFacts
 from heliograph_bridges.hosted.saved import capture
 from heliograph_bridges.hosted.training import HostedTraining
 from torch import nn
 
-HOST = Host("other.Trainer", frozenset({"skip_step", "veto_stop"}))
+HOST = HostLoop("other.Trainer", frozenset({"skip_step", "veto_stop"}))
 
 
 class Trace(Plugin):
@@ -47,7 +47,7 @@ class Loop:
         facts: what else it says of its training.
     """
 
-    def __init__(self, *plugins: Any, host: Host = HOST, **facts: Any) -> None:
+    def __init__(self, *plugins: Any, host: HostLoop = HOST, **facts: Any) -> None:
         torch.manual_seed(0)
         self.model = nn.Linear(4, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -65,7 +65,9 @@ class Loop:
     ) -> RunResult:
         """Train; `losses` replaces those of some batches, by their number."""
         given = class_batches(2) if batches is None else list(batches)
-        facts = Facts({"model": self.model}, self.optimizer, torch.device("cpu"), epochs=epochs, batches=len(given))
+        facts = TrainingFacts(
+            {"model": self.model}, self.optimizer, torch.device("cpu"), epochs=epochs, batches=len(given)
+        )
         for name, value in {"validation": {"": given}, **self.facts}.items():
             setattr(facts, name, value)
         training, leave = self.training, self.training.begin(facts, saved, None if saved is None else Path("there"))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from heliograph.tests.house import files, imported_names
+from heliograph_bridges.huggingface import from_huggingface
+from heliograph_bridges.ignite import from_ignite
 
 FRAMEWORKS = ("transformers", "trl", "lightning", "ignite", "accelerate")
 
@@ -29,3 +32,17 @@ def test_nothing_but_the_front_door_imports_a_bridge() -> None:
 def test_what_is_shared_by_all_bridges_knows_no_framework() -> None:
     for path in files("packages/bridges/heliograph_bridges/hosted"):
         assert not [name for name in imported_names(path) if name.split(".")[0] in FRAMEWORKS], path.name
+
+
+def test_without_transformers_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(
+        ImportError, match=r"from_huggingface needs transformers.*pip install 'heliograph\[transformers\]'"
+    ):
+        from_huggingface(None)
+
+
+def test_without_ignite_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ignite", None)
+    with pytest.raises(ImportError, match=r"from_ignite needs ignite.*pip install 'heliograph\[ignite\]'"):
+        from_ignite(print)

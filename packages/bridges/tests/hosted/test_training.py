@@ -27,7 +27,7 @@ from heliograph import (
 )
 from heliograph.packages.bridges.tests.hosted.loops import HOST, Loop, Trace
 from heliograph.tests.kit import class_batches, fit
-from heliograph_bridges.hosted.host import Host
+from heliograph_bridges.hosted.host import HostLoop
 
 
 def test_events_come_in_the_order_of_our_own_loop() -> None:
@@ -49,7 +49,7 @@ def test_the_result_says_how_it_went() -> None:
     assert result.warnings == ()
     assert result.resume is not None
     assert result.resume.reasons == (
-        "untracked: data and random generators (other.Trainer resumes them itself, and nothing here checks it)",
+        "untracked: data and random generators (other.Trainer resumes them, which is not verified)",
     )
 
 
@@ -172,7 +172,7 @@ def test_a_plugin_that_was_disabled_stays_so_in_a_resumed_training() -> None:
 def test_the_state_of_a_newer_version_is_refused(version: int) -> None:
     loop = Loop(SaveSchedule(steps=1, at_end=False))
     loop.fit()
-    with pytest.raises(ValueError, match=f"is of version {version}, and this heliograph reads up to 1: update it"):
+    with pytest.raises(ValueError, match=f"version {version}, but .* up to 1: update it"):
         loop.fit(saved={**loop.saved[0], "version": version})
 
 
@@ -192,7 +192,7 @@ def test_a_batch_that_is_replaced_is_an_error() -> None:
         def zero(self, run: Run, event: Event) -> None:
             run.batch = ()
 
-    with pytest.raises(RuntimeError, match=r"replaced run\.batch, and other\.Trainer trains on its own"):
+    with pytest.raises(RuntimeError, match=r"replaced run\.batch, but other\.Trainer"):
         Loop(Zero()).fit()
 
 
@@ -202,15 +202,15 @@ def test_preemption_finds_that_the_host_writes_checkpoints() -> None:
 
 def test_a_host_without_an_optimizer() -> None:
     result = Loop(NaNGuard("skip"), optimizer=None).fit()
-    assert result.notes == ("other.Trainer does not show its optimizer: plugins see no parameter groups",)
+    assert result.notes == ("other.Trainer hides its optimizer: plugins see no parameter groups",)
     assert result.progress.steps == 2
 
 
 def test_a_host_whose_processes_are_not_torchs() -> None:
-    with pytest.raises(ValueError, match=r"trains with 3 processes, and these are not those of torch\.distributed"):
+    with pytest.raises(ValueError, match=r"trains with 3 processes, but torch\.distributed"):
         Loop(Trace(), world_size=3).fit()
 
 
-def test_hosts_have_their_own_mends() -> None:
-    assert Host("x", frozenset(), mends={"rng": "y"}).mend("rng") == "y"
-    assert HOST.mend("rng") == "set the seed of the loop itself, whose checkpoints hold its generators"
+def test_hosts_have_their_own_remedies() -> None:
+    assert HostLoop("x", frozenset(), remedies={"rng": "y"}).remedy("rng") == "y"
+    assert HOST.remedy("rng") == "set the seed of the loop itself, whose checkpoints include its generators"

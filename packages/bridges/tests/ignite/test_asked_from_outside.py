@@ -40,5 +40,5 @@ def test_it_stops_and_refuses_what_its_loop_cannot_do(tmp_path: Path) -> None:
     engine.run(class_batches(50), max_epochs=10_000)
     somebody.thread.join()
     assert [each.state for each in answers] == ["refused", "refused", "served"]
-    assert answers[0].text.startswith("control.set_learning_rate cannot be served in Ignite")
+    assert answers[0].text.startswith("control.set_learning_rate is not supported in Ignite")
     assert attached.result.reason == "enough"

@@ -386,15 +386,18 @@ def test_a_training_leaves_the_hook_of_the_module_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("plugin", "words"),
     [
-        (lambda folder: GradientAccumulation(2), r"hold_step, which Lightning cannot serve.*accumulate_grad_batches="),
-        (lambda folder: Checkpoint(folder, every=Every(epochs=1)), "save.*, which Lightning cannot serve"),
-        (lambda folder: SaveSchedule(Every(steps=1)), r"give HeliographCallback\(save_to="),
-        (lambda folder: ValidationSchedule(Every(epochs=1)), "asks for validation, which Lightning cannot serve"),
-        (lambda folder: RNGCapture(), "keeps the random generators"),
+        (
+            lambda folder: GradientAccumulation(2),
+            r"hold_step, which Lightning does not support.*accumulate_grad_batches=",
+        ),
+        (lambda folder: Checkpoint(folder, every=Every(epochs=1)), "save.*, which Lightning does not support"),
+        (lambda folder: SaveSchedule(Every(steps=1)), r"pass HeliographCallback\(save_to="),
+        (lambda folder: ValidationSchedule(Every(epochs=1)), "requests validation, which Lightning does not support"),
+        (lambda folder: RNGCapture(), "controls the random generators"),
         (lambda folder: BatchTransform(lambda batch: batch), "replaces run.batch"),
         (
             lambda folder: LogSchedule(Every(fraction=0.5)),
-            r"and Lightning does not say it: set Trainer\(max_st",
+            r"and Lightning does not plan steps: set Trainer\(max_st",
         ),
     ],
 )
@@ -406,7 +409,7 @@ def test_what_cannot_be_served_is_refused_at_the_start(
 
 
 def test_early_stopping_needs_validation_data() -> None:
-    with pytest.raises(ValueError, match="there is no validation data: give it to Lightning"):
+    with pytest.raises(ValueError, match="there is no validation data: pass it to Lightning"):
         train(EarlyStopping(), validates=False, max_epochs=1)
 
 
@@ -562,7 +565,7 @@ def test_with_several_optimizers_what_acts_on_gradients_is_refused() -> None:
         def configure_optimizers(self) -> Any:
             return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
 
-    with pytest.raises(ValueError, match=r"asks for skip_step.*takes several optimizers by name"):
+    with pytest.raises(ValueError, match=r"requests skip_step.*takes several optimizers by name"):
         train(NaNGuard("skip"), module=Two(), max_epochs=1)
     result = train(LogSchedule(Every(steps=1)), module=Two(), max_epochs=1)
     assert (result.progress.steps, result.progress.samples) == (2, 6)

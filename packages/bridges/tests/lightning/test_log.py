@@ -106,7 +106,7 @@ def test_what_hooks_log_is_averaged_logged_and_found_again() -> None:
     assert rows[2] == {"train/index": 0.5, "train/twice": 1.0, "train/last": 9.0}
     assert callback.read == [0.0, 1.0, 2.0, 3.0, 0.5, 7.0, 9.0] * 2
     assert (result.metrics["validation/index"], result.metrics["validation/count"]) == (0.5, 7.0)
-    assert result.notes == ("lightning_logging: what was logged after the last log is in no tracker: train/last",)
+    assert result.notes == ("lightning_logging: values after the last log reach no tracker: train/last",)
 
 
 class Bad(pl.Callback):
@@ -122,7 +122,7 @@ class Bad(pl.Callback):
 
 
 def test_another_reduction_or_an_unknown_argument_is_an_error() -> None:
-    with pytest.raises(ValueError, match="only 'mean' is allowed"):
+    with pytest.raises(ValueError, match="only 'mean' is supported"):
         fit(Bad(reduce_fx="max"), ValidationSchedule(epochs=1))
     with pytest.raises(TypeError, match="does not take on_stepp"):
         fit(Bad(on_stepp=True), ValidationSchedule(epochs=1))
@@ -136,5 +136,5 @@ class Hyper(pl.Callback):
 
 
 def test_hyperparameters_are_given_elsewhere() -> None:
-    with pytest.raises(NotImplementedError, match="give them to fit"):
+    with pytest.raises(NotImplementedError, match="pass them to fit"):
         fit(Hyper(), ValidationSchedule(epochs=1))

@@ -121,7 +121,7 @@ def test_the_state_of_a_callback_with_another_key_is_not_given(tmp_path: Path) -
     result = resumed(tmp_path, stopper := EarlyStopping("val_accuracy", strict=False), steps=4)
     assert stopper.wait_count == 0
     (warning,) = result.warnings
-    assert "is of EarlyStopping{'monitor': 'val_loss', 'mode': 'min'}, and the callback is now" in warning
+    assert "has the state_key EarlyStopping{'monitor': 'val_loss', 'mode': 'min'}" in warning
 
 
 class Forgetful(pl.Callback):
@@ -146,9 +146,7 @@ def test_a_callback_is_for_one_training() -> None:
     plugin = from_lightning(EarlyStopping("val_loss"))
     trainer = h.Trainer([h.ValidationSchedule(epochs=1), plugin], device="cpu")
     kit.fit(trainer, validation=kit.class_batches(1))
-    with pytest.raises(
-        RuntimeError, match=r"lightning_early_stopping has been in a training.* give this training a new"
-    ):
+    with pytest.raises(RuntimeError, match=r"lightning_early_stopping was already used in a training.* register a new"):
         kit.fit(trainer, validation=kit.class_batches(1))
 
 

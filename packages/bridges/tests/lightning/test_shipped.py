@@ -119,13 +119,11 @@ def test_averaged_weights_are_those_of_lightnings_trainer(name: str, lightning_f
 
 def test_averaging_is_refused_where_it_would_need_more() -> None:
     swa = theirs.StochasticWeightAveraging
-    with pytest.raises(
-        ValueError, match=r"StochasticWeightAveraging takes the place of the scheduler, .* give fit none"
-    ):
+    with pytest.raises(ValueError, match=r"StochasticWeightAveraging replaces the scheduler of fit"):
         fit(swa(0.05), LearningRate("epoch"), scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1))
     task = kit.linear_classifier()
     task.model = nn.Sequential(nn.BatchNorm1d(4), task.model)
-    with pytest.raises(ValueError, match="needs one more epoch without steps for batch norm"):
+    with pytest.raises(ValueError, match="without steps for batch norm"):
         fit(swa(0.05), task=task)
 
 

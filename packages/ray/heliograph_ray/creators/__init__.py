@@ -1,6 +1,5 @@
 """Training with creator functions, as in RaySGD: in this process, in several, or on a cluster."""
 
-from .local import LocalLauncher
-from .trainer import CreatorTrainer
+from .trainer import CreatorTrainer, LocalLauncher
 
 __all__ = ["CreatorTrainer", "LocalLauncher"]

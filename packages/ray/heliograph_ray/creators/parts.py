@@ -1,4 +1,4 @@
-"""What the creators make, on each rank and in every call."""
+"""The model, optimizer, scheduler, loss and data that the creators return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Parts:
+class CreatedParts:
     """The parts of a training.
 
     Attributes:
@@ -39,52 +39,38 @@ class Parts:
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        """The models by name: `model`, or `model_0`, `model_1` and so on."""
         return by_name("model", self.model)
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """The optimizers by name: `optimizer`, or `optimizer_0`, `optimizer_1` and so on."""
         return by_name("optimizer", self.optimizer)
 
     @property
     def schedulers(self) -> dict[str, Any]:
-        """The schedulers by the names of their optimizers.
-
-        Raises:
-            ValueError: one has an optimizer that is not one of these, or two have the same.
-        """
-        found: dict[str, Any] = {}
+        schedulers: dict[str, Any] = {}
         for scheduler in [] if self.scheduler is None else as_list(self.scheduler):
-            owners = [name for name, each in self.optimizers.items() if scheduler.optimizer is each]
-            if not owners or owners[0] in found:
+            owners = [name for name, optimizer in self.optimizers.items() if scheduler.optimizer is optimizer]
+            if not owners or owners[0] in schedulers:
                 raise ValueError(
-                    f"scheduler_creator returned {with_article(type(scheduler).__name__)} of "
-                    f"{'an optimizer that has one already' if owners else 'another optimizer'}: return one scheduler "
-                    f"for each optimizer of optimizer_creator; torch's ChainedScheduler makes one of two."
+                    f"scheduler_creator returned {with_article(type(scheduler).__name__)} for "
+                    f"{'an optimizer that already has one' if owners else 'another optimizer'}: return one scheduler "
+                    f"for each optimizer of optimizer_creator; torch's ChainedScheduler combines two."
                 )
-            found[owners[0]] = scheduler
-        return found
+            schedulers[owners[0]] = scheduler
+        return schedulers
 
 
-def build(recipe: Recipe) -> Parts:
-    """Call the creators.
-
-    Raises:
-        TypeError: one returned the wrong type.
-        ValueError: there are several models, optimizers or schedulers, and no function that trains them; a scheduler
-            needs a metric that it would not get.
-    """
+def build(recipe: Recipe) -> CreatedParts:
     train, validation = make_data(recipe)
     model = make_model(recipe)
     optimizer, scheduler = make_optimizer(recipe, model)
-    parts = Parts(train, validation, model, optimizer, make_loss(recipe), scheduler)
+    parts = CreatedParts(train, validation, model, optimizer, make_loss(recipe), scheduler)
     if recipe.train_function is None and any(map(is_several, (model, optimizer, scheduler))):
         raise ValueError(
             "The default training takes one model with one optimizer and one scheduler: for several, pass "
             "train_function= (and validation_function= to validate)."
         )
-    plateaus = [each for each in parts.schedulers.values() if isinstance(each, ReduceLROnPlateau)]
+    plateaus = [scheduler for scheduler in parts.schedulers.values() if isinstance(scheduler, ReduceLROnPlateau)]
     if plateaus and recipe.scheduler_step_freq in ("batch", "epoch"):
         raise ValueError(
             f"A ReduceLROnPlateau is stepped by a metric, not after every {recipe.scheduler_step_freq}: pass "
@@ -94,39 +80,24 @@ def build(recipe: Recipe) -> Parts:
 
 
 def make_data(recipe: Recipe) -> tuple[Any, Any]:
-    """Return the training set, and the validation set or None.
-
-    Raises:
-        ValueError: the creator returned something else than one dataset or two.
-    """
     with seeded(recipe.seed):
         made = recipe.data_creator(recipe.config)
     sets = list(made) if isinstance(made, list | tuple) else [made]
     if len(sets) not in (1, 2) or not all(map(is_dataset, sets)):
         raise ValueError(
-            f"data_creator(config) returns a dataset, or two, for training and validation, and no loaders: the trainer "
-            f"makes batches, by batch_size= and dataloader_config=. It returned {made!r:.200}."
+            f"data_creator(config) must return a dataset, or two, for training and validation, not loaders: the "
+            f"trainer makes batches, from batch_size= and dataloader_config=. It returned {made!r:.200}."
         )
     return sets[0], sets[1] if len(sets) == 2 else None
 
 
 def make_model(recipe: Recipe) -> Any:
-    """Return the model, or a list of several.
-
-    Raises:
-        TypeError: the creator returned something else.
-    """
     with seeded(recipe.seed):
         made = recipe.model_creator(recipe.config)
     return _check(made, nn.Module, "model_creator(config) returns a module or a list of modules")
 
 
 def make_optimizer(recipe: Recipe, model: Any) -> tuple[Any, Any]:
-    """Return the optimizer and its scheduler or None, or lists of several.
-
-    Raises:
-        TypeError: a creator returned something else.
-    """
     with seeded(recipe.seed):
         made = recipe.optimizer_creator(model, recipe.config)
     wanted = "optimizer_creator(model, config) returns an optimizer of torch or a list of them"
@@ -140,11 +111,6 @@ def make_optimizer(recipe: Recipe, model: Any) -> tuple[Any, Any]:
 
 
 def make_loss(recipe: Recipe) -> Callable[..., Any]:
-    """Return the criterion; a loss class is called without the config.
-
-    Raises:
-        TypeError: the creator returned something that cannot be called.
-    """
     creator: Any = recipe.loss_creator
     is_class = isinstance(creator, type) and issubclass(creator, nn.Module)
     with seeded(recipe.seed):
@@ -157,48 +123,38 @@ def make_loss(recipe: Recipe) -> Callable[..., Any]:
 
 
 def load_weights(models: Mapping[str, nn.Module], state: Mapping[str, Any]) -> None:
-    """Load the weights of a state into models.
-
-    Raises:
-        ValueError: the state is of other models.
-    """
     saved = {name: weights for name, weights in state["modules"].items() if name in models}
     check_fits(models, saved)
     for name, model in models.items():
         load_module(name, model, saved[name])
 
 
-def by_name(name: str, given: Any) -> dict[str, Any]:
-    """Return a single object by the name, or several as `name_0`, `name_1` and so on."""
-    if not is_several(given):
-        return {name: given}
-    return {f"{name}_{number}": each for number, each in enumerate(given)}
+def by_name(name: str, created: Any) -> dict[str, Any]:
+    if not is_several(created):
+        return {name: created}
+    return {f"{name}_{number}": item for number, item in enumerate(created)}
 
 
-def as_list(given: Any) -> list[Any]:
-    """Return a single object as a list of one."""
-    return given if is_several(given) else [given]
+def as_list(created: Any) -> list[Any]:
+    return created if is_several(created) else [created]
 
 
-def is_several(given: Any) -> bool:
-    """Return whether a creator returned several."""
-    return isinstance(given, list)
+def is_several(created: Any) -> bool:
+    return isinstance(created, list)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the random generators in the context, so that a creator makes the same on every rank and in every call."""
-    former = capture()
+    state = capture()
     seed_all(seed)
     try:
         yield
     finally:
-        restore(former)
+        restore(state)
 
 
 def _check(made: Any, kind: type[Any], wanted: str) -> Any:
-    """Return an object, or a list of several, after a check of the types."""
-    given = list(made) if isinstance(made, list | tuple) else made
-    if given == [] or not all(isinstance(each, kind) for each in as_list(given)):
+    items = list(made) if isinstance(made, list | tuple) else made
+    if items == [] or not all(isinstance(item, kind) for item in as_list(items)):
         raise TypeError(f"{wanted}, got {made!r:.200}.")
-    return given
+    return items

@@ -1,4 +1,4 @@
-"""The arguments of `CreatorTrainer`, checked, as one object that can be sent to ranks."""
+"""The validated arguments of `CreatorTrainer`, which are sent to the ranks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ OPTIONAL = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The arguments of `CreatorTrainer`; see there.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range, or nothing would step the scheduler.
-    """
+    """The arguments of `CreatorTrainer`, which documents them."""
 
     model_creator: Callable[[Any], Any]
     data_creator: Callable[[Any], Any]
@@ -52,8 +47,8 @@ class Recipe:
         self._check_names()
         self._check_functions()
         for name in ("config", "dataloader_config", "metrics"):
-            if not isinstance(given := getattr(self, name), Mapping):
-                raise TypeError(f"{name}= takes a dict, got {given!r}.")
+            if not isinstance(value := getattr(self, name), Mapping):
+                raise TypeError(f"{name}= takes a dict, got {value!r}.")
         check_whole_number("batch_size=", self.batch_size, of="samples of all ranks together", at_least=1)
         if duplicates := self.dataloader_config.keys() & {"batch_size", "global_batch_size"}:
             raise ValueError(f"dataloader_config[{duplicates.pop()!r}] is given by batch_size=: leave it out.")
@@ -63,23 +58,24 @@ class Recipe:
             raise ValueError("metrics= is for the default training: a train_function returns its own. Leave it out.")
 
     def _check_names(self) -> None:
-        """Check here what each rank would check later."""
         if unknown := sorted(self.options.keys() - EngineOptions.__annotations__.keys()):
             name, value = unknown[0], dict(self.options)[unknown[0]]
-            known = {"launcher", *EngineOptions.__annotations__, *(each.name for each in fields(self))} - {"options"}
+            names = {"launcher", *EngineOptions.__annotations__, *(parameter.name for parameter in fields(self))} - {
+                "options"
+            }
             raise TypeError(
-                f"CreatorTrainer has no argument {name!r}.{explain_argument(name, value) or known_names(name, known)} "
+                f"CreatorTrainer has no argument {name!r}.{explain_argument(name, value) or known_names(name, names)} "
                 f"docs/raysgd.md has a table of RaySGD's arguments."
             )
         check_name(self.name)
 
     def _check_functions(self) -> None:
         for name in CREATORS:
-            if not callable(given := getattr(self, name)):
-                raise TypeError(f"{name}= takes a function, got {given!r}.")
+            if not callable(value := getattr(self, name)):
+                raise TypeError(f"{name}= takes a function, got {value!r}.")
         for name in OPTIONAL:
-            if (given := getattr(self, name)) is not None and not callable(given):
-                raise TypeError(f"{name}= takes a function or None, got {given!r}.")
+            if (value := getattr(self, name)) is not None and not callable(value):
+                raise TypeError(f"{name}= takes a function or None, got {value!r}.")
         if self.engine is not None and not isinstance(self.engine, str) and not callable(self.engine):
             raise TypeError(
                 f"engine= takes the name of an engine, or a function that makes one on each rank, as DDPEngine does; "

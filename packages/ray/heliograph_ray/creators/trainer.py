@@ -1,39 +1,97 @@
-"""A trainer that is given creator functions, and keeps the state between calls."""
+"""A trainer that takes creator functions and keeps the state between calls."""
 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Unpack, runtime_checkable
 
-from heliograph import RankFailed, RunResult
+from heliograph import LoopEngine, RankFailed, RunResult, launch
 from heliograph.core.checkpoint.state.ranks import join_shards
+from heliograph.core.distributed.launch.launcher import KeptRanks
 from heliograph.core.engines.options import EngineOptions
-from heliograph.spi import LoopEngine, Store, check_whole_number, known_names, membership
+from heliograph.spi import Store, check_number, check_whole_number, known_names, membership
 
-from .packed_state import pack_state, unpack_state
-from .parts import by_name, load_weights, make_model
+from .parts import CreatedParts, by_name, load_weights, make_model, make_optimizer
 from .raysgd import NoArguments, check_file, explain_method, refuse_arguments
 from .recipe import Config, Recipe, StepFrequency
-from .schedulers import step_schedulers
-from .state_transfer import PassResult
+from .state_transfer import PassResult, pack_state, unpack_state
 from .train_job import TrainJob, train, train_on_rank, validate
 
 logger = logging.getLogger("heliograph")
 
 
-class Launcher(Protocol):
-    """Starts ranks: `LocalLauncher`, `RayLauncher` or one of your own.
+@dataclass(frozen=True, slots=True)
+class LocalLauncher:
+    """Run functions in new processes on this machine, as `heliograph.launch` does.
 
-    Those of one with a method `keep_ranks()` stay alive between calls: see `KeepsRanks`.
+    Attributes:
+        nprocs: the number of processes; by default, one for each visible GPU.
+        grace: seconds that the other ranks have to close and report after one has failed.
+        idle: seconds without a call after which a `CreatorTrainer` gives up its processes.
+
+    Raises:
+        ValueError: an attribute is out of its range.
+    """
+
+    nprocs: int | None = None
+    grace: float = 30.0
+    idle: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.nprocs is not None:
+            check_whole_number("nprocs", self.nprocs, at_least=1, or_else="None for one per visible GPU")
+        check_number("grace", self.grace, of="seconds", more_than=0)
+        check_number("idle", self.idle, of="seconds", more_than=0)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        on_message: Callable[[int, Any], object] | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Call `fn(*args, **kwargs)` on each rank; see `heliograph.launch`."""
+        return launch(fn, *args, nprocs=self.nprocs, grace=self.grace, on_message=on_message, **kwargs)
+
+    def keep_ranks(self) -> KeptRanks:
+        """Return processes that stay alive between calls of their `run`."""
+        return KeptRanks(self.nprocs, grace=self.grace, idle=self.idle)
+
+
+def step_schedulers(recipe: Recipe, state: Mapping[str, Any], metric: float) -> dict[str, Any]:
+    model = make_model(recipe)
+    optimizer, scheduler = make_optimizer(recipe, model)
+    parts = CreatedParts(None, None, model, optimizer, None, scheduler)
+    for name, optimizer in parts.optimizers.items():
+        optimizer.load_state_dict(deepcopy(state["optimizers"][name]))
+    with warnings.catch_warnings():  # the optimizer was stepped in another process, which torch cannot know
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+        for name, scheduler in parts.schedulers.items():
+            scheduler.load_state_dict(deepcopy(state["schedulers"][name]))
+            scheduler.step(*([metric] if "metrics" in signature(scheduler.step).parameters else []))
+    optimizers = {name: optimizer.state_dict() for name, optimizer in parts.optimizers.items()}
+    schedulers = {name: scheduler.state_dict() for name, scheduler in parts.schedulers.items()}
+    return {**state, "optimizers": optimizers, "schedulers": schedulers}
+
+
+class Launcher(Protocol):
+    """Interface of a launcher: `LocalLauncher`, `RayLauncher` or your own.
+
+    If it also has the method `keep_ranks()`, its ranks stay alive between calls; see `KeepsRanks`.
     """
 
     def run(
         self, fn: Callable[..., Any], /, *args: Any, on_message: Callable[[int, Any], object] | None = None
     ) -> Sequence[Any]:
-        """Call `fn(*args)` on each rank, and `on_message` with what is put into `child_queue()`; return the values."""
+        """Call `fn(*args)` on each rank and return the values; pass objects from `child_queue()` to `on_message`."""
 
 
 class KeptLauncher(Protocol):
@@ -43,7 +101,7 @@ class KeptLauncher(Protocol):
         """Call `fn(*args)` on each rank, as `Launcher.run` does."""
 
     def close(self) -> object:
-        """End them; the next call starts others."""
+        """End the ranks; the next call starts new ones."""
 
 
 @runtime_checkable
@@ -51,11 +109,11 @@ class KeepsRanks(Protocol):
     """A launcher that can keep its ranks alive between calls."""
 
     def keep_ranks(self) -> KeptLauncher:
-        """Return a launcher that does so."""
+        """Return a launcher whose ranks stay alive between calls."""
 
 
 class CreatorTrainer:
-    """Trains what creator functions make, pass by pass, on any number of ranks, as RaySGD's `PyTorchTrainer` does.
+    """Train what creator functions return, as RaySGD's `PyTorchTrainer` does.
 
     In each call the ranks call the creators, and the state that they return is kept: three calls of `train()` equal one
     of `train(passes=3)` and an uninterrupted `fit`, bit for bit. The state is sent as bytes, so no shared file system
@@ -156,34 +214,34 @@ class CreatorTrainer:
         self.messages: list[tuple[int, Any]] = []
 
     def __getattr__(self, name: str) -> NoReturn:
-        def known(name: str) -> str:
-            return known_names(name, [each for each in dir(type(self)) if not each.startswith("_")])
+        def suggest(name: str) -> str:
+            return known_names(name, [attribute for attribute in dir(type(self)) if not attribute.startswith("_")])
 
-        raise AttributeError(explain_method(name, known), name=name, obj=self)
+        raise AttributeError(explain_method(name, suggest), name=name, obj=self)
 
-    def train(self, max_retries: int = 0, *, passes: int = 1, **others: Unpack[NoArguments]) -> dict[str, float]:
+    def train(self, max_retries: int = 0, *, passes: int = 1, **unsupported: Unpack[NoArguments]) -> dict[str, float]:
         """Train for some passes over the data; return the metrics of the last one.
 
-        A pass in which a rank is lost (it died, or it hung until the engine's timeout) is repeated from its start, in
-        new processes. An exception of your code is raised at once, with its own type. In both cases the state of the
-        passes before is kept. A pass that a plugin has interrupted is finished by the next call.
+        If a rank is lost (it died, or hung until the engine's timeout), the pass is repeated from its start in new
+        processes. An exception in your code is raised at once with its own type. In both cases the state after the
+        previous pass is kept. If a plugin interrupts a pass, the next call finishes it.
 
         Args:
             max_retries: how many times each pass may be repeated.
             passes: the number of passes.
-            **others: none; those of RaySGD are an error that says what to write instead.
+            **unsupported: none; for an argument of RaySGD, the error names its replacement.
 
         Returns:
             The means over all samples of the pass, such as `train/loss`, and the latest values of other metrics.
 
         Raises:
-            TypeError: there is no such argument.
+            TypeError: an argument does not exist.
             ValueError: an argument is out of its range, or arguments contradict each other.
-            RuntimeError: this process is one of several ranks itself.
-            RankFailed: a rank was lost, once more than `max_retries`.
-            BaseException: what your code raised.
+            RuntimeError: this process is itself one of several ranks.
+            RankFailed: a rank was lost more than `max_retries` times.
+            BaseException: an exception of your code.
         """
-        refuse_arguments("train", others)
+        refuse_arguments("train", unsupported)
         for name, number, least in (("max_retries", max_retries, 0), ("passes", passes, 1)):
             check_whole_number(f"{name}=", number, at_least=least)
         goal, failures, reached = self._done + passes, 0, self._done
@@ -200,27 +258,30 @@ class CreatorTrainer:
                     raise
                 logger.warning("pass %d is repeated, retry %d of %d: %s", reached, failures, max_retries, error)
 
-    def validate(self, **others: Unpack[NoArguments]) -> dict[str, float]:
-        """Validate, each rank its share of the data; return the means over all samples, such as `validation/loss`.
+    def validate(self, **unsupported: Unpack[NoArguments]) -> dict[str, float]:
+        """Validate on all ranks; return the means over all samples, such as `validation/loss`.
 
         Args:
-            **others: none; those of RaySGD are an error that says what to write instead.
+            **unsupported: none; for an argument of RaySGD, the error names its replacement.
 
         Raises:
-            TypeError: there is no such argument.
+            TypeError: an argument does not exist.
             ValueError: there is no validation set.
-            RuntimeError: this process is one of several ranks itself.
-            BaseException: what your code raised.
+            RuntimeError: this process is itself one of several ranks.
+            BaseException: an exception of your code.
         """
-        refuse_arguments("validate", others)
+        refuse_arguments("validate", unsupported)
         self.result = self._run(validate, validate, self._done)
         return dict(self.result.metrics)
 
     def update_scheduler(self, metric: float) -> None:
-        """Step the schedulers by a metric, such as that of `validate()`; for `scheduler_step_freq="manual"`.
+        """Step the schedulers by a metric, for `scheduler_step_freq="manual"`.
+
+        Args:
+            metric: for example the validation loss that `validate()` returned.
 
         Raises:
-            RuntimeError: nothing was trained yet.
+            RuntimeError: there is no trained state.
             ValueError: there is no scheduler, or `scheduler_step_freq` is not `manual`.
         """
         if self._recipe.scheduler_creator is None or self._recipe.scheduler_step_freq != "manual":
@@ -230,16 +291,16 @@ class CreatorTrainer:
     def save(self, path: str | Path) -> Path:
         """Write the state as a checkpoint, atomically; return its path.
 
-        It holds the whole state, with the random generators of every rank. If another run's checkpoint has the name, a
-        number is added to it.
+        It includes the random generators of every rank. If another run's checkpoint has the same name, a number is
+        added.
 
         Args:
             path: a file name that ends in `.pth`.
 
         Raises:
-            OSError: it cannot be written.
-            RuntimeError: nothing was trained yet.
-            ValueError: the name is not that of a checkpoint.
+            OSError: the file cannot be written.
+            RuntimeError: there is no trained state.
+            ValueError: the file name does not end in `.pth`.
         """
         path, state = check_file(path), unpack_state(self._trained())
         store = Store(path.parent, state["run_name"], state["training_id"])
@@ -250,11 +311,11 @@ class CreatorTrainer:
             store.close()
 
     def restore(self, path: str | Path) -> None:
-        """Load the state of a checkpoint: one of `save`, or of a `fit` of the same models.
+        """Load the state of a checkpoint that `save`, or a `fit` of the same models, wrote.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is damaged, or not a checkpoint.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file is damaged, or not a checkpoint.
         """
         self._check_is_open()
         path = Path(path)
@@ -263,23 +324,23 @@ class CreatorTrainer:
         self._metrics = dict(state["metrics"])
 
     def get_model(self) -> Any:
-        """Return a new model with the current weights, or a list of several, on the CPU."""
+        """Return a new model on the CPU, or a list of models, with the current weights."""
         self._check_is_open()
         model = make_model(self._recipe)
         if self._state is not None:
             load_weights(by_name("model", model), unpack_state(self._state))
         return model
 
-    def shutdown(self, **others: Unpack[NoArguments]) -> None:
-        """Release the state, and end the ranks that wait for the next call. May be called more than once.
+    def shutdown(self, **unsupported: Unpack[NoArguments]) -> None:
+        """Release the state, and end idle ranks. May be called more than once.
 
         Args:
-            **others: none; those of RaySGD are an error that says what to write instead.
+            **unsupported: none; for an argument of RaySGD, the error names its replacement.
 
         Raises:
-            TypeError: there is no such argument.
+            TypeError: an argument does not exist.
         """
-        refuse_arguments("shutdown", others)
+        refuse_arguments("shutdown", unsupported)
         self._state, self._is_shut_down = None, True
         if self._kept is not None:
             self._kept.close()
@@ -287,16 +348,11 @@ class CreatorTrainer:
     def _run(
         self, run_here: Callable[[TrainJob], RunResult], run_on_rank: Callable[[TrainJob], RunResult], passes: int
     ) -> RunResult:
-        """Run a job in this process or on each rank; return the result of the main rank.
-
-        Raises:
-            RuntimeError: this process is one of several ranks itself.
-        """
         self._check_is_open()
         if (ranks := membership().world_size) > 1:
             raise RuntimeError(
-                f"This process is one of {ranks} ranks, each of which would keep a state of its own: use the trainer "
-                f"in a single process, and let launcher= start the ranks."
+                f"This process is one of {ranks} ranks. Use the trainer in a single process, and pass launcher= to "
+                f"start the ranks."
             )
         self.messages = []
         job = TrainJob(self._recipe, self._state, passes)
@@ -317,16 +373,15 @@ class CreatorTrainer:
     def _trained(self) -> bytes:
         self._check_is_open()
         if self._state is None:
-            raise RuntimeError("There is no state yet: call train() or restore(path) first.")
+            raise RuntimeError("There is no trained state: call train() or restore(path) first.")
         return self._state
 
     def _check_is_open(self) -> None:
         if self._is_shut_down:
-            raise RuntimeError("This trainer was shut down: make another one, and restore(path) what this one saved.")
+            raise RuntimeError("This trainer was shut down: create a new one, and call its restore(path).")
 
 
 def is_lost_rank(error: BaseException | None) -> bool:
-    """Return whether an error was caused by a rank that died or hung, and not by an error of somebody's code."""
     while error is not None and not isinstance(error, RankFailed):
         error = error.__cause__
     return error is not None and not error.was_reported

@@ -1,20 +1,99 @@
-"""One execution of a Ray dataset for all ranks, among which its rows are distributed in turn."""
+"""Distribution of the rows of one Ray dataset among all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
 from threading import Lock
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
+import torch
+from heliograph import Engine
 from heliograph.spi import require
+from torch import Tensor
 
 from ..launcher.failures import is_process_loss
-from .columns import Columns, digest, select_rows
+
+Columns = dict[str, np.ndarray[Any, Any]]
+Batch = dict[str, Tensor] | list[Tensor]
 
 PURPOSE = "A Ray dataset as a loader"
+logger = logging.getLogger("heliograph")
+
+
+def length(columns: Columns) -> int:
+    return len(next(iter(columns.values()))) if columns else 0
+
+
+def select_rows(columns: Columns, rows: Any) -> Columns:
+    return {name: values[rows] for name, values in columns.items()}
+
+
+def concatenate(pieces: Sequence[Columns]) -> Columns:
+    if len(pieces) == 1:
+        return pieces[0]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+class RowBuffer:
+    """A FIFO buffer of a rank's rows.
+
+    Attributes:
+        rows: the number of rows.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._pieces: deque[Columns] = deque()
+
+    def add(self, piece: Columns | None) -> None:
+        if piece is not None and (rows := length(piece)):
+            self._pieces.append(piece)
+            self.rows += rows
+
+    def pop(self, rows: int) -> Columns:
+        popped: list[Columns] = []
+        while rows and self._pieces:
+            piece = self._pieces.popleft()
+            if length(piece) > rows:
+                self._pieces.appendleft(select_rows(piece, slice(rows, None)))
+            popped.append(select_rows(piece, slice(rows)))
+            rows -= length(popped[-1])
+            self.rows -= length(popped[-1])
+        return concatenate(popped)
+
+
+def make_batcher(names: Sequence[str] | None, collate_fn: Callable[[Any], Any] | None) -> Callable[[Columns], Any]:
+    return partial(_tensors, names=names) if collate_fn is None else collate_fn
+
+
+def digest(columns: Columns) -> str:
+    hasher = blake2b(digest_size=8)
+    for name, values in sorted(columns.items()):
+        hasher.update(f"{name} {values.dtype} {values.shape}".encode())
+        hasher.update(repr(values.tolist()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).data)
+    return hasher.hexdigest()
+
+
+def _tensors(columns: Columns, names: Sequence[str] | None) -> Batch:
+    tensors = {name: _tensor(name, values) for name, values in columns.items()}
+    return tensors if names is None else [tensors[name] for name in names]
+
+
+def _tensor(name: str, values: np.ndarray[Any, Any]) -> Tensor:
+    if values.dtype.kind not in "biufc":
+        raise TypeError(
+            f"Column {name!r} of the Ray dataset has the dtype {values.dtype}, which tensors do not support: select "
+            f"columns with loader_params={{'columns': ['x', 'y']}}, or pass a collate_fn, which gets them as arrays."
+        )
+    return torch.from_numpy(np.require(values, requirements=["C", "W"]))  # Ray's own memory is read-only
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +102,12 @@ class DatasetPass:
 
     Attributes:
         number: counted from 1 on each rank.
-        epoch: of the training; the seed of Ray's reseeding shuffles depends on it.
+        epoch: the epoch of the training; seeds Ray's reseeding shuffles.
         start: the first row to read.
-        min_rows: the rows that the dataset has at least, because they were read before.
+        min_rows: the minimum number of rows, because they were read before the resume.
         ranks: the number of ranks.
-        turn: rows that a rank gets before the next rank gets some.
-        fills_up: whether all ranks get equally many rows, some of the first ones twice.
+        turn: the number of consecutive rows of one rank.
+        fills_up: whether all ranks get the same number of rows, by repeating some of the first rows.
     """
 
     number: int
@@ -40,20 +119,19 @@ class DatasetPass:
     fills_up: bool
 
     def parts(self, first: int, rows: int) -> list[Any]:
-        """Return, for each rank, the indices of its rows in a block that has `rows` rows and starts at row `first`."""
         numbers = np.arange(max(first, self.start), first + rows)
         ranks = numbers // self.turn % self.ranks
         return [numbers[ranks == rank] - first for rank in range(self.ranks)]
 
 
 class RowDistributor:
-    """Executes a dataset in its own order, and distributes its rows among the ranks, block by block.
+    """Executes a dataset in its own order, and distributes its rows among the ranks block by block.
 
-    With several processes it is an actor on the main rank's node, which only handles references: tasks split the blocks
-    on the nodes that hold them, so that each rank fetches its own rows only.
+    With several processes it is an actor on the main rank's node that only handles references: tasks split the blocks
+    on the nodes that store them, so each rank fetches only its own rows.
 
     Args:
-        dataset: a copy of the user's, because its options are changed.
+        dataset: a copy of the user's dataset, because its options are changed.
         readers: the number of processes that read.
     """
 
@@ -63,18 +141,18 @@ class RowDistributor:
         self._lock = Lock()
         self._pass: DatasetPass | None = None
         self._rounds: Generator[list[Any], None, None] | None = None
-        self._pieces: dict[int, tuple[list[Any], int]] = {}  # by number, with the count of readers yet to come
-        self._count = 0  # of pieces so far
+        self._pieces: dict[int, tuple[list[Any], int]] = {}  # by number, with the number of ranks yet to read it
+        self._count = 0  # pieces so far
         self._first: Any = None  # the first block of the pass
         self._failure: Exception | None = None
 
     def read_piece(self, dataset_pass: DatasetPass, number: int, rank: int) -> list[Any] | None:
-        """Return the rows of a rank in a piece, which is a block, as the one item of a list; None after the last."""
+        """Return the rank's rows of a block as a list of one item; None after the last block."""
         with self._lock:
             if self._pass is None or dataset_pass.number > self._pass.number:
                 self._start(dataset_pass)
             if dataset_pass != self._pass:
-                return None  # of a pass that was abandoned
+                return None  # the pass was abandoned
             while number >= self._count:
                 if (parts := self._next()) is None:
                     return None
@@ -86,7 +164,6 @@ class RowDistributor:
             return [parts[rank]]
 
     def digest_first_row(self, dataset_pass: DatasetPass) -> str | None:
-        """Return a digest of the first row; None if it is not known yet, or the pass was abandoned."""
         with self._lock:
             block = self._first if self._pass == dataset_pass else None
         if block is None:
@@ -95,13 +172,11 @@ class RowDistributor:
         return digest(row if self._readers == 1 else get_object(row))
 
     def close(self) -> None:
-        """End the execution, if there is one."""
         if self._rounds is not None:
             self._rounds.close()
         self._pieces.clear()
 
     def _next(self) -> list[Any] | None:
-        """Return the next piece, None after the last; after a failure raise the same error for each reader."""
         assert self._rounds is not None, "a pass was started"
         if self._failure is not None:
             raise self._failure
@@ -109,7 +184,7 @@ class RowDistributor:
             return next(self._rounds, None)
         except require("ray.exceptions", PURPOSE, extra="ray").RayError as error:
             message = f"The Ray dataset could not be executed: {error}"
-            # Ray's own error of a lost process lets the launcher make another attempt.
+            # The launcher starts another attempt after Ray's own error for a lost process.
             self._failure = error if is_process_loss(error) else RuntimeError(message)
         except Exception as error:  # noqa: BLE001  # raised below, and for later readers
             self._failure = error
@@ -137,14 +212,13 @@ class RowDistributor:
         if first < dataset_pass.min_rows:
             raise ValueError(
                 f"The Ray dataset ended after {first} rows, but {dataset_pass.start} had been read when the checkpoint "
-                f"was written: resume with the data that it was written with."
+                f"was written: resume with the same data."
             )
         surplus = first % dataset_pass.ranks
         if dataset_pass.fills_up and surplus and dataset_pass.start < first:
             yield self._fill_up([number % first for number in range(dataset_pass.ranks - surplus)], heads, surplus)
 
     def _blocks(self) -> Generator[Any, None, None]:
-        """Execute the dataset; end the execution when this iterator is closed, for which Ray has no public way."""
         bundles, _, executor = self._dataset.iterator()._to_ref_bundle_iterator()
         try:
             for bundle in bundles:
@@ -154,10 +228,9 @@ class RowDistributor:
                 executor.shutdown(force=True)
 
     def _fill_up(self, numbers: list[int], heads: list[tuple[int, int, Any]], surplus: int) -> list[Any]:
-        """Return one of the first rows for each rank that has one row less than the others."""
         parts: list[Any] = [None] * surplus
         for number in numbers:
-            first, _, block = next(each for each in heads if number < each[0] + each[1])
+            first, _, block = next(head for head in heads if number < head[0] + head[1])
             parts += self._split(block, [np.array([number - first])])
         return parts
 
@@ -172,27 +245,63 @@ class RowDistributor:
 
 
 def split(block: Any, rows: list[Any]) -> list[Columns]:
-    """Return the rows of a block for each rank, by their indices."""
     columns = block_columns(block)
-    return [select_rows(columns, each) for each in rows]
+    return [select_rows(columns, indices) for indices in rows]
 
 
 def take_one(block: Any, rows: list[Any]) -> Columns:
-    """Return the rows of a block for a single rank: a task with one return value would return a list."""
+    """Return the rows of a single rank: a Ray task with one return value would return a list."""
     return split(block, rows)[0]
 
 
 def block_columns(block: Any) -> Columns:
-    """Return all rows of a block."""
     accessor = require("ray.data.block", PURPOSE, extra="ray").BlockAccessor
     columns: Columns = accessor.for_block(block).to_numpy()
     return columns
 
 
 def get_object(reference: Any) -> Any:
-    """Return the object of a reference; raise what its task raised, without Ray's wrapper."""
     error = require("ray.exceptions", PURPOSE, extra="ray").RayTaskError
     try:
         return require("ray", PURPOSE, extra="ray").get(reference)
     except error as failed:
         raise failed.cause from None
+
+
+def copy_dataset(dataset: Any) -> Any:
+    ray = require("ray", PURPOSE, extra="ray")
+    return ray.get(ray.put(dataset))
+
+
+def start_shared_distributor(dataset: Any, engine: Engine, *, prefetch: int) -> Any:
+    ray = require("ray", PURPOSE, extra="ray")
+    if not ray.is_initialized():
+        raise RuntimeError(
+            "This process is not connected to Ray, so it cannot read a Ray dataset: start the ranks with RayLauncher, "
+            "or call ray.init(address=...) in each of them."
+        )
+    context, actor = ray.get_runtime_context(), None
+    name = f"heliograph-{uuid4()}"
+    if engine.is_main:
+        warn_if_full()
+        strategies = require("ray.util.scheduling_strategies", PURPOSE, extra="ray")
+        own_node = strategies.NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
+        options = {"name": name, "num_cpus": 0, "max_concurrency": prefetch * engine.world_size}
+        kind = ray.remote(RowDistributor).options(scheduling_strategy=own_node, **options)
+        actor = kind.remote(dataset, engine.world_size)
+    name, namespace = engine.broadcast((name, context.namespace))
+    return ray.get_actor(name, namespace) if actor is None else actor
+
+
+def kill_distributor(distributor: Any) -> None:
+    ray = require("ray", PURPOSE, extra="ray")
+    if ray.is_initialized():
+        ray.kill(distributor)
+
+
+def warn_if_full() -> None:
+    if not require("ray", PURPOSE, extra="ray").available_resources().get("CPU", 0):
+        logger.warning(
+            "No CPU of the Ray cluster is free, so a Ray dataset waits for one: give the workers fewer CPUs "
+            "(resources_per_worker), or the cluster more."
+        )

@@ -1,4 +1,4 @@
-"""Ray datasets as loaders: materialized ones are indexed, others are executed as they are read."""
+"""Ray datasets as loaders: materialized datasets are indexed, others are streamed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from heliograph.core.data.sources.contract import FactsDataset
 from heliograph.spi import check_whole_number, require
 from torch.utils.data import default_convert
 
-from .columns import Columns, concatenate, digest, length, make_batcher, select_rows
-from .distributor import PURPOSE, block_columns
-from .execution import copy_dataset
+from .distributor import (
+    PURPOSE,
+    Columns,
+    block_columns,
+    concatenate,
+    copy_dataset,
+    digest,
+    length,
+    make_batcher,
+    select_rows,
+)
 from .stream import RayStream
 
 ALLOWED = ("batch_size", "shuffle", "sampler", "drop_last", "draws_per", "columns", "collate_fn")
@@ -22,15 +30,9 @@ DIGEST_ROWS = 1000  # in the digest of a dataset, evenly spaced
 
 
 def make_loader(dataset: Any, params: Mapping[str, Any] | None, split: str) -> Any:
-    """Return a loader of a Ray dataset.
-
-    Raises:
-        TypeError: there are no `loader_params`.
-        ValueError: a parameter is not for Ray datasets, or not for one that is executed as it is read.
-    """
     if params is None:
         raise TypeError(
-            f"The {split} loader is a Ray dataset: say how to batch it, loader_params={{'batch_size': 32}}."
+            f"The {split} loader is a Ray dataset, which needs a batch size: loader_params={{'batch_size': 32}}."
         )
     _check(params, split)
     names, collate_fn = params.get("columns"), params.get("collate_fn")
@@ -39,8 +41,8 @@ def make_loader(dataset: Any, params: Mapping[str, Any] | None, split: str) -> A
         return make_torch_loader(rows, {**params, "num_workers": 0, "collate_fn": collate_fn or default_convert}, split)
     if params.get("shuffle") or params.get("sampler") is not None:
         raise ValueError(
-            f"The {split} dataset is executed as it is read, so the loader cannot choose its order: shuffle with Ray, "
-            f"as in ds.random_shuffle(seed=ray.data.RandomSeedConfig(1)), or give ds.materialize()."
+            f"The {split} dataset is streamed, so the loader cannot choose its order: shuffle with Ray, "
+            f"as in ds.random_shuffle(seed=ray.data.RandomSeedConfig(1)), or pass ds.materialize()."
         )
     drop_last = params.get("drop_last", False)
     return RayStream(dataset, params.get("batch_size", 1), drop_last=drop_last, columns=names, collate_fn=collate_fn)
@@ -53,13 +55,12 @@ class RayDatasets:
 
     @staticmethod
     def accepts(data: Any) -> bool:
-        """Return whether an object is a dataset of Ray Data."""
         module = sys.modules.get("ray.data")
         return module is not None and isinstance(data, module.Dataset)
 
 
 class RayRows(FactsDataset):
-    """A materialized dataset: every process maps all of it into its memory; processes of a node share the pages."""
+    """A materialized dataset. Every process maps it into memory; processes of a node share the pages."""
 
     def __init__(self, dataset: Any, names: Sequence[str] | None, collate_fn: Callable[[Columns], Any] | None) -> None:
         ray = require("ray", PURPOSE, extra="ray")
@@ -78,7 +79,6 @@ class RayRows(FactsDataset):
         return self._batch(self._select(np.asarray(indices)))
 
     def _select(self, indices: Any) -> Columns:
-        """Return rows in the order of their indices."""
         blocks = np.searchsorted(self._ends, indices, side="right")
         order = np.argsort(blocks, kind="stable")
         pieces = []
@@ -98,14 +98,15 @@ def _check(params: Mapping[str, Any], split: str) -> None:
     for name in params.keys() - set(ALLOWED):
         if params[name]:
             raise ValueError(
-                f"loader_params[{name!r}] is not for the {split} dataset, which is a Ray dataset: Ray prefetches by "
-                f"itself, in processes of its own. Allowed are {', '.join(ALLOWED)}."
+                f"loader_params[{name!r}] is not supported for the {split} dataset: Ray prefetches it in its own "
+                f"processes. Allowed: {', '.join(ALLOWED)}."
             )
     names = params.get("columns")
     check_whole_number("loader_params['batch_size'] of a Ray dataset", params.get("batch_size", 1), at_least=1)
-    if names is not None and (isinstance(names, str) or not names or not all(isinstance(each, str) for each in names)):
+    if names is not None and (isinstance(names, str) or not names or not all(isinstance(name, str) for name in names)):
         raise ValueError(f"loader_params['columns'] takes names such as ('image', 'label'), got {names!r}.")
     if params.get("draws_per") == "sample":
         raise ValueError(
-            "draws_per='sample' is not for a Ray dataset: only its collate_fn draws in this process; use 'batch'."
+            "draws_per='sample' is not supported for a Ray dataset: only its collate_fn draws random numbers in this "
+            "process. Use 'batch'."
         )

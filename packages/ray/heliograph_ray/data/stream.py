@@ -1,4 +1,4 @@
-"""A Ray dataset that is executed as it is read."""
+"""A Ray dataset that is executed while it is read."""
 
 from __future__ import annotations
 
@@ -10,25 +10,53 @@ from typing import Any
 
 from heliograph.core.data.draws.generators import isolated
 from heliograph.core.data.draws.keyed_generators import KeyedGenerators
-from heliograph.core.data.order.sizes import Share
-from heliograph.core.data.sources.contract import Reading, Sourced, Stateless
-from heliograph.events import Engine, Position
+from heliograph.core.data.order.shares import Share
+from heliograph.core.data.sources.contract import Sourced
+from heliograph.core.data.sources.stateless import Reading, Stateless
+from heliograph.events import Position
+from heliograph.spi import require
 
-from .columns import Columns, RowBuffer, make_batcher
-from .distributor import DatasetPass, RowDistributor, get_object
-from .execution import copy_dataset, kill_distributor, start_shared_distributor
-from .seeds import find_unseeded
+from .distributor import (
+    PURPOSE,
+    Columns,
+    DatasetPass,
+    RowBuffer,
+    RowDistributor,
+    copy_dataset,
+    get_object,
+    kill_distributor,
+    make_batcher,
+    start_shared_distributor,
+)
 
 PREFETCH = 2  # pieces that a process requests before it needs them
+
+
+def find_unseeded(dataset: Any) -> str | None:
+    for operator in dataset._logical_plan.dag.post_order_iter():
+        if any(config is not None and getattr(config, "seed", None) is None for config in _configs(operator)):
+            return str(operator.name)
+    return None
+
+
+def _configs(operator: Any) -> Iterator[Any]:
+    data = require("ray.data", PURPOSE, extra="ray")
+    yield getattr(operator, "seed_config", None)
+    for argument in getattr(operator, "fn_args", None) or ():
+        yield argument if isinstance(argument, data.RandomSeedConfig) else None
+    yield getattr(getattr(operator, "datasource", None), "_shuffle", None)
+    files = getattr(operator, "shuffle_config_factory", lambda: None)
+    first, second = files(), files()
+    yield first if first == second else "files"
 
 
 class RayStream(Sourced):
     """A loader of a Ray dataset that is not materialized.
 
     Args:
-        dataset: the user's.
-        batch_size: rows in a batch, per rank.
-        drop_last: whether a last, smaller batch is dropped.
+        dataset: the user's dataset.
+        batch_size: samples in a batch, per rank.
+        drop_last: whether to drop a smaller last batch.
         columns: the columns of a batch, in order; None for a dict of all columns.
         collate_fn: makes a batch from arrays by column; None for tensors.
     """
@@ -50,21 +78,20 @@ class RayStream(Sourced):
         return self.source(Share(), None, fills_up=False).open(reading)
 
     def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> StreamSource:
-        """Return the source of a process's share."""
         return StreamSource(self, share, engine, fills_up=fills_up)
 
 
 class StreamSource(Stateless):
-    """The source of a stream: its rows are distributed in turn, in the same order for any number of ranks.
+    """The source of a stream: rows are distributed in the same order for any number of ranks.
 
-    A position is reached by executing the dataset again; rows before it are not fetched.
+    A position is reached by executing the dataset again; earlier rows are not fetched.
 
     Args:
-        loader: of the user's dataset.
+        loader: the loader of the user's dataset.
         share: the share of this process.
         engine: connects several processes.
-        fills_up: whether single rows are distributed, and all ranks get equally many, some of the first ones twice;
-            otherwise whole batches are, and each row is read once.
+        fills_up: whether to distribute single rows and give all ranks the same number, by repeating some of the first
+            rows; otherwise whole batches are distributed, and each row is read once.
     """
 
     as_it_is, common = False, True
@@ -87,15 +114,13 @@ class StreamSource(Stateless):
         self._has_changed = False
 
     def certainty(self) -> tuple[Position, tuple[str, ...]]:
-        """Return whether the dataset has the same order when it is executed again."""
         if self._unseeded is not None:
-            return "unknown", (f"{self._unseeded} in the Ray dataset has no seed: it gives another order each time",)
+            return "unknown", (f"{self._unseeded} in the Ray dataset has no seed: its order differs each time",)
         if self._has_changed:
-            return "unknown", ("the Ray dataset had another order, or other rows, when it was resumed",)
+            return "unknown", ("the Ray dataset had a different order or different rows when it was resumed",)
         return "replayed", ()
 
     def open(self, reading: Reading) -> Iterator[Any]:
-        """Execute the dataset, and yield the batches from the position on."""
         self._passes += 1
         if reading.is_over:
             return iter(())
@@ -106,21 +131,18 @@ class StreamSource(Stateless):
         if reading.batch:
             reading.report(0, reading.batch)
             with context:
-                batches = chain([each for each in [next(batches, None)] if each is not None], batches)
+                batches = chain([batch for batch in [next(batches, None)] if batch is not None], batches)
             reading.report(reading.batch, reading.batch)
         return self._batches(batches, reading, context)
 
     def state_dict(self, batch: int) -> dict[str, Any]:
-        """Return the digest of the epoch's first row, which has to be the same when the epoch is executed again."""
         return {"head": self._head if batch else None, "has_changed": self._has_changed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the digest of the epoch's first row."""
         self._head = self._expected = state["head"]
         self._has_changed = state["has_changed"]
 
     def close(self) -> None:
-        """End the execution; the main rank kills the actor for all, because no rank reads any more."""
         if isinstance(self._distributor, RowDistributor):
             self._distributor.close()
         elif self._distributor is not None and self._engine is not None and self._engine.is_main:
@@ -135,7 +157,6 @@ class StreamSource(Stateless):
         return DatasetPass(self._passes, epoch, consumed, min_rows, ranks, turn, fills_up)
 
     def _pieces(self, dataset_pass: DatasetPass) -> Iterator[Columns | None]:
-        """Yield this rank's rows in each piece of the dataset."""
         rank, distributor = self.share.rank, self._distributor
         if self.share.world_size == 1:
             for number in count():
@@ -151,7 +172,6 @@ class StreamSource(Stateless):
             yield None if parts[0] is None else get_object(parts[0])
 
     def _check_head(self, pieces: Iterator[Columns | None], dataset_pass: DatasetPass) -> Iterator[Columns | None]:
-        """Yield all pieces; after the first one of a training, compare the first row with that of the checkpoint."""
         for number, rows in enumerate(pieces):
             if number == 0 and self._fills_up:
                 self._compare_head(dataset_pass)
@@ -167,7 +187,6 @@ class StreamSource(Stateless):
         self._head, self._expected = head, None
 
     def _rows(self, pieces: Iterator[Columns | None]) -> Iterator[Columns]:
-        """Yield the rows of each batch of this rank."""
         buffer = RowBuffer()
         for rows in pieces:
             buffer.add(rows)
@@ -190,13 +209,8 @@ class StreamSource(Stateless):
             yield batch
 
     def _connect(self) -> None:
-        """Create or find the distributor. The first call on several ranks is a collective."""
         if self._distributor is None and self.share.world_size == 1:
             self._distributor = RowDistributor(copy_dataset(self._dataset), 1)
         elif self._distributor is None:
             assert self._engine is not None, "several processes are connected by an engine"
             self._distributor = start_shared_distributor(self._dataset, self._engine, prefetch=PREFETCH)
-
-
-def _ignore_progress(done: int, batches: int) -> None:
-    """Do nothing: no batches are read again."""

@@ -1,4 +1,4 @@
-"""What a call on Ray returns, with a summary of each attempt."""
+"""The values that a call on Ray returns, and a summary of each attempt."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Attempt:
 
     Attributes:
         number: counted from 1.
-        world_size: the number of workers; 0 if it was lost before any started.
+        world_size: the number of workers; 0 if the group was lost before a worker started.
         nodes: the ids of the workers' nodes, by rank.
-        kind: how it ended: `completed`, `resized` (its workers were ended because Ray has more or fewer for the run),
-            `lost` (a worker, or its machine), `hung` (a worker), `preempted` (a machine was to be taken away),
-            `failed` (for example in your code).
-        failure: what happened; None if it completed or was resized.
+        kind: how it ended: `completed`, `resized` (Ray restarted the workers in another number), `lost` (a worker or
+            its machine), `hung` (a worker), `preempted` (a machine will be taken away), `failed` (for example in your
+            code).
+        failure: a description; None if it completed or was resized.
         seconds: from the first worker's start to the end.
-        resumed_at: what the checkpoint held that it resumed; None if it started from the beginning, or trained nothing.
+        resumed_at: the progress of the resumed checkpoint; None if it started from the beginning, or did not train.
             For several trainings, which are identified by their names, the sum over their checkpoints.
-        lost: what it had trained and the next attempt had to repeat, as far as it was reported, which happens twice a
-            second; None if no attempt followed, or none that trained. For several trainings, the sum.
+        lost: the progress that the next attempt had to repeat, as reported twice a second; None if no attempt followed,
+            or none that trained. For several trainings, the sum.
     """
 
     number: int
@@ -61,14 +61,14 @@ class Attempt:
 
 
 class RayValues(list[Any]):
-    """What `RayLauncher.run` returns: the value of each rank, by rank.
+    """The return value of `RayLauncher.run`: the value of each rank, by rank.
 
     Attributes:
-        messages: (rank, object) for each object that was put into the ranks' queues, in order of arrival, failed
-            attempts included; empty with `on_message`.
-        results: the results of rank 0's trainings in the attempt that completed, in their order.
+        messages: (rank, object) for each object that was put into the ranks' queues, in order of arrival, including
+            failed attempts; empty with `on_message`.
+        results: the results of rank 0's trainings in the completed attempt, in order.
         attempts: all attempts; the last one completed.
-        storage: the folder in which Ray keeps what was reported.
+        storage: the folder of the reports in Ray's storage.
     """
 
     def __init__(
@@ -90,20 +90,20 @@ class RayValues(list[Any]):
 
 @dataclass
 class WorkerGroup:
-    """A worker group, as known from its workers' messages.
+    """The state of a worker group, as received from its workers.
 
     Attributes:
         world_size: the number of workers.
         started: when the first one started, by the caller's clock.
         nodes: the node id of each worker, by rank.
-        values: what the function returned, pickled, by rank.
-        failed: what it raised, by rank, in order of arrival.
-        exit_notices: the notices on which it ended, by rank.
-        results: the results of its trainings, pickled.
-        progress: the last known progress of each run, by its name.
-        resumed: where each run started, by its name.
+        values: the pickled return values, by rank.
+        failed: the exceptions, by rank, in order of arrival.
+        exit_notices: the notices that ended it, by rank.
+        results: the pickled results of its trainings.
+        progress: the latest progress of each run, by name.
+        resumed: the start of each run, by name.
         kind: how the group ended; None while it runs.
-        failure: what happened.
+        failure: a description of the failure.
         ended: when it ended, by the caller's clock.
     """
 
@@ -122,29 +122,25 @@ class WorkerGroup:
 
     @property
     def has_started(self) -> bool:
-        """Whether every worker has started."""
         return self.world_size > 0 and len(self.nodes) == self.world_size
 
     @property
     def is_complete(self) -> bool:
-        """Whether the function has returned on every rank, and all values have arrived."""
         return self.world_size > 0 and len(self.values) == self.world_size
 
     @property
     def batches_done(self) -> int:
-        """The batches trained on, of all runs and by all ranks together."""
-        done = {name: each.batches for name, each in self.resumed.items()}
+        done = {name: start.batches for name, start in self.resumed.items()}
         for name, progress in self.progress.items():
             done[name] = max(done.get(name, 0), progress.batches)
         return sum(done.values())
 
     def end(self, kind: AttemptKind, failure: str | None = None) -> None:
-        """Record how the group ended."""
         self.kind, self.failure, self.ended = kind, failure, monotonic()
 
 
 class GroupTracker:
-    """Sorts the workers' messages by worker group; drops those that arrive after their group has ended.
+    """Sorts the workers' messages by worker group; drops messages of groups that have ended.
 
     Attributes:
         groups: all groups; only the last one may still run.
@@ -157,28 +153,24 @@ class GroupTracker:
 
     @property
     def group(self) -> WorkerGroup | None:
-        """The group that runs."""
         return self.groups[-1] if self.groups and self.groups[-1].kind is None else None
 
     @property
     def group_id(self) -> str:
-        """The id of the group that runs; empty without one."""
         return self._group_ids[-1] if self._group_ids else ""
 
     def start_fit(self) -> str:
-        """Expect the workers of a new call of Ray's `fit`; return the id that they have to use for it."""
+        """Return a new id, which the workers of the next call of Ray's `fit` send with their messages."""
         self._fit, self._group_ids = uuid4().hex, []
         return self._fit
 
     def end_fit(self, kind: AttemptKind, failure: str | None = None) -> None:
-        """Record how a call of Ray's `fit` ended; later messages of its workers are dropped."""
         if self.group is None:
             self.groups.append(WorkerGroup(0, monotonic()))
         self.groups[-1].end(kind, failure)
         self.start_fit()
 
     def record(self, envelope: Envelope) -> Message | None:
-        """Record a message and return it; return None if its group has ended."""
         if envelope.fit != self._fit or envelope.group_id in self._group_ids[:-1]:
             return None
         if envelope.group_id != self.group_id:
@@ -211,13 +203,12 @@ def _record(group: WorkerGroup, rank: int, message: Message) -> None:
 
 
 def summarize_attempts(groups: Sequence[WorkerGroup]) -> list[Attempt]:
-    """Return a summary of each of the groups, all of which have ended."""
     return [_summarize(number, group, groups[number:]) for number, group in enumerate(groups, 1)]
 
 
 def _summarize(number: int, group: WorkerGroup, later: Sequence[WorkerGroup]) -> Attempt:
     assert group.kind is not None
-    resumed = [each for each in group.resumed.values() if each.path is not None]
+    resumed = [start for start in group.resumed.values() if start.path is not None]
     return Attempt(
         number=number,
         world_size=group.world_size,
@@ -225,22 +216,20 @@ def _summarize(number: int, group: WorkerGroup, later: Sequence[WorkerGroup]) ->
         kind=group.kind,
         failure=group.failure,
         seconds=group.ended - group.started,
-        resumed_at=_sum((each.batches, each.steps) for each in resumed),
+        resumed_at=_sum((start.batches, start.steps) for start in resumed),
         lost=_lost_work(group, later),
     )
 
 
 def _lost_work(group: WorkerGroup, later: Sequence[WorkerGroup]) -> Work | None:
-    """Return what the group trained beyond the point where the next group resumed the same run."""
-    found = []
+    amounts = []
     for name, progress in group.progress.items():
-        start = next((each.resumed[name] for each in later if name in each.resumed), None)
+        start = next((next_group.resumed[name] for next_group in later if name in next_group.resumed), None)
         if start is not None:
-            found.append((max(0, progress.batches - start.batches), max(0, progress.steps - start.steps)))
-    return _sum(found)
+            amounts.append((max(0, progress.batches - start.batches), max(0, progress.steps - start.steps)))
+    return _sum(amounts)
 
 
 def _sum(amounts: Iterable[tuple[int, int]]) -> Work | None:
-    """Return the sum of (batches, steps); None if there are none."""
-    found = list(amounts)
-    return Work(*map(sum, zip(*found, strict=True))) if found else None
+    pairs = list(amounts)
+    return Work(*map(sum, zip(*pairs, strict=True))) if pairs else None

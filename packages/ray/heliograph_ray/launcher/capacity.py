@@ -1,4 +1,4 @@
-"""What a cluster that has no room for workers has: in warnings while they wait, and in the error of a time-out."""
+"""The resources that workers need and that the cluster has."""
 
 from __future__ import annotations
 
@@ -12,42 +12,69 @@ from typing import Any
 from heliograph.spi import require
 
 from ..cluster import START_TIMEOUT
-from .sizes import Sizes
+
+RESIZE_INTERVAL = 60.0  # seconds between two checks for room
 
 FIRST_WARNING = 15.0  # seconds without a worker
 WARNING_INTERVAL = 60.0  # seconds
 OF_A_GROUP = re.compile(r"_group_(\d+_)?[0-9a-f]{16,}$")  # CPU_group_1_<id>: what a placement group has reserved of CPU
-
 logger = logging.getLogger("heliograph")
 
 
-class StartupMonitor:
-    """Warns what workers wait for, as long as none has started.
+class Sizes:
+    """The allowed numbers of workers.
 
     Args:
-        sizes: how many workers, and what each takes.
+        least: the smallest number.
+        most: the largest number.
+        resources: the resources of a worker, by name.
+        interval: seconds between two checks for room; 60 if None.
+
+    Attributes:
+        least: the smallest number.
+        asked: the number of workers to request from Ray.
+        resources: the nonzero resources of a worker.
+        interval: seconds between two checks for room.
     """
 
+    def __init__(self, least: int, most: int, resources: Mapping[str, float], interval: float | None) -> None:
+        self.least, self._most = least, most
+        self.asked: int | tuple[int, int] = least if least == most else (least, most)
+        self.resources = {name: amount for name, amount in resources.items() if amount}
+        self.interval = RESIZE_INTERVAL if interval is None else interval
+
+    def has_room_for_more(self, world_size: int) -> bool:
+        return world_size < self._most and self._count_free() > 0
+
+    def _count_free(self) -> int:
+        if not self.resources:
+            return self._most
+        state = require("ray._private.state", "RayLauncher", extra="ray")
+        return sum(
+            min(int(free.get(name, 0.0) // amount) for name, amount in self.resources.items())
+            for free in state.available_resources_per_node().values()
+        )
+
+
+class StartupMonitor:
     def __init__(self, sizes: Sizes) -> None:
         self._sizes, self._warn_at = sizes, monotonic() + FIRST_WARNING
 
     def check(self) -> None:
-        """Warn if a warning is due."""
         if monotonic() >= self._warn_at:
             self._warn_at = monotonic() + WARNING_INTERVAL
             workers = f"{_number(self._sizes)} workers of {self._sizes.resources}"
-            logger.warning("waiting for %s: %s", workers, _describe_cluster(self._sizes.resources))
+            logger.warning("waiting for %s; %s", workers, _describe_cluster(self._sizes.resources))
 
 
 def explain_start_timeout(error: BaseException | None, sizes: Sizes) -> BaseException | None:
-    """Return Ray's error; if Ray gave up waiting for resources, a TimeoutError that it is the cause of."""
     inner = getattr(error, "controller_failure", error)
     if type(inner).__name__ != "WorkerGroupStartupTimeoutError":
         return error
     seconds = os.environ.get(START_TIMEOUT, "60")
     timeout = TimeoutError(
         f"Ray gave up starting num_workers={_number(sizes)} workers with resources_per_worker={sizes.resources}: "
-        f"{_describe_cluster(sizes.resources)}. Ask for less, give the cluster more, or raise "
+        f"{_describe_cluster(sizes.resources)}. Request less, enlarge the cluster, or increase "
         f"start_timeout={seconds} seconds."
     )
     timeout.__cause__ = error
@@ -62,11 +89,10 @@ def _number(sizes: Sizes) -> str:
 def _describe_cluster(wanted: Mapping[str, float]) -> str:
     ray: Any = require("ray", "RayLauncher", extra="ray")
     total, free = _select(ray.cluster_resources(), wanted), _select(ray.available_resources(), wanted)
-    return f"the cluster has {total}, of which {free} are free"
+    return f"cluster: {total}, free: {free}"
 
 
 def _select(resources: Mapping[str, float], wanted: Mapping[str, float]) -> dict[str, float]:
-    """Return the resources without names of nodes and shares of placement groups; memory only if it is wanted."""
     return {
         name: amount
         for name, amount in sorted(resources.items())

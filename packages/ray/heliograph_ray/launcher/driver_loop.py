@@ -1,4 +1,4 @@
-"""What the calling process does while Ray runs the workers: process their messages and send them commands."""
+"""The loop of the calling process: it receives the workers' messages and sends them commands."""
 
 from __future__ import annotations
 
@@ -18,18 +18,47 @@ from heliograph.spi import error_chain
 
 from ..session import LAUNCHER, Notice
 from .attempts import GroupTracker, WorkerGroup
-from .capacity import StartupMonitor
-from .fit import Fit
+from .capacity import Sizes, StartupMonitor
 from .mailbox import Commands, DriverChannel, Envelope, Exited, Failed, QueueItem, Reported, Value
-from .sizes import Sizes
 
 INTERVAL = 0.2  # seconds until a signal, or the end of Ray's run, is noticed
 END_TIMEOUT = 30.0  # seconds for Ray's run to end after its workers have
-CALLER_ENDS = "the process that called RayLauncher.run is to end"
+CALLER_ENDS = "the process that called RayLauncher.run is ending"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 OnMessage = Callable[[int, Any], object]
 OnReport = Callable[[Reported], tuple[str, str] | None]
+
+
+class Fit:
+    """Runs Ray's trainer in a thread: in the main thread, Ray would replace the handler of Ctrl-C and not restore it.
+
+    Args:
+        run: the `fit` of Ray's trainer.
+
+    Attributes:
+        is_reused: whether the workers have served an earlier call.
+        error: the exception of Ray, if any.
+    """
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self.is_reused = False
+        self.error: BaseException | None = None
+        self._function = run
+        self._thread = threading.Thread(target=self._run, name="heliograph-ray", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:  # noqa: BLE001  # read by the driver loop
+            self.error = error
 
 
 class DriverLoop:
@@ -38,13 +67,13 @@ class DriverLoop:
     Args:
         channel: connects this process with the workers.
         tracker: records the workers' messages.
-        grace: seconds that the workers have to end after they were asked to.
+        grace: seconds that the workers have to end after a request.
         on_message: called with (rank, object) for each object that is put into a rank's queue.
         on_report: called with each report; returns (name, reason) to stop the runs, or None.
-        keeps: whether workers that have returned wait for another call.
+        keeps: whether workers wait for another call after they have returned.
 
     Attributes:
-        error: what `on_message`, `on_report` or a look at the cluster raised.
+        error: the exception of `on_message`, `on_report` or a check of the cluster.
         signals: the signals that were received.
     """
 
@@ -68,18 +97,15 @@ class DriverLoop:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the workers were asked to end, so that their end is not a failure."""
         return self._commands.stop is not None or self._commands.exit is not None
 
     @property
     def is_ending(self) -> bool:
-        """Whether this process waits only for the workers to end: after a signal, or an error of its own."""
         return bool(self.signals) or self.error is not None
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM within the context, except for those that this process ignores."""
-        handled = [each for each in SIGNALS if signal.getsignal(each) not in (signal.SIG_IGN, None)]
+        handled = [signum for signum in SIGNALS if signal.getsignal(signum) not in (signal.SIG_IGN, None)]
         if not handled or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -91,7 +117,6 @@ class DriverLoop:
             hook.restore()
 
     def run_fit(self, fit: Fit, sizes: Sizes) -> BaseException | None:
-        """Process messages until Ray's run ends, or its workers wait for another call; return what Ray raised."""
         monitor, is_served = StartupMonitor(sizes), False
         while fit.is_alive and not is_served and not self._is_late():
             self._process(self._channel.receive(INTERVAL))
@@ -109,20 +134,17 @@ class DriverLoop:
         return fit.error
 
     def pause(self, seconds: float) -> None:
-        """Wait so many seconds, or until a signal."""
         limit = monotonic() + seconds
         while not self.is_ending and (remaining := limit - monotonic()) > 0:
             threading.Event().wait(min(INTERVAL, remaining))
 
     def _is_late(self) -> bool:
-        """Return whether the workers were asked to end and have not ended in time, or there are none."""
         if self.is_ending and self._deadline is None:
             self._deadline = monotonic() + self._grace
             self._command(replace(self._commands, exit=Notice(LAUNCHER, CALLER_ENDS)))
         return self._deadline is not None and (self._tracker.group is None or monotonic() >= self._deadline)
 
     def _is_served(self) -> bool:
-        """Return whether all workers have returned and wait for another call; if they must not get one, end them."""
         group = self._tracker.group
         if not self._keeps or group is None or _running(group):
             return False
@@ -153,11 +175,10 @@ class DriverLoop:
         try:
             self._on_message(rank, pickle.loads(payload))  # noqa: S301  # from our own worker
         except Exception as error:
-            error.add_note(f"heliograph: while a message of rank {rank} was processed")
+            error.add_note(f"heliograph: raised while processing a message of rank {rank}")
             raise
 
     def _call(self, function: Callable[[], Any]) -> Any:
-        """Call a function, unless one has raised before; keep what it raises, to raise it after the workers' end."""
         if self.error is None:
             try:
                 return function()
@@ -166,7 +187,6 @@ class DriverLoop:
         return None
 
     def _release(self) -> None:
-        """Release failed workers when no other worker can still send how it ended."""
         group, group_id = self._tracker.group, self._tracker.group_id
         if group is not None and group.failed and not _running(group) and group_id not in self._commands.released:
             self._command(replace(self._commands, released=self._commands.released | {group_id}))
@@ -177,9 +197,8 @@ class DriverLoop:
 
 
 def _running(group: WorkerGroup) -> set[int]:
-    """Return the ranks that have not ended, except for those that other ranks report as dead or hung."""
-    errors = [each.error.rebuild() for each in group.failed.values() if each.is_secondary]
-    seen = [each for error in errors for each in error_chain(error) if isinstance(each, RankFailed)]
-    missing = {each.rank for each in seen if not each.was_reported}
+    errors = [failure.error.rebuild() for failure in group.failed.values() if failure.is_secondary]
+    seen = [cause for error in errors for cause in error_chain(error) if isinstance(cause, RankFailed)]
+    missing = {failure.rank for failure in seen if not failure.was_reported}
     ended = group.values.keys() | group.failed.keys() | group.exit_notices.keys()
     return set(range(group.world_size)) - ended - missing

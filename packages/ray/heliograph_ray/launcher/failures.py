@@ -1,4 +1,4 @@
-"""What an error of Ray Train means: what failed, and whether another attempt may succeed."""
+"""Classification of Ray Train's errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .attempts import WorkerGroup
 
 Kind = Literal["lost", "hung", "preempted", "failed"]
-# Ray's own errors, by name, that mean that another process, or an object that it held, is gone.
+# Ray's errors for a lost process or a lost object
 LOSSES = ("RayActorError", "NodeDiedError", "LocalRayletDiedError", "OwnerDiedError", "ObjectLostError")
 FACT = re.compile(r"^\t(\w+): (.*)$", re.MULTILINE)  # of a dead worker, in Ray's message
 SENTENCE_END = re.compile(r"(?<=\.)\s")
@@ -29,7 +29,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818  # for Ray; the caller has the e
         self.rank, self.name = rank, name
 
     def __str__(self) -> str:
-        return f"rank {self.rank} failed with {self.name}, which is raised where RayLauncher.run was called"
+        return f"rank {self.rank} failed with {self.name}, which RayLauncher.run raises"
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class AttemptFailure:
     """How an attempt failed.
 
     Attributes:
-        kind: `lost` (a worker, or its machine), `hung` (a worker), `preempted` (the machine of a worker is taken away):
-            another attempt may follow; `failed`: none follows.
-        text: what happened, for people.
-        errors: what to raise if no other attempt follows, the first cause first.
+        kind: another attempt may follow `lost` (a worker or its machine), `hung` (a worker) and `preempted` (a machine
+            will be taken away), but not `failed`.
+        text: a description.
+        errors: the errors to raise if no attempt follows, the first cause first.
         cause: Ray's error.
     """
 
@@ -51,14 +51,12 @@ class AttemptFailure:
 
 
 def is_secondary(error: BaseException) -> bool:
-    """Return whether a worker raised an exception only because another process failed or is gone."""
     return is_broken_collective(error) or any(
-        isinstance(each, RankFailed) or is_process_loss(each) for each in error_chain(error)
+        isinstance(cause, RankFailed) or is_process_loss(cause) for cause in error_chain(error)
     )
 
 
 def is_process_loss(error: BaseException) -> bool:
-    """Return whether an exception of Ray means that another process, or an object that it held, is gone."""
     exceptions = require("ray.exceptions", "RayLauncher", extra="ray")
     losses = tuple(getattr(exceptions, name) for name in LOSSES)
     return isinstance(error, losses) and not getattr(error, "actor_init_failed", False)
@@ -67,34 +65,32 @@ def is_process_loss(error: BaseException) -> bool:
 def classify_failure(
     group: WorkerGroup | None, error: BaseException | None, *, is_stopping: bool = False
 ) -> AttemptFailure:
-    """Return how an attempt failed.
-
-    Args:
-        group: its last worker group; None if no worker had started.
-        error: what `fit` raised; None if it raised nothing.
-        is_stopping: whether the caller asked the workers to end, so that their exit is not a preemption.
-    """
     failed = {} if group is None else group.failed
-    failures = {rank: ProcessFailure(each.error.rebuild(), each.error.text, rank) for rank, each in failed.items()}
-    causes = [failures[rank] for rank, each in failed.items() if not each.is_secondary]
-    others = [failures[rank] for rank, each in failed.items() if each.is_secondary]
+    failures = {
+        rank: ProcessFailure(failure.error.rebuild(), failure.error.text, rank) for rank, failure in failed.items()
+    }
+    causes = [failures[rank] for rank, failure in failed.items() if not failure.is_secondary]
+    consequences = [failures[rank] for rank, failure in failed.items() if failure.is_secondary]
     notice = None if group is None else next(iter(group.exit_notices.values()), None)
-    if any(not each.is_no_failure for each in causes):
-        return _failed([*causes, *others], error)
+    if any(not cause.is_no_failure for cause in causes):
+        return _failed([*causes, *consequences], error)
     if notice is not None and not is_stopping:
         return AttemptFailure("preempted", notice.reason, (), error)
     if _is_preempted(error):
         return AttemptFailure("preempted", str(error), (), error)
     seen = next(
-        (each for failure in others for each in error_chain(failure.error) if isinstance(each, RankFailed)), None
+        (cause for failure in consequences for cause in error_chain(failure.error) if isinstance(cause, RankFailed)),
+        None,
     )
-    if seen is not None and seen.was_reported:  # another rank's error, which did not arrive here itself
-        return _failed([*causes, *others], error)
+    if seen is not None and seen.was_reported:  # caused by the error of another rank, which did not arrive here
+        return _failed([*causes, *consequences], error)
     dead = _find_dead_worker(error, failures)
-    if seen is not None or dead or others:
-        first = seen or RankFailed(*(dead or (others[0].rank or 0, "left", describe_error(others[0].error))), "")
+    if seen is not None or dead or consequences:
+        first = seen or RankFailed(
+            *(dead or (consequences[0].rank or 0, "left", describe_error(consequences[0].error))), ""
+        )
         kind: Kind = "hung" if first.kind == "hung" else "lost"
-        return AttemptFailure(kind, str(first), (ProcessFailure(first, rank=first.rank), *others), error)
+        return AttemptFailure(kind, str(first), (ProcessFailure(first, rank=first.rank), *consequences), error)
     if causes:
         return _failed(causes, error)
     if error is None and notice is not None:
@@ -114,7 +110,6 @@ def _failed(failures: Sequence[ProcessFailure], error: BaseException | None) -> 
 def _find_dead_worker(
     error: BaseException | None, reported: Mapping[int, ProcessFailure]
 ) -> tuple[int, str, str] | None:
-    """Return rank, kind and text of the first worker that Ray reports as dead and that has reported no failure."""
     failures: Mapping[int, BaseException] = getattr(error, "worker_failures", {})
     for rank, failure in sorted(failures.items()):
         if rank not in reported and not isinstance(failure, WorkerFailed):
@@ -123,9 +118,8 @@ def _find_dead_worker(
 
 
 def _shorten(message: str) -> str:
-    """Return the sentence of Ray's message that says why a worker died, with pid and ip if the message has them."""
     facts = list(FACT.finditer(message))
-    named = {each[1]: each[2] for each in facts}
+    named = {fact[1]: fact[2] for fact in facts}
     reason = message[facts[-1].end() :] if facts else message
     sentence = SENTENCE_END.split(" ".join(reason.split()), maxsplit=1)[0]
     where = ", ".join(f"{name} {named[name]}" for name in ("pid", "ip") if name in named)
@@ -133,16 +127,14 @@ def _shorten(message: str) -> str:
 
 
 def _is_preempted(error: BaseException | None) -> bool:
-    """Return whether Ray reports that a machine was taken away."""
     failures = getattr(error, "worker_failures", {}).values()
-    deaths = [getattr(each, "health_check_failure", each) for each in failures]
-    return type(error).__name__ == "PreemptionError" or any(getattr(each, "preempted", False) for each in deaths)
+    deaths = [getattr(death, "health_check_failure", death) for death in failures]
+    return type(error).__name__ == "PreemptionError" or any(getattr(death, "preempted", False) for death in deaths)
 
 
 def _is_lost_early(error: BaseException) -> bool:
-    """Return whether a worker, or Ray's controller of them, was lost before the function was called."""
     inner = getattr(error, "controller_failure", error)
     actor_error = require("ray.exceptions", "RayLauncher", extra="ray").RayActorError
-    if getattr(inner, "actor_init_failed", False):  # its constructor raised, and would again
+    if getattr(inner, "actor_init_failed", False):  # its constructor would raise again
         return False
     return isinstance(inner, actor_error) or type(inner).__name__ == "WorkerGroupStartupFailedError"

@@ -16,23 +16,21 @@ from heliograph.core.distributed.launcher import environment
 from ..cluster import KEEPERS, connected_address
 from .attempts import RayValues
 from .calls import Setup, pickle_call
-from .driver_loop import END_TIMEOUT
-from .fit import Fit
-from .mailbox import Call, DriverChannel
+from .driver_loop import END_TIMEOUT, Fit
+from .mailbox import DriverChannel, WorkerCall
 from .worker import serve_calls
 
 
 class KeptWorkers:
-    """Workers that stay alive between calls: the first call starts them, the others find them ready.
+    """Workers that stay alive between calls; the first call starts them.
 
-    They are given up when a call fails, when the cluster has room for more of them, when none comes for a while, when
-    this process starts workers for something else, by `close`, and when this process ends. Those of a lost machine are
-    replaced by the next call. A cluster that was started for them ends with `close`, with a failure, or with this
-    process.
+    They end when a call fails, when the cluster has room for more workers, after `idle` seconds without a call, when
+    this process starts other workers, on `close`, and when this process ends. The next call replaces workers of a lost
+    machine. A cluster that was started for them ends on `close`, on a failure, or with this process.
 
     Args:
-        setup: what their launcher was asked for.
-        idle: seconds without a call after which they are given up.
+        setup: the arguments of their launcher.
+        idle: seconds without a call after which they end.
     """
 
     def __init__(self, setup: Setup, idle: float) -> None:
@@ -45,7 +43,7 @@ class KeptWorkers:
         self._channel: DriverChannel | None = None
         self._fit: Fit | None = None
         self._fit_id, self._world_size = "", 0
-        self._checked = 0.0  # when room for more workers was looked for, or they were started
+        self._checked = 0.0  # time of the last check for room, or of the start
 
     def run(
         self,
@@ -55,13 +53,13 @@ class KeptWorkers:
         on_message: Callable[[int, Any], object] | None = None,
         **kwargs: Any,
     ) -> RayValues:
-        """Call `fn(*args, **kwargs)` on every worker; see `RayLauncher.run`, also for what it raises."""
+        """Call `fn(*args, **kwargs)` on every worker; see `RayLauncher.run`, also for its exceptions."""
         payload = pickle_call(fn, args, kwargs, on_message)
         with self._lock:
             self._stop_timer()
             try:
                 values = self._run(payload, on_message)
-            except BaseException:  # also a Ctrl-C: workers whose call did not end well are not used again
+            except BaseException:  # also on Ctrl-C: workers are not reused after a failure
                 try:
                     self._end_workers(at_once=True)
                 finally:
@@ -73,12 +71,12 @@ class KeptWorkers:
             return values
 
     def close(self) -> None:
-        """Let the workers end, and wait for it; they start again with the next call."""
+        """End the workers and wait for their end; the next call starts new ones."""
         with self._lock:
             self._close()
 
     def close_if_idle(self) -> None:
-        """Do the same, unless a call is under way."""
+        """End the workers unless a call is running."""
         if self._lock.acquire(blocking=False):
             try:
                 self._close()
@@ -93,7 +91,7 @@ class KeptWorkers:
             self._connection.enter_context(self._setup.connect())
             self._cluster = connected_address()
             KEEPERS.add(self)
-            atexit.register(self.close)  # before Ray ends, since it came later
+            atexit.register(self.close)  # runs before Ray's own handler
         channel = self._channel = self._channel or DriverChannel()
         channel.reset()
         with environment(self._setup.variables):
@@ -103,19 +101,17 @@ class KeptWorkers:
         return values
 
     def _is_lost(self) -> bool:
-        """Return whether this process has disconnected from their cluster; any call of Ray would start another one."""
+        """Return whether this process has disconnected from the cluster: any call of Ray would then start a new one."""
         return connected_address() != self._cluster
 
     def _is_outgrown(self) -> bool:
-        """Return whether the cluster has room for more workers; look for it as seldom as during a call."""
         sizes = self._setup.sizes
         if monotonic() < self._checked + sizes.interval:
             return False
         self._checked = monotonic()
         return sizes.has_room_for_more(self._world_size)
 
-    def _start(self, call: Call) -> Fit:
-        """Give a call to the workers; start them, unless they wait for it."""
+    def _start(self, call: WorkerCall) -> Fit:
         channel = self._channel
         assert channel is not None
         if self._fit is not None and self._fit.is_alive:
@@ -129,19 +125,12 @@ class KeptWorkers:
         return self._fit
 
     def _end_workers(self, *, at_once: bool = False) -> None:
-        """End the workers.
-
-        If Ray's run has ended before, they are gone, and the actor ends with its handle; with the connection, all are.
-
-        Args:
-            at_once: whether not to wait until they end by themselves.
-        """
         fit, channel = self._fit, self._channel
         self._fit = self._channel = None
         if channel is None or fit is None or not (fit.is_alive or at_once):
             return
         if self._is_lost():
-            fit.join(END_TIMEOUT)  # about one in ten stays in Ray's `get` for good, which nothing ends
+            fit.join(END_TIMEOUT)  # about one in ten never returns from Ray's `get`
             return
         if not at_once:
             channel.dismiss()
@@ -154,7 +143,6 @@ class KeptWorkers:
         self._connection.close()
 
     def _give_up(self) -> None:
-        """End the workers after a while without a call. The cluster stays: other code of this process may use it."""
         with self._lock:
             self._end_workers()
 

@@ -1,11 +1,16 @@
-"""Calls and messages between the process that called `RayLauncher.run` and the workers, by way of an actor."""
+"""The mailbox actor between the caller of `RayLauncher.run` and the workers, and its two ends."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from heliograph.core.distributed.exceptions import Carried
@@ -16,18 +21,22 @@ from ..session import Notice
 if TYPE_CHECKING:
     from pathlib import Path
 
+INTERVAL = 0.5  # seconds between two exchanges with the mailbox while there is nothing to send
+RELEASE_INTERVAL = 0.1  # the same while a failed worker waits for its release
+logger = logging.getLogger("heliograph")
+
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A call of the launcher, as its workers get it.
+class WorkerCall:
+    """A call of the launcher, as received by its workers.
 
     Attributes:
-        name: the id of the call; the same in all its attempts.
-        fit: the id of the call of Ray's `fit`; another one in each attempt.
+        name: the id of the call, the same in all its attempts.
+        fit: the id of the call of Ray's `fit`, different in each attempt.
         mailbox: the handle of the actor between the workers and the caller.
-        payload: the function and its arguments, pickled.
+        payload: the pickled function and arguments.
         grace: seconds that the other workers have to end after one has failed.
-        has_own_storage: whether what other calls have stored there is not to be resumed.
+        has_own_storage: whether to ignore the stored reports of other calls.
     """
 
     name: str
@@ -53,14 +62,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class QueueItem:
-    """An object that was put into a rank's queue, pickled."""
+    """A pickled object from a rank's queue."""
 
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What the function returned, pickled."""
+    """The pickled return value of the function."""
 
     payload: bytes
 
@@ -89,7 +98,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A training ended without an error; its result, pickled."""
+    """A training ended without an error; its pickled result."""
 
     result: bytes
 
@@ -163,12 +172,12 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What the caller asks of the workers.
+    """The caller's commands for the workers.
 
     Attributes:
-        stop: why a run has to stop, decided by a search on what was reported; None if it continues.
-        exit: why the workers have to save and exit; None if they continue.
-        released: the ids of the worker groups whose failed workers need not wait for the others any longer.
+        stop: why a run must stop, by decision of a search; None if it continues.
+        exit: why the workers must save and exit; None if they continue.
+        released: the ids of the worker groups whose failed workers need not wait for the others.
     """
 
     stop: Notice | None = None
@@ -178,12 +187,12 @@ class Commands:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What workers that are kept have to do.
+    """The assignment of kept workers.
 
     Attributes:
         fit: the id of the call of Ray's `fit` that they belong to; other workers end.
         call: the id of the attempt of a call; empty if they wait for the next one.
-        reference: to the call, in a list, so that Ray does not replace it by the call itself.
+        reference: a list with the reference to the call, so that Ray does not replace it by the call itself.
     """
 
     fit: str = ""
@@ -192,7 +201,7 @@ class Assignment:
 
 
 class Mailbox:
-    """An actor that keeps envelopes until the caller receives them, and the calls and commands for the workers."""
+    """An actor with the envelopes for the caller and the calls and commands for the workers."""
 
     def __init__(self) -> None:
         self._assignment = Assignment()
@@ -206,28 +215,20 @@ class Mailbox:
         self._arrived = asyncio.Event()
 
     async def register_group(self, group_id: str) -> int:
-        """Return the number of a worker group, counted from 1 in the order of their first calls."""
         if group_id not in self._group_ids:
             self._group_ids.append(group_id)
         return self._group_ids.index(group_id) + 1
 
     async def reset(self) -> None:
-        """Drop what is left of an earlier call."""
         self._reset()
 
     async def assign(self, assignment: Assignment) -> None:
-        """Replace the assignment."""
         async with self._assigned:
             self._assignment = assignment
             self._assigned.notify_all()
 
     async def next_call(self, fit: str, done: str) -> Sequence[Any] | None:
-        """Wait for a call; return the reference to it, in a list, or None if the worker has to end.
-
-        Args:
-            fit: the id of the call of Ray's `fit` that the worker belongs to.
-            done: the id of the call that it has done; empty before the first.
-        """
+        """Wait for the call after `done`; return the reference to it in a list, or None if the worker must end."""
         async with self._assigned:
             await self._assigned.wait_for(
                 lambda: fit != self._assignment.fit or self._assignment.call not in ("", done)
@@ -235,14 +236,12 @@ class Mailbox:
             return self._assignment.reference if fit == self._assignment.fit else None
 
     async def put(self, envelopes: Sequence[Envelope]) -> Commands:
-        """Keep envelopes; return the current commands."""
         if envelopes:
             self._envelopes += envelopes
             self._arrived.set()
         return self._commands
 
     async def receive(self, timeout: float) -> list[Envelope]:
-        """Return the envelopes that have arrived; wait at most `timeout` seconds for the first one."""
         if not self._envelopes:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), timeout)
@@ -251,12 +250,11 @@ class Mailbox:
         return envelopes
 
     async def command(self, commands: Commands) -> None:
-        """Replace the commands for the workers."""
         self._commands = commands
 
 
 class DriverChannel:
-    """The caller's end of a new mailbox, on the caller's node: if that node is lost, both are.
+    """The caller's end of a new mailbox, which runs on the caller's node so that both are lost together.
 
     Attributes:
         mailbox: the handle of the actor, for the workers.
@@ -270,27 +268,98 @@ class DriverChannel:
         self.mailbox: Any = ray.remote(num_cpus=0)(Mailbox).options(scheduling_strategy=own_node).remote()
 
     def receive(self, timeout: float) -> list[Envelope]:
-        """Return the envelopes that have arrived; wait at most `timeout` seconds for the first one."""
         envelopes: list[Envelope] = self._ray.get(self.mailbox.receive.remote(timeout))
         return envelopes
 
     def command(self, commands: Commands) -> None:
-        """Replace the commands for the workers, which receive them within half a second."""
         self._ray.get(self.mailbox.command.remote(commands))
 
     def reset(self) -> None:
-        """Drop what is left of an earlier call."""
         self._ray.get(self.mailbox.reset.remote())
 
-    def assign(self, fit: str, call: Call | None) -> None:
-        """Give a call to the workers of a `fit` that are kept; without one, they wait."""
+    def assign(self, fit: str, call: WorkerCall | None) -> None:
         assignment = Assignment(fit) if call is None else Assignment(fit, call.fit, [self._ray.put(call)])
         self._ray.get(self.mailbox.assign.remote(assignment))
 
     def dismiss(self) -> None:
-        """End workers that wait for a call."""
         self._ray.get(self.mailbox.assign.remote(Assignment()))
 
     def close(self) -> None:
-        """Kill the actor; workers that are still running then exit."""
         self._ray.kill(self.mailbox)
+
+
+class WorkerChannel:
+    """The worker's end: sends a rank's messages in order and receives the caller's commands, in a thread.
+
+    If the mailbox is gone, the caller no longer waits for this worker, and the process exits.
+
+    Args:
+        mailbox: the handle of the actor.
+        fit: the id of the call of Ray's `fit` that this worker belongs to.
+        group_id: the id of its worker group.
+        rank: its rank.
+
+    Attributes:
+        commands: the newest commands.
+        progress: the progress of the run; sent with each exchange if it has changed, so that the caller also has the
+            progress of a worker that hangs or is killed.
+    """
+
+    def __init__(self, mailbox: Any, fit: str, group_id: str, rank: int) -> None:
+        self._ray = require("ray", "RayLauncher", extra="ray")
+        self._mailbox, self._sender = mailbox, (fit, group_id, rank)
+        self._group_id = group_id
+        self._outgoing: SimpleQueue[Message | threading.Event | None] = SimpleQueue()
+        self.commands = Commands()
+        self.progress: ProgressUpdate | None = None
+        self._thread = threading.Thread(target=self._exchange, name="heliograph-worker-channel", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        self._outgoing.put(message)
+
+    def flush(self) -> None:
+        delivered = threading.Event()
+        self._outgoing.put(delivered)
+        delivered.wait()
+
+    def wait_for_release(self, seconds: float) -> None:
+        limit = monotonic() + seconds
+        while self._group_id not in self.commands.released and monotonic() < limit:
+            threading.Event().wait(RELEASE_INTERVAL)
+            self.flush()
+
+    def close(self) -> None:
+        self._outgoing.put(None)
+        self._thread.join()
+
+    def _exchange(self) -> None:
+        is_closing = False
+        sent: ProgressUpdate | None = None
+        while not is_closing:
+            items = self._collect()
+            is_closing = None in items
+            envelopes = [
+                Envelope(*self._sender, item) for item in items if not isinstance(item, threading.Event | None)
+            ]
+            progress = self.progress
+            if progress is not None and progress is not sent:
+                envelopes.append(Envelope(*self._sender, progress))
+                sent = progress
+            try:
+                self.commands = self._ray.get(self._mailbox.put.remote(envelopes))
+            except Exception as error:  # noqa: BLE001  # without this thread, the worker would wait forever
+                logger.error("this worker exits: the process that called RayLauncher.run cannot be reached: %s", error)
+                os._exit(1)
+            for item in items:
+                if isinstance(item, threading.Event):
+                    item.set()
+
+    def _collect(self) -> list[Message | threading.Event | None]:
+        try:
+            items = [self._outgoing.get(timeout=INTERVAL)]
+        except Empty:
+            return []
+        while not self._outgoing.empty():
+            items.append(self._outgoing.get())
+        return items

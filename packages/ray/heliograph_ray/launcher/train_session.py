@@ -1,4 +1,4 @@
-"""The session of a worker of the launcher: it reports to `ray.train`, and to the caller through the mailbox."""
+"""The session of a launcher's worker, which reports to `ray.train` and to the caller."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from heliograph import Progress
 from heliograph.spi import require
 
 from ..session import Notice
-from ..storage.checkpoints import ReportFolder, StoredFolder, list_reports, report_name
+from ..storage import ReportFolder, StoredFolder, list_reports, report_name
 from .mailbox import ProgressUpdate, Reported, Resumed
 
 if TYPE_CHECKING:
-    from .worker_channel import WorkerChannel
+    from .mailbox import WorkerChannel
 
 PURPOSE = "RayLauncher"
 
 
 class TrainSession:
-    """Connects a run with Ray Train and with the process that called the launcher.
+    """Connects a run with Ray Train and with the caller of the launcher.
 
     Args:
-        call: the id of the launcher's call, which is in the names of its reports; the same in all its attempts.
+        call: the id of the launcher's call, which is part of the names of its reports; the same in all its attempts.
         channel: sends messages to the caller.
         is_restart: whether an earlier attempt of this call failed, or had another number of workers.
-        has_own_storage: whether what other calls have stored there is not to be resumed.
+        has_own_storage: whether to ignore the stored reports of other calls.
 
     Attributes:
-        exit_notice: the notice on which a run of this process ended.
+        exit_notice: the notice that ended a run of this process.
     """
 
     def __init__(self, call: str, channel: WorkerChannel, *, is_restart: bool, has_own_storage: bool = False) -> None:
@@ -44,12 +44,6 @@ class TrainSession:
         self._orphans: list[ReportFolder] = []
 
     def report(self, metrics: dict[str, float], folder: Path | None) -> Notice | None:
-        """Report to Ray, which waits for all ranks and copies the folder to the storage before it returns.
-
-        Raises:
-            RuntimeError: Ray did not store the folder.
-            OSError: the storage failed; a note names it.
-        """
         checkpoint, name = None, None
         if folder is not None:
             checkpoint = self._train.Checkpoint.from_directory(folder.absolute())
@@ -57,7 +51,7 @@ class TrainSession:
         try:
             self._train.report(metrics, checkpoint=checkpoint, checkpoint_dir_name=name)
         except OSError as error:
-            error.add_note(f"heliograph: while {name or 'a report'} was stored in {self._storage()[1]}")
+            error.add_note(f"heliograph: raised while storing {name or 'a report'} in {self._storage()[1]}")
             raise
         if not self._is_main:
             return None
@@ -68,35 +62,32 @@ class TrainSession:
         return self._channel.commands.stop
 
     def stored_reports(self) -> list[StoredFolder]:
-        """Return the reports in the storage, also those that Ray does not know because their worker died too soon."""
         self._list_once()
-        found = list_reports(*self._storage())
+        reports = list_reports(*self._storage())
         return [
-            StoredFolder(each.filesystem, each.path, is_own=each.call == self._call and each.number < self._first)
-            for each in found
-            if each.call == self._call or not self._has_own_storage
+            StoredFolder(
+                report.filesystem, report.path, is_own=report.call == self._call and report.number < self._first
+            )
+            for report in reports
+            if report.call == self._call or not self._has_own_storage
         ]
 
     def notice(self) -> Notice | None:
-        """Return a notice if a machine of this run is to be taken away, or the caller asks the workers to exit."""
         info = self._preemption.preemption_info
         if info is None:
             return self._channel.commands.exit
         ranks = ", ".join(map(str, info.preempted_ranks))
         deadline = None if info.deadline_ms is None else info.deadline_ms / 1000
-        return Notice("ray", f"the machine of rank {ranks} is to be taken away", deadline)
+        return Notice("ray", f"the machine of rank {ranks} will be taken away", deadline)
 
     def record_exit(self, notice: Notice) -> None:
-        """Record that a run ended on a notice."""
         self.exit_notice = notice
 
     def update_progress(self, run: str, progress: Progress) -> None:
-        """Send the progress with the channel's next exchange; the main rank's counts for all, which are in step."""
         if self._is_main:
             self._channel.progress = ProgressUpdate(run, progress.batches, progress.steps, progress.samples)
 
     def record_start(self, run: str, progress: Progress, path: Path | None) -> None:
-        """Send where a run starts."""
         self._channel.send(Resumed(run, progress.batches, progress.steps, path))
 
     def _storage(self) -> tuple[Any, str]:
@@ -104,14 +95,13 @@ class TrainSession:
         return storage.storage_filesystem, storage.experiment_fs_path
 
     def _list_once(self) -> None:
-        """Find the first free number, and the folders that Ray does not know and so would never remove."""
         if self._number is None:
-            found = list_reports(*self._storage())
-            self._number = self._first = 1 + max((each.number for each in found), default=0)
-            own = [each for each in found if each.call == self._call]
-            reported = self._train.get_all_reported_checkpoints() if own else []
-            known = {Path(each.checkpoint.path).name for each in reported}
-            self._orphans = [each for each in own if Path(each.path).name not in known]
+            reports = list_reports(*self._storage())
+            self._number = self._first = 1 + max((report.number for report in reports), default=0)
+            ours = [report for report in reports if report.call == self._call]
+            reported = self._train.get_all_reported_checkpoints() if ours else []
+            registered = {Path(stored.checkpoint.path).name for stored in reported}
+            self._orphans = [report for report in ours if Path(report.path).name not in registered]
 
     def _next_number(self) -> int:
         self._list_once()
@@ -120,31 +110,27 @@ class TrainSession:
         return self._number - 1
 
     def _remove_orphans(self) -> None:
-        """Remove folders that dead processes stored in part, or did not report: there is a newer one now."""
         while self._orphans:
             orphan = self._orphans.pop()
             orphan.filesystem.delete_dir(orphan.path)
 
     def _check_stored(self, name: str) -> str:
-        """Return the path in the storage of what was just reported."""
         newest = self._train.get_checkpoint()
         path = "" if newest is None else str(newest.path)
         if Path(path).name != name:
             raise RuntimeError(
-                f"Ray did not store the checkpoint that was reported as {name!r}; the newest that it has is "
-                f"{path or 'none'}. Its log says why: search for 'report'."
+                f"Ray did not store the reported checkpoint {name!r}; its newest is {path or 'none'}. Search Ray's "
+                f"log for 'report' to find the reason."
             )
         return path
 
 
 def _preemption_context() -> Any:
-    """Return the object in which Ray announces a preemption to a worker; its public API waits for all workers."""
     context = require("ray.train.v2._internal.execution.context", PURPOSE, extra="ray").get_train_context()
-    found = getattr(context, "preemption_context", None)
-    if not hasattr(found, "preemption_info"):
+    preemption = getattr(context, "preemption_context", None)
+    if not hasattr(preemption, "preemption_info"):
         version = require("ray", PURPOSE, extra="ray").__version__
         raise ImportError(
-            f"RayLauncher cannot read from Ray {version} whether a worker's machine is to be taken away, as it can "
-            f"from 2.60: pip install 'ray[train]>=2.60,<2.61'"
+            f"RayLauncher cannot read preemption notices from Ray {version}: pip install 'ray[train]>=2.60,<2.61'"
         )
-    return found
+    return preemption

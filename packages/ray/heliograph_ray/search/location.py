@@ -1,15 +1,16 @@
-"""The folders of a search and of its trials in a storage, and the file that each has beside Ray's own."""
+"""The folders of a search and of its trials in a storage, and their metadata files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from heliograph.spi import describe_error, require
+from heliograph.spi import Entry, describe_error, require
 
-from ..storage.checkpoints import absolute_path
+from ..storage import StoredFolder, absolute_path
 
 if TYPE_CHECKING:
     from heliograph import RunResult
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 NAME = "heliograph.json"
 DEFAULT = "~/ray_results"  # Ray's own default
 STATE = "experiment_state"  # the start of the names of the files with Ray's state of a search
+
+PREFIX = "checkpoint_"  # of the folders of reports, before Tune's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +36,12 @@ class Location:
 
     @property
     def path(self) -> str:
-        """The path of the folder."""
         return f"{self.storage}/{self.name}"
 
     def subfolder(self, name: str) -> Location:
-        """Return a folder in this one."""
         return Location(self.storage, f"{self.name}/{name}")
 
     def write(self, data: dict[str, Any]) -> None:
-        """Write plain data as JSON, atomically."""
         filesystem, folder = self.open_storage()
         filesystem.create_dir(folder)
         with filesystem.open_output_stream(f"{folder}/{NAME}.part") as file:
@@ -49,7 +49,6 @@ class Location:
         filesystem.move(f"{folder}/{NAME}.part", f"{folder}/{NAME}")
 
     def read(self) -> dict[str, Any] | None:
-        """Return what was written; None if nothing was."""
         filesystem, folder = self.open_storage()
         if not filesystem.get_file_info(f"{folder}/{NAME}").is_file:
             return None
@@ -58,24 +57,16 @@ class Location:
         return data
 
     def has_state(self) -> bool:
-        """Return whether Ray has saved the state of a search here, so that it can be read and continued."""
         filesystem, folder = self.open_storage()
         selector = require("pyarrow.fs", "Ray's storage", extra="ray").FileSelector(folder, allow_not_found=True)
-        return any(each.base_name.startswith(STATE) for each in filesystem.get_file_info(selector))
+        return any(file.base_name.startswith(STATE) for file in filesystem.get_file_info(selector))
 
     def open_storage(self) -> tuple[Any, str]:
-        """Return the storage, as a file system of pyarrow, and the folder in it."""
         filesystem, folder = require("pyarrow.fs", "Ray's storage", extra="ray").FileSystem.from_uri(self.path)
         return filesystem, folder
 
 
 def search_location(storage_path: str | Path | None, name: str) -> Location:
-    """Return the location of a search.
-
-    Raises:
-        TypeError: the storage is not a path, or the name not a string.
-        ValueError: the name cannot be that of a folder.
-    """
     if not isinstance(storage_path, str | Path | None) or not isinstance(name, str):
         raise TypeError(f"storage_path is a path and name a string; got {storage_path!r} and {name!r}.")
     if not name or "/" in name or name.startswith("."):
@@ -84,12 +75,6 @@ def search_location(storage_path: str | Path | None, name: str) -> Location:
 
 
 def summarize_end(result: RunResult | None, error: BaseException | None) -> dict[str, Any]:
-    """Return how a trial ended, as plain data.
-
-    Args:
-        result: the result of its last training; None without any.
-        error: what its function raised; None if it returned.
-    """
     if error is not None:
         return {"status": "failed", "reason": describe_error(error)}
     if result is None:
@@ -101,3 +86,41 @@ def summarize_end(result: RunResult | None, error: BaseException | None) -> dict
         "notes": list(result.notes),
         "warnings": list(result.warnings),
     }
+
+
+def find_resumable(checkpoint: Any, location: Location) -> list[StoredFolder]:
+    """Return the reports that a trial may resume, newest first, so that an older one replaces a damaged one.
+
+    If the search was killed, Tune does not list the reports of its last seconds, and repeats their numbers. Newer
+    reports in the trial's own folder therefore come first, in reverse order of writing.
+
+    Args:
+        checkpoint: Tune's checkpoint for this trial, which may be a clone; None for a new trial.
+        location: the folder of this trial.
+    """
+    filesystem, folder = location.open_storage()
+    if checkpoint is None:
+        return _newest_first(_folders(filesystem, folder))
+    path = PurePosixPath(checkpoint.path)
+    folders = dict(_folders(checkpoint.filesystem, str(path.parent)))
+    newer = {path.name: folders[path.name]} if path.name in folders else {}
+    if str(path.parent) == folder:
+        newer = {name: stored for name, stored in folders.items() if name >= path.name}
+    older = sorted((name for name in folders if name < path.name), reverse=True)
+    return [*_newest_first(newer.items()), *(folders[name] for name in older)]
+
+
+def _folders(filesystem: Any, path: str) -> Iterator[tuple[str, StoredFolder]]:
+    selector = require("pyarrow.fs", "Ray's storage", extra="ray").FileSelector(path, allow_not_found=True)
+    for info in filesystem.get_file_info(selector):
+        if info.base_name.startswith(PREFIX):
+            yield info.base_name, StoredFolder(filesystem, info.path, is_own=True)
+
+
+def _newest_first(folders: Any) -> list[StoredFolder]:
+    return [folder for _, folder in sorted(folders, key=lambda pair: _order(pair[1]), reverse=True)]
+
+
+def _order(folder: StoredFolder) -> tuple[int, str]:
+    sequences = [-1, *(entry.sequence for entry in folder.manifests().values() if isinstance(entry, Entry))]
+    return max(sequences), folder.name

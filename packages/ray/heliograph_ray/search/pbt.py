@@ -1,4 +1,4 @@
-"""Population based training: hyper-parameters that Tune has changed since the checkpoint that a run resumes."""
+"""Population based training: apply the hyper-parameters that Tune changed since the checkpoint."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Options = dict[str, Any]  # of a parameter group or a scheduler when it was crea
 class Tune(Plugin):
     """Applies hyper-parameters that Tune has changed since a checkpoint was saved.
 
-    Loading a checkpoint restores the options with which its optimizers and schedulers were created. Each checkpoint of
-    a trial therefore also holds these options. Those that have other values in this program are applied after loading:
-    learning rates in proportion, so that a schedule continues from where it was; others as they are.
+    Loading a checkpoint restores the options of its optimizers and schedulers. Each checkpoint of a trial therefore
+    also stores the options at their creation. Options with other values in this program are applied after loading:
+    learning rates in proportion, so that a schedule continues from its current point; others as they are.
     """
 
     exclusive = ("tune",)
@@ -32,18 +32,17 @@ class Tune(Plugin):
 
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Keep the options with which the optimizers and schedulers were created."""
         self._loaded = None
         self._created = {
             "optimizers": {
-                name: [_group_options(each) for each in of.param_groups] for name, of in run.optimizers.items()
+                name: [_group_options(group) for group in optimizer.param_groups]
+                for name, optimizer in run.optimizers.items()
             },
-            "schedulers": {name: _scheduler_options(each) for name, each in run.schedulers.items()},
+            "schedulers": {name: _scheduler_options(scheduler) for name, scheduler in run.schedulers.items()},
         }
 
     @on(CheckpointLoaded, lane=Lane.TRANSFORM)
     def apply_changes(self, run: Run, event: CheckpointLoaded) -> None:
-        """Change the loaded options that differ from those of this program."""
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
@@ -64,23 +63,19 @@ class Tune(Plugin):
             run.note(f"changed by tune since the checkpoint: {', '.join(dict.fromkeys(changes))}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the options with which this program created the optimizers and schedulers."""
         return dict(self._created)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the options of the program that wrote the checkpoint."""
         self._loaded = state or None
 
 
 def _group_options(group: Mapping[str, Any]) -> Options:
-    """Return the options of a parameter group, with the learning rate before any scheduler changed it."""
     options = {name: value for name, value in group.items() if name not in (*RATES, "params") and _is_plain(value)}
     rate = group.get("initial_lr", group.get("lr"))
     return options if rate is None else {**options, "lr": float(rate)}
 
 
 def _scheduler_options(scheduler: Any) -> Options:
-    """Return the options of a scheduler; none if it was stepped, because its state has changed then."""
     state = scheduler.state_dict()
     return {name: value for name, value in state.items() if _is_plain(value)} if _is_new(state) else {}
 
@@ -90,12 +85,10 @@ def _is_new(state: Mapping[str, Any]) -> bool:
 
 
 def _factor(before: float | None, now: float | None) -> float:
-    """Return the factor for a learning rate; 1 if it was 0, which no factor changes."""
     return now / before if before and now is not None else 1.0
 
 
 def _change_group(group: dict[str, Any], before: Options, now: Options, factor: float) -> list[str]:
-    """Change a parameter group; return the changes in words."""
     changed = [name for name in now if name != "lr" and name in before and _differ(before[name], now[name])]
     for name in changed:
         group[name] = now[name]
@@ -108,12 +101,11 @@ def _change_group(group: dict[str, Any], before: Options, now: Options, factor: 
 def _change_state(
     state: Mapping[str, Any], before: Options, now: Options, factors: Sequence[float], words: list[str]
 ) -> dict[str, Any]:
-    """Return the state of a scheduler and of the schedulers in it with changed options; append the changes to words."""
     changed = dict(state)
-    for name in [each for each in state if each in before and each in now]:  # the same order on every rank
+    for name in [key for key in state if key in before and key in now]:  # the same order on every rank
         if name == INNER:
             inner = zip(state[name], before[name], now[name], strict=False)
-            changed[name] = [_change_state(*each, factors, words) for each in inner]
+            changed[name] = [_change_state(*states, factors, words) for states in inner]
         elif name in LISTS:
             changed[name] = [rate * factor for rate, factor in zip(state[name], factors, strict=True)]
         elif _differ(before[name], now[name]):
@@ -123,7 +115,6 @@ def _change_state(
 
 
 def _differ(before: Any, now: Any) -> bool:
-    """Return whether two values differ; a tuple equals a list of the same values."""
     return (list(before) if isinstance(before, tuple) else before) != (list(now) if isinstance(now, tuple) else now)
 
 

@@ -1,22 +1,19 @@
-"""A function as a trial of Tune: it runs in the trial's process or on workers of its own, and its runs are closed."""
+"""A function as a Tune trial, in the trial's process or on its own workers."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heliograph import RunResult
-from heliograph.core.distributed.exceptions import Carried
+from heliograph.core.distributed.launch.exceptions import Carried
 from heliograph.spi import hosted_by, require
 
-from ..session import StoredReport
-from .location import Location, summarize_end
+from .location import Location, find_resumable, summarize_end
 from .trial_session import PURPOSE, TrialHost, TrialSession, TuneReporter, ignore_stop
-from .trial_storage import find_resumable
 from .trial_workers import run_on_workers
 
 CLOSE_TIMEOUT = 600.0  # seconds that the last runs have to close; Ray gives the others the same
@@ -35,14 +32,14 @@ class TrialFailed(RuntimeError):  # noqa: N818  # carries the user's own error, 
 
 @dataclass(frozen=True)
 class Plan:
-    """What each trial of a search does.
+    """The task of each trial of a search.
 
     Attributes:
         fn: called with the hyper-parameters.
         metric: the metric that the search optimizes.
-        location: of the search.
-        workers: arguments of a launcher; None to run in the trial's own process.
-        resources: what Ray reserves for the trial's own process, by name.
+        location: the folder of the search.
+        workers: the arguments of a launcher; None to run in the trial's own process.
+        resources: the resources that Ray reserves for the trial's own process, by name.
     """
 
     fn: Callable[[dict[str, Any]], object]
@@ -53,7 +50,6 @@ class Plan:
 
 
 def trainable(plan: Plan) -> Any:
-    """Return a trainable of Tune, which is a class."""
     module = require("ray.tune.trainable", PURPOSE, extra="ray")
     ray_tune = require("ray.tune", PURPOSE, extra="ray")
     name = getattr(plan.fn, "__name__", type(plan.fn).__name__)
@@ -63,7 +59,7 @@ def trainable(plan: Plan) -> Any:
 
     base: Any = module.wrap_function(train, name=name)
 
-    class Trial(base):  # type: ignore[misc]
+    class ClosingTrial(base):  # type: ignore[misc]
         """A trial that always waits until its run has closed."""
 
         _thread: threading.Thread | None = None
@@ -78,24 +74,17 @@ def trainable(plan: Plan) -> Any:
             return super()._trainable_func(config)
 
         def cleanup(self) -> None:
-            """Stop the run and wait until it has closed; called by Tune, and before by the search."""
             if not self._is_cleaned_up:
                 self._is_cleaned_up = True
                 super().cleanup()
                 if self._thread is not None:
                     self._thread.join()
 
-    Trial.__name__ = Trial.__qualname__ = name
-    return Trial
+    ClosingTrial.__name__ = ClosingTrial.__qualname__ = name
+    return ClosingTrial
 
 
 def run_trial(plan: Plan, config: dict[str, Any]) -> None:
-    """Run a trial in the thread that Tune has started for it.
-
-    Raises:
-        TrialFailed: the function raised.
-        SystemExit: Tune ends the trial.
-    """
     ray_tune = require("ray.tune", PURPOSE, extra="ray")
     location = plan.location.subfolder(Path(ray_tune.get_context().get_trial_dir()).name)
     resumable = find_resumable(ray_tune.get_checkpoint(), location)
@@ -103,7 +92,10 @@ def run_trial(plan: Plan, config: dict[str, Any]) -> None:
     reporter, result, error = TuneReporter(plan.metric), None, None
     try:
         if plan.workers is None:
-            result = _run_in_process(plan, config, reporter, resumable)
+            host = TrialHost(TrialSession(reporter, resumable))
+            with hosted_by(host), ignore_stop(host.session):
+                plan.fn(config)
+            result = host.result
         else:
             result = run_on_workers(plan.fn, config, plan.workers, reporter, resumable, location)
         if not resumable:  # a trial that resumes may have nothing left to do
@@ -117,17 +109,8 @@ def run_trial(plan: Plan, config: dict[str, Any]) -> None:
         raise SystemExit(0)  # the exit that the reporter caught: Tune expects no more reports
 
 
-def _run_in_process(
-    plan: Plan, config: dict[str, Any], reporter: TuneReporter, resumable: Sequence[StoredReport]
-) -> RunResult | None:
-    host = TrialHost(TrialSession(reporter, resumable))
-    with hosted_by(host), ignore_stop(host.session):
-        plan.fn(config)
-    return host.result
-
-
+# A trial must resume from the storage only, not from files of a previous process.
 def _enter_folder() -> None:
-    """Change to an empty folder: a trial resumes from the storage only, not from files of its former process."""
     number = 1
     while (folder := Path(f"run_{number}")).exists():
         number += 1
@@ -136,7 +119,6 @@ def _enter_folder() -> None:
 
 
 def close_callback() -> Any:
-    """Return a callback of Tune that makes the search wait until all runs have closed."""
     base: Any = require("ray.tune", PURPOSE, extra="ray").Callback
     ray = require("ray", PURPOSE, extra="ray")
 
@@ -150,7 +132,7 @@ def close_callback() -> Any:
                 self._closed.append(actor.cleanup.remote())
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-            if self._closed and all(each.is_finished() for each in trials):
+            if self._closed and all(trial.is_finished() for trial in trials):
                 closed, self._closed = self._closed, []
                 ray.wait(closed, num_returns=len(closed), timeout=CLOSE_TIMEOUT)
 

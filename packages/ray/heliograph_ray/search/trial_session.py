@@ -1,4 +1,4 @@
-"""The session of a trial: it reports to Tune, which stops trials in its answers."""
+"""The session of a trial, which reports to Tune; Tune answers whether to stop."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ class TuneReporter:
     """Reports to Tune.
 
     Args:
-        metric: the metric that the search optimizes. Tune refuses a report without it, so it is NaN until it is
-            measured.
+        metric: the metric that the search optimizes. Tune rejects a report without it, so it is NaN until measured.
 
     Attributes:
         stop: Tune's request to end the trial; after it nothing is reported.
@@ -42,37 +41,24 @@ class TuneReporter:
         self.stop: Notice | None = None
 
     def report(self, metrics: dict[str, float], checkpoint: Any) -> Notice | None:
-        """Report, and wait for Tune's answer.
-
-        Args:
-            metrics: the metrics by name.
-            checkpoint: a checkpoint of Tune, or None.
-
-        Returns:
-            A notice if the trial has to end.
-
-        Raises:
-            OSError: the checkpoint cannot be stored.
-        """
         if self.stop is None:
             self._names |= metrics.keys()
             try:
                 self._tune.report({self._metric: math.nan, **metrics}, checkpoint=checkpoint)
-            except SystemExit:  # how Tune ends a function, also to continue it elsewhere; it does not say why
+            except SystemExit:  # Tune ends a function this way, also to continue it elsewhere
                 self.stop = Notice(BY, STOPPED)
         return self.stop
 
     def check_measured(self) -> None:
-        """Raise ValueError if the metric of the search was never reported."""
         if self.stop is None and self._metric not in self._names:
             raise ValueError(
-                f"This trial ended and never measured metric={self._metric!r}.{known_names(self._metric, self._names)}"
+                f"This trial never measured metric={self._metric!r}.{known_names(self._metric, self._names)}"
             )
 
 
 @contextmanager
 def ignore_stop(session: Session) -> Iterator[None]:
-    """Suppress the SystemExit of a training that did not start because Tune had stopped the one before."""
+    """Suppress the SystemExit of a training that did not start because Tune stopped the previous one."""
     try:
         yield
     except SystemExit:
@@ -85,11 +71,11 @@ class TrialSession:
 
     Args:
         reporter: reports to Tune.
-        resumable: the reports from which the trial may resume, newest first.
+        resumable: the reports that the trial may resume, newest first.
 
     Attributes:
-        is_restart: whether the trial resumes a checkpoint: its own, or that of a better trial.
-        exit_notice: the notice on which a run of this process ended.
+        is_restart: whether the trial resumes a checkpoint, its own or the one of a better trial.
+        exit_notice: the notice that ended a run of this process.
     """
 
     def __init__(self, reporter: TuneReporter, resumable: Sequence[StoredReport]) -> None:
@@ -99,34 +85,25 @@ class TrialSession:
         self.exit_notice: Notice | None = None
 
     def report(self, metrics: dict[str, float], folder: Path | None) -> Notice | None:
-        """Report to Tune, which copies the folder to the storage, and wait for its answer."""
         checkpoint = None if folder is None else self._tune.Checkpoint.from_directory(folder)
         return self._reporter.report(metrics, checkpoint)
 
     def stored_reports(self) -> Sequence[StoredReport]:
-        """Return the reports from which the trial may resume, newest first."""
         return self._resumable
 
     def notice(self) -> Notice | None:
-        """Return None: Tune does not announce to a trial that its machine is to be taken away."""
         return None
 
     def record_exit(self, notice: Notice) -> None:
-        """Record that a run ended on a notice."""
         self.exit_notice = notice
 
-    def update_progress(self, run: str, progress: Progress) -> None:
-        """Do nothing: a search does not use the progress."""
+    def update_progress(self, run: str, progress: Progress) -> None: ...
 
-    def record_start(self, run: str, progress: Progress, path: Path | None) -> None:
-        """Do nothing: the result of the run has the checkpoint that it resumed."""
+    def record_start(self, run: str, progress: Progress, path: Path | None) -> None: ...
 
 
 class TrialHost:
-    """The host of the trainings in a trial, see `heliograph.core.host.Host`.
-
-    Args:
-        session: connects them with what runs this process.
+    """The host of the trainings in a trial; see `heliograph.core.host.Host`.
 
     Attributes:
         result: the result of the last training that ended without an error.
@@ -137,11 +114,6 @@ class TrialHost:
         self.result: RunResult | None = None
 
     def prepare(self, plugins: Plugins) -> None:
-        """Add the plugins that report to Tune, and apply what it has changed.
-
-        Raises:
-            SystemExit: an earlier training of the function ended on a notice, so no other may start.
-        """
         if self.session.exit_notice is not None:
             raise SystemExit(self.session.exit_notice.reason)
         claimed = {word for plugin in plugins for word in getattr(plugin, "exclusive", ())}
@@ -151,5 +123,4 @@ class TrialHost:
             plugins.register(Tune())
 
     def ended(self, result: RunResult) -> None:
-        """Keep the result of a training."""
         self.result = result

@@ -32,17 +32,14 @@ class ReportAnswers:
         self._added = asyncio.Condition()
 
     async def add(self, answer: Notice | None) -> None:
-        """Add the answer to the next report."""
         async with self._added:
             self._answers.append(answer)
             self._added.notify_all()
 
     async def count(self) -> int:
-        """Return the number of answers, those to former workers included."""
         return len(self._answers)
 
     async def wait_for(self, number: int) -> Notice | None:
-        """Wait for an answer and return it; the first has the number 0."""
         async with self._added:
             await self._added.wait_for(lambda: len(self._answers) > number)
         return self._answers[number]
@@ -56,16 +53,6 @@ def run_on_workers(
     resumable: Sequence[StoredReport],
     location: Location,
 ) -> RunResult | None:
-    """Run a trial on workers of its own; return the result of its last training.
-
-    Args:
-        fn: called with the hyper-parameters on each worker.
-        config: the hyper-parameters.
-        options: arguments of the launcher.
-        reporter: reports to Tune.
-        resumable: the reports from which the trial may resume, newest first.
-        location: of the trial in the storage.
-    """
     checkpoint_of = require("ray.tune", PURPOSE, extra="ray").Checkpoint
     answers = require("ray", PURPOSE, extra="ray").remote(num_cpus=0)(ReportAnswers).remote()
     filesystem, _ = location.open_storage()
@@ -82,7 +69,6 @@ def run_on_workers(
 
 
 def run_function(fn: Function, config: dict[str, Any], answers: Any, resumable: Sequence[StoredReport]) -> None:
-    """Run a trial's function on one of its workers."""
     launcher_host, launcher_session = current_host(), current_session()
     assert launcher_host is not None
     assert launcher_session is not None
@@ -92,19 +78,11 @@ def run_function(fn: Function, config: dict[str, Any], answers: Any, resumable: 
 
 
 class WorkerHost(TrialHost):
-    """The host of the trainings on a worker of a trial.
-
-    Args:
-        session: connects them with the launcher and with Tune.
-        launcher: the launcher's host.
-    """
-
     def __init__(self, session: Session, launcher: Host) -> None:
         super().__init__(session)
         self._launcher = launcher
 
     def ended(self, result: RunResult) -> None:
-        """Pass the result of a training to the launcher."""
         self._launcher.ended(result)
 
 
@@ -114,11 +92,7 @@ class WorkerSession:
     Args:
         launcher: the launcher's session.
         answers: the handle of `ReportAnswers`.
-        resumable: the reports from which the trial may resume, newest first.
-
-    Attributes:
-        is_restart: whether the trial resumes, or its workers were restarted.
-        exit_notice: the notice on which a run of this process ended.
+        resumable: the reports that the trial may resume, newest first.
     """
 
     def __init__(self, launcher: Session, answers: Any, resumable: Sequence[StoredReport]) -> None:
@@ -130,7 +104,6 @@ class WorkerSession:
         self.exit_notice: Notice | None = None
 
     def report(self, metrics: dict[str, float], folder: Path | None) -> Notice | None:
-        """Report through the launcher; the main rank waits for Tune's answer."""
         stop = self._launcher.report(metrics, folder)
         if not self._is_main:
             return stop
@@ -139,22 +112,17 @@ class WorkerSession:
         return answer or stop
 
     def stored_reports(self) -> Sequence[StoredReport]:
-        """Return the reports of these workers and their predecessors, then those from which the trial may resume."""
         return [*self._launcher.stored_reports(), *self._resumable]
 
     def notice(self) -> Notice | None:
-        """Return a notice if a machine of this run is to be taken away."""
         return self._launcher.notice()
 
     def record_exit(self, notice: Notice) -> None:
-        """Record that a run ended on a notice."""
         self.exit_notice = notice
         self._launcher.record_exit(notice)
 
     def update_progress(self, run: str, progress: Progress) -> None:
-        """Pass the progress to the launcher."""
         self._launcher.update_progress(run, progress)
 
     def record_start(self, run: str, progress: Progress, path: Path | None) -> None:
-        """Pass the start of a run to the launcher."""
         self._launcher.record_start(run, progress, path)

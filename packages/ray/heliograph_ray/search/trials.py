@@ -1,4 +1,4 @@
-"""The results of a search, read from the storage: its trials, the best one, and its checkpoint."""
+"""The results of a search: its trials, the best one, and its checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from heliograph.spi import Store, describe_error, read_manifest, require
 
-from ..storage.checkpoints import StoredFolder
+from ..storage import StoredFolder
 from .location import Location, search_location
 from .trainable import TrialFailed
 
@@ -24,17 +24,17 @@ class Trial:
     """One trial of a search.
 
     Attributes:
-        number: trials are numbered from 0 in the order of their start.
+        number: trials are numbered from 0 in order of their start.
         name: Ray's name for it.
         config: its last hyper-parameters.
-        status: `completed`, `stopped` on purpose, `failed`, or `unfinished` if the search was interrupted.
+        status: `completed`, `stopped` on request, `failed`, or `unfinished` if the search was interrupted.
         reason: why it ended.
-        stopped_by: who requested the stop, such as `tune`; None unless stopped.
+        stopped_by: the requester of the stop, such as `tune`; None unless stopped.
         value: the best value of the search's metric; None if it was never measured.
-        metrics: what was reported last, with `epoch` and `step`.
-        error: what its function raised, with the traceback in its notes; None unless failed.
-        notes: the notes of its last training, for example which checkpoint it resumed and what Tune changed.
-        warnings: what its last training was asked for and did not do.
+        metrics: the last reported metrics, with `epoch` and `step`.
+        error: the exception of its function, with the traceback in its notes; None unless failed.
+        notes: the notes of its last training, for example the resumed checkpoint and the changes by Tune.
+        warnings: the warnings of its last training: requests that were not served.
         path: its folder in the storage.
     """
 
@@ -63,7 +63,7 @@ class Trial:
             OSError: the storage cannot be read, or the disk not be written.
         """
         if self._stored is None:
-            raise ValueError(f"Trial {self.number} has stored no checkpoint: it needs a Checkpoint and a SaveSchedule.")
+            raise ValueError(f"Trial {self.number} has no stored checkpoint: add a Checkpoint and a SaveSchedule.")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         names = self._stored.manifests()
@@ -95,7 +95,7 @@ class Search(list[Trial]):
 
     @property
     def best(self) -> Trial:
-        """The trial with the best value that was measured, the first of equal ones.
+        """The trial with the best measured value, the first of equal ones.
 
         Raises:
             ValueError: no trial has measured the metric.
@@ -131,7 +131,6 @@ def tune_results(storage_path: str | Path | None, name: str) -> Search:
 
 
 def read_search(location: Location, metric: str, mode: str) -> Search:
-    """Read a search from the storage."""
     ray_tune = require("ray.tune", PURPOSE, extra="ray")
     analysis = ray_tune.ExperimentAnalysis(location.path, default_metric=metric, default_mode=mode)
     results = ray_tune.ResultGrid(analysis)
@@ -142,7 +141,6 @@ def read_search(location: Location, metric: str, mode: str) -> Search:
 
 
 def _start_order(trial: Any) -> tuple[int, str]:
-    """Return a sort key: Ray numbers the trials in their tags, and stores them in no order."""
     count = str(trial.experiment_tag).partition("_")[0]
     return int(count) if count.isdecimal() else 0, trial.trial_id
 
@@ -150,7 +148,7 @@ def _start_order(trial: Any) -> tuple[int, str]:
 def _trial(number: int, location: Location, metric: str, mode: str, trial: Any, result: Any) -> Trial:
     error = _error(result.error, number)
     end = location.subfolder(Path(result.path).name).read() or {}
-    status, reason = end.get("status", "unfinished"), end.get("reason", "it did not end by itself")
+    status, reason = end.get("status", "unfinished"), end.get("reason", "its process was killed")
     if error is not None:
         status, reason = "failed", describe_error(error)
     elif trial.status not in ENDED:
@@ -176,13 +174,10 @@ def _trial(number: int, location: Location, metric: str, mode: str, trial: Any, 
 
 
 def _is_reported(name: str) -> bool:
-    """Return whether a metric is one of ours; Ray adds others, and `config/lr` and the like for a cloned trial."""
     return name in FACTS or ("/" in name and not name.startswith("config/"))
 
 
 def _best_stored(checkpoints: list[tuple[Any, dict[str, Any]]], metric: str, mode: str) -> StoredFolder | None:
-    """Return the stored checkpoint of the best value; of equal ones the earliest, because the others only repeat it."""
-
     def order(pair: tuple[Any, dict[str, Any]]) -> tuple[float, int]:
         return _score(pair[1].get(metric), mode), pair[1]["training_iteration"]
 
@@ -193,14 +188,12 @@ def _best_stored(checkpoints: list[tuple[Any, dict[str, Any]]], metric: str, mod
 
 
 def _score(value: float | None, mode: str) -> float:
-    """Return a number that is smaller for better values."""
     if value is None or math.isnan(value):
         return math.inf
     return value if mode == "min" else -value
 
 
 def _error(error: Any, number: int) -> BaseException | None:
-    """Return the user's own error out of Ray's."""
     if error is None:
         return None
     cause = getattr(error, "cause", error)

@@ -1,4 +1,4 @@
-"""Search for hyper-parameters with Ray Tune: many runs, of which a scheduler stops the unpromising ones."""
+"""Hyper-parameter search with Ray Tune."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def tune(
     keep: int | None = None,
     address: str | None = None,
 ) -> Search:
-    """Search for hyper-parameters: call `fn(config)` once for each trial, with values from the space.
+    """Search for hyper-parameters with Ray Tune: call `fn(config)` once for each trial.
 
-    `RayReport` is added to each of its trainings and reports to Tune, at every checkpoint and at every validation. A
+    `RayReport` is added to each training and reports to Tune, at every checkpoint and every validation. A
     report has all metrics, `epoch` and `step`: use them as in `ASHAScheduler(time_attr="epoch", max_t=20)`. If Tune
-    stops a trial, its run stops as by any plugin: it is closed, and its result says `stopped` by `tune`. What `fn`
-    returns is not used.
+    stops a trial, its run stops as if a plugin had requested it: it is closed, and its result says `stopped` by `tune`.
+    The return value of `fn` is not used.
 
     Population based training pauses a trial and lets it resume the checkpoint of a better one, with other
-    hyper-parameters, which replace those in the optimizers and schedulers (see `docs/hyperparameters.md`). All
-    trials therefore need the same run name, and have to save when they validate.
+    hyper-parameters, which replace the ones in the optimizers and schedulers (see `docs/hyperparameters.md`). All
+    trials therefore need the same run name, and must save when they validate.
 
-    A trial runs in an empty folder of its own, to which relative paths refer. When it is resumed, `fn` is called again,
-    and its trainings resume what was reported, whatever `resume=` of their `Checkpoint` is.
+    A trial runs in its own empty folder, to which relative paths refer. When it is resumed, `fn` is called again,
+    and its trainings resume the reported checkpoint, whatever `resume=` of their `Checkpoint` is.
 
-    An exception in a trial ends that trial only. If all have failed, the error of the first is raised.
+    An exception in a trial ends only that trial. If all have failed, the error of the first is raised.
 
     Args:
         fn: called with the hyper-parameters, a dict; with several workers on each of them, as by `RayLauncher`.
@@ -69,22 +69,22 @@ def tune(
         metric: the metric to optimize, such as `validation/loss`.
         mode: whether smaller (`min`) or larger (`max`) is better; optional for a loss or an error.
         num_samples: the number of trials; with a grid, how many times each of its points is tried.
-        scheduler: one of `ray.tune.schedulers`, without metric and mode; None lets every trial run to its end.
-        search_alg: one of `ray.tune.search`, without metric and mode; None draws at random.
+        scheduler: a scheduler of `ray.tune.schedulers`, without metric and mode; None lets every trial finish.
+        search_alg: an algorithm of `ray.tune.search`, without metric and mode; None samples at random.
         num_workers: the number of workers of a trial. A single one without `max_failures` is the trial's process.
         use_gpu: whether each worker gets a GPU.
-        resources_per_worker: what Ray reserves for a worker, by name; by default 1 CPU, or 1 GPU.
+        resources_per_worker: the resources that Ray reserves for a worker, by name; by default 1 CPU, or 1 GPU.
         max_failures: how many times lost or hung workers are replaced in each trial.
-        max_concurrent: how many trials run at a time; by default, as many as the cluster has room for.
-        storage_path: where Ray keeps what is reported: a folder that all machines share, or an address such as
+        max_concurrent: how many trials run at a time; by default, as many as fit into the cluster.
+        storage_path: the storage of the reports: a folder that all machines share, or an address such as
             `s3://...`. By default `~/ray_results`, which is enough for one machine.
         name: the name of the search in the storage; by default a new one.
-        resume: `auto` continues the search of this name, if there is one: unfinished and failed trials resume their
+        resume: `auto` continues the search of this name, if it exists: unfinished and failed trials resume their
             last report. With None, the name must be new.
         keep: how many checkpoints of each trial are stored: the best by the metric, and the newest. None for all;
             population based training needs more than 2, or one may be removed before another trial has copied it.
-        address: of the cluster: `auto` or `host:port`. None uses the one that this process is connected to, or that
-            `RAY_ADDRESS` names, or starts one on this machine for the time of the search.
+        address: the address of the cluster: `auto` or `host:port`. None uses the one that this process is connected to,
+            or that `RAY_ADDRESS` names, or starts one on this machine for the time of the search.
 
     Returns:
         The trials; `search.best` is the best one, and `search.best.fetch(folder)` its checkpoint. Another process reads
@@ -93,10 +93,10 @@ def tune(
     Raises:
         ImportError: Ray is not installed.
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range, or there is a search of this name; also raised by Tune if
+        ValueError: an argument is out of its range, or a search of this name exists; also raised by Tune if
             scheduler, search_alg and space contradict each other.
         KeyboardInterrupt: on Ctrl-C, when the trials have stopped; `resume="auto"` continues the search.
-        BaseException: what `fn` raised in the first trial, if every one failed.
+        BaseException: the exception of `fn` in the first trial, if every trial failed.
     """
     ray_tune = require("ray.tune", PURPOSE, extra="ray")
     monitor = Monitor(metric, mode)
@@ -106,11 +106,11 @@ def tune(
     _check_counts(**{name: number for name, number in limits.items() if number is not None})
     workers = _workers(num_workers, use_gpu=use_gpu, resources=resources_per_worker, max_failures=max_failures)
     location = search_location(storage_path, name or f"heliograph-{uuid4().hex[:12]}")
-    each = dict(resources_per_worker or ({"GPU": 1} if use_gpu else {"CPU": 1}))
-    plan = Plan(fn, metric, location, workers, each if workers is None else MINIMAL_RESOURCES)
-    needed = {name: num_workers * amount for name, amount in each.items()}
+    worker_resources = dict(resources_per_worker or ({"GPU": 1} if use_gpu else {"CPU": 1}))
+    plan = Plan(fn, metric, location, workers, worker_resources if workers is None else MINIMAL_RESOURCES)
+    needed = {name: num_workers * amount for name, amount in worker_resources.items()}
     with connect(address, needed=needed, cpus=math.ceil(needed.get("CPU", 0))), _restored_handlers():
-        limit = max_concurrent or (None if plan.workers is None else _max_concurrent(each, num_workers))
+        limit = max_concurrent or (None if plan.workers is None else _max_concurrent(worker_resources, num_workers))
         options = {"num_samples": num_samples, "scheduler": scheduler, "search_alg": search_alg}
         if location.has_state():
             _check_resume(location, monitor, resume)
@@ -128,7 +128,6 @@ def tune(
 def _workers(
     num_workers: int, *, use_gpu: bool, resources: Mapping[str, float] | None, max_failures: int
 ) -> dict[str, Any] | None:
-    """Return the arguments of a trial's launcher; None if a trial runs in its own process."""
     options: dict[str, Any] = {"num_workers": num_workers, "use_gpu": use_gpu, "max_failures": max_failures}
     options["resources_per_worker"] = resources
     RayLauncher(**options)  # checks its arguments before anything starts
@@ -159,27 +158,24 @@ def _goal(monitor: Monitor) -> dict[str, Any]:
 
 
 def _check_resume(location: Location, monitor: Monitor, resume: str | None) -> None:
-    """Raise ValueError if an existing search may not be continued, or has another goal."""
     if resume is None:
         raise ValueError(
-            f"There is a search {location.name!r} in {location.storage}: continue it with resume='auto', or give "
-            f"another name for a new one."
+            f"{location.storage} already has a search {location.name!r}: continue it with resume='auto', or choose "
+            f"another name."
         )
     if (goal := location.read()) != _goal(monitor):
         raise ValueError(
-            f"The search {location.name!r} in {location.storage} optimizes {goal}: give the same metric and mode."
+            f"The search {location.name!r} in {location.storage} optimizes {goal}: pass the same metric and mode."
         )
 
 
-def _max_concurrent(each: Mapping[str, float], num_workers: int) -> int:
-    """Return for how many trials on several workers the cluster has room: Tune does not know what they need."""
+def _max_concurrent(worker_resources: Mapping[str, float], num_workers: int) -> int:
     total = require("ray", PURPOSE, extra="ray").cluster_resources()
-    counts = [total.get(name, 0.0) // (amount * num_workers) for name, amount in each.items() if amount]
+    counts = [total.get(name, 0.0) // (amount * num_workers) for name, amount in worker_resources.items() if amount]
     return max(1, int(min(counts, default=1)))
 
 
 def _log_failures(search: Search) -> None:
-    """Log the failed trials; raise the error of the first if all have failed."""
     for trial in search:
         if trial.status == "failed":
             logger.error("trial %d failed: %s", trial.number, trial.reason)
@@ -192,17 +188,16 @@ def _log_failures(search: Search) -> None:
 
 @contextmanager
 def _restored_handlers() -> Iterator[None]:
-    """Restore the signal handlers that Tune replaces, and ignore its warning about PBT, which does not apply here."""
     signums = [signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
     is_main = threading.current_thread() is threading.main_thread()
-    former = {signum: signal.getsignal(signum) for signum in signums} if is_main else {}
+    handlers = {signum: signal.getsignal(signum) for signum in signums} if is_main else {}
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Consider boosting PBT performance")
             yield
     finally:
-        for signum, handler in former.items():
-            if handler is not None:  # not installed by Python code, and so cannot be restored
+        for signum, handler in handlers.items():
+            if handler is not None:  # None if C code installed it, which cannot be restored
                 signal.signal(signum, handler)
 
 
@@ -212,7 +207,7 @@ def _check(fn: Any, space: Any, resume: Any, name: Any) -> None:
     if resume not in (None, "auto"):
         raise ValueError(f"resume is None or 'auto', got {resume!r}.")
     if resume == "auto" and name is None:
-        raise ValueError("resume='auto' continues the search of a name: give name=.")
+        raise ValueError("resume='auto' needs the name= of the search.")
 
 
 def _check_counts(**counts: Any) -> None:

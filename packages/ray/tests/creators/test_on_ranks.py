@@ -89,7 +89,7 @@ def test_a_state_continues_with_another_number_of_ranks(two: Any, tmp_path: Path
 
 def test_a_batch_that_cannot_be_shared_equally_is_refused(three: Any) -> None:
     for call in (make(launcher=three).train, make(launcher=three).validate):
-        with pytest.raises(ValueError, match="3 ranks cannot share it equally: give a multiple of 3, such as 9"):
+        with pytest.raises(ValueError, match="a multiple of 3, such as 9"):
             call()
 
 
@@ -99,7 +99,7 @@ def test_one_of_several_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv(name, value)
     trainer = make()
     for call in (trainer.train, trainer.validate):
-        with pytest.raises(RuntimeError, match="one of 2 ranks, each of which would keep a state of its own"):
+        with pytest.raises(RuntimeError, match="one of 2 ranks"):
             call()
 
 

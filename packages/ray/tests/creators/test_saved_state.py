@@ -14,7 +14,7 @@ from heliograph.packages.ray.tests.creators import creators
 from heliograph.packages.ray.tests.creators.creators import make, weights
 from heliograph.tests.core.distributed.test_launch import has_ended
 from heliograph_ray.creators import LocalLauncher
-from heliograph_ray.creators.packed_state import unpack_state
+from heliograph_ray.creators.state_transfer import unpack_state
 
 OPTIONS: dict[str, Any] = {
     "scheduler_creator": creators.scheduler,
@@ -131,7 +131,7 @@ def test_a_new_trainer_has_its_initial_weights() -> None:
 
 def test_a_scheduler_is_stepped_manually() -> None:
     trainer = make(scheduler_creator=creators.plateau, scheduler_step_freq="manual")
-    with pytest.raises(RuntimeError, match="There is no state yet"):
+    with pytest.raises(RuntimeError, match="no trained state"):
         trainer.update_scheduler(1.0)
     rates = []
     for metric in (1.0, 0.5, 0.7, 0.4):
@@ -159,7 +159,7 @@ def test_a_manual_step_needs_scheduler_step_freq_manual() -> None:
 
 def test_after_shutdown_every_call_is_refused(tmp_path: Path) -> None:
     trainer = make()
-    with pytest.raises(RuntimeError, match="There is no state yet"):
+    with pytest.raises(RuntimeError, match="no trained state"):
         trainer.save(tmp_path / "model.pth")
     trainer.train()
     path = trainer.save(tmp_path / "model.pth")

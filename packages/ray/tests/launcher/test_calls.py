@@ -16,7 +16,6 @@ from heliograph.packages.ray.tests.launcher.test_ray_job import FakeDriverChanne
 from heliograph_ray import RayLauncher
 from heliograph_ray.launcher import calls, launcher, mailbox
 from heliograph_ray.launcher.mailbox import (
-    Call,
     Commands,
     DriverChannel,
     Ended,
@@ -26,6 +25,7 @@ from heliograph_ray.launcher.mailbox import (
     Reported,
     Started,
     Value,
+    WorkerCall,
 )
 from heliograph_ray.launcher.worker import run_worker
 
@@ -42,7 +42,7 @@ class FakeTrainer:
 
     def __init__(self, function: Any, *, scaling_config: Any, run_config: Any) -> None:
         assert function.func is run_worker
-        self.call: Call = function.args[0]
+        self.call: WorkerCall = function.args[0]
         self.scaling, self.running = scaling_config, run_config
         self.variables = dict(os.environ)
         self.made.append(self)

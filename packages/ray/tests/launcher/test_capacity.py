@@ -7,14 +7,41 @@ from typing import Any
 
 import pytest
 from heliograph_ray.launcher import capacity
-from heliograph_ray.launcher.capacity import StartupMonitor, explain_start_timeout
-from heliograph_ray.launcher.sizes import Sizes
+from heliograph_ray.launcher.capacity import Sizes, StartupMonitor, explain_start_timeout
 from ray.train import ControllerError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
+    """Return the free resources of machines, by name, for each machine."""
+    free: list[dict[str, float]] = []
+    state = SimpleNamespace(available_resources_per_node=lambda: dict(enumerate(free)))
+    monkeypatch.setattr(capacity, "require", lambda *args, **kwargs: state)
+    return free
+
+
+def test_a_range_is_asked_for_unless_there_is_one_number() -> None:
+    assert Sizes(2, 8, {"CPU": 1.0}, None).asked == (2, 8)
+    assert Sizes(4, 4, {"CPU": 1.0}, None).asked == 4
+
+
+def test_one_more_worker_has_to_fit_on_a_machine(machines: list[dict[str, float]]) -> None:
+    several = Sizes(1, 8, {"CPU": 2.0, "GPU": 1.0, "memory": 0.0}, 10.0)
+    machines += [{"CPU": 1.0, "GPU": 4.0}, {"CPU": 64.0}]
+    assert not several.has_room_for_more(2)
+    machines.append({"CPU": 3.0, "GPU": 1.0})
+    assert several.has_room_for_more(2)
+    assert not several.has_room_for_more(8)
+
+
+def test_workers_that_take_nothing_always_fit() -> None:
+    assert Sizes(1, 4, {"CPU": 0.0}, 10.0).has_room_for_more(2)
+
+
 THERE = {"CPU": 2.0, "memory": 4e9, "object_store_memory": 1e9, "node:192.0.2.2": 1.0, "GPU": 1.0}
 UNICORNS = Sizes(1, 2, {"unicorn": 1.0, "CPU": 0.0}, None)
-LINE = "the cluster has {'CPU': 2.0, 'GPU': 1.0}, of which {'CPU': 1.0} are free"
+LINE = "cluster: {'CPU': 2.0, 'GPU': 1.0}, free: {'CPU': 1.0}"
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +64,7 @@ def test_a_warning_about_missing_resources_is_repeated_at_an_interval(
         wait.check()
         counts.append(len(caplog.messages))
     assert counts == [0, 0, 1, 1, 1, 2, 2]
-    assert set(caplog.messages) == {f"waiting for 1..2 workers of {{'unicorn': 1.0}}: {LINE}"}
+    assert set(caplog.messages) == {f"waiting for 1..2 workers of {{'unicorn': 1.0}}; {LINE}"}
 
 
 def test_what_placement_groups_have_reserved_is_not_in_it(
@@ -51,15 +78,15 @@ def test_what_placement_groups_have_reserved_is_not_in_it(
     monkeypatch.setattr(cluster, "available_resources", lambda: {"CPU": 1.0, **groups})
     wait, cluster.now = StartupMonitor(UNICORNS), 20.0
     wait.check()
-    there = "the cluster has {'CPU': 2.0, 'GPU': 1.0, 'age_group_3': 4.0}, of which {'CPU': 1.0} are free"
-    assert caplog.messages == [f"waiting for 1..2 workers of {{'unicorn': 1.0}}: {there}"]
+    there = "cluster: {'CPU': 2.0, 'GPU': 1.0, 'age_group_3': 4.0}, free: {'CPU': 1.0}"
+    assert caplog.messages == [f"waiting for 1..2 workers of {{'unicorn': 1.0}}; {there}"]
 
 
 def test_memory_is_in_the_warning_if_a_worker_takes_it(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
     wait, cluster.now = StartupMonitor(Sizes(2, 2, {"memory": 8e9}, None)), 20.0
     wait.check()
-    assert "waiting for 2 workers of {'memory': 8000000000.0}: the cluster has {'CPU': 2.0," in caplog.text
-    assert "of which {'CPU': 1.0, 'memory': 4000000000.0} are free" in caplog.text
+    assert "waiting for 2 workers of {'memory': 8000000000.0}; cluster: {'CPU': 2.0," in caplog.text
+    assert "free: {'CPU': 1.0, 'memory': 4000000000.0}" in caplog.text
 
 
 def test_if_ray_gives_up_the_error_has_the_resources(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +96,9 @@ def test_if_ray_gives_up_the_error_has_the_resources(monkeypatch: pytest.MonkeyP
     assert isinstance(ours, TimeoutError)
     assert ours.__cause__ is error
     assert str(ours).startswith(
-        f"Ray gave up starting num_workers=1..2 workers with resources_per_worker={{'unicorn': 1.0}}: {LINE}. Ask for"
+        f"Ray gave up starting num_workers=1..2 workers with resources_per_worker={{'unicorn': 1.0}}: {LINE}. Request"
     )
-    assert str(ours).endswith("or raise start_timeout=2 seconds.")
+    assert str(ours).endswith("or increase start_timeout=2 seconds.")
 
 
 @pytest.mark.parametrize("error", [None, KeyError("label"), ControllerError(KeyError("label"))])

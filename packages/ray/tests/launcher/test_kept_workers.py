@@ -16,10 +16,10 @@ from heliograph.core.system.errors import RankFailed
 from heliograph.packages.ray.tests.launcher.test_ray_job import FakeDriverChannel
 from heliograph_ray import RayLauncher, cluster
 from heliograph_ray.launcher import calls, kept
+from heliograph_ray.launcher.capacity import Sizes
 from heliograph_ray.launcher.failures import WorkerFailed
 from heliograph_ray.launcher.kept import KeptWorkers
-from heliograph_ray.launcher.mailbox import Call, Envelope, Failed, QueueItem, Started, Value
-from heliograph_ray.launcher.sizes import Sizes
+from heliograph_ray.launcher.mailbox import Envelope, Failed, QueueItem, Started, Value, WorkerCall
 from heliograph_ray.launcher.worker import serve_calls
 from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
@@ -37,16 +37,16 @@ class FakeMailbox(FakeDriverChannel):
         super().__init__()
         self.mailbox = self
         self.resets = 0
-        self.last: Call | None = None
+        self.last: WorkerCall | None = None
         self._changed = threading.Condition()
-        self._assigned: tuple[str, Call | None] = "", None
+        self._assigned: tuple[str, WorkerCall | None] = "", None
         self._lost: str | None = None
 
     def reset(self) -> None:
         """Count the calls."""
         self.resets += 1
 
-    def assign(self, fit: str, call: Call | None) -> None:
+    def assign(self, fit: str, call: WorkerCall | None) -> None:
         """Replace the assignment."""
         self.last = call or self.last
         self._change(assigned=(fit, call))
@@ -64,7 +64,7 @@ class FakeMailbox(FakeDriverChannel):
         """Lose a worker: `waiting`, or `starting` (found only when the next call has begun)."""
         self._change(lost=when)
 
-    def next_call(self, fit: str, done: str) -> Call | None:
+    def next_call(self, fit: str, done: str) -> WorkerCall | None:
         """Wait for a call, as workers do.
 
         Raises:
@@ -82,14 +82,14 @@ class FakeMailbox(FakeDriverChannel):
                 raise WorkerGroupError("...", {1: RayActorError(error_msg="no heartbeat")})
             return call if given == fit else None
 
-    def _change(self, *, assigned: tuple[str, Call | None] | None = None, lost: str | None = None) -> None:
+    def _change(self, *, assigned: tuple[str, WorkerCall | None] | None = None, lost: str | None = None) -> None:
         with self._changed:
             self._assigned = assigned or self._assigned
             self._lost = lost or self._lost
             self._changed.notify_all()
 
 
-def _id(call: Call | None) -> str:
+def _id(call: WorkerCall | None) -> str:
     return "" if call is None else call.fit
 
 
@@ -125,7 +125,7 @@ class FakeTrainer:
                 self._send(call, rank, Value(pickle.dumps(value)))
             done = call.fit
 
-    def _send(self, call: Call, rank: int, *messages: Any) -> None:
+    def _send(self, call: WorkerCall, rank: int, *messages: Any) -> None:
         self._mailbox.put(*(Envelope(call.fit, f"group {self.number}", rank, each) for each in messages))
 
 
@@ -291,7 +291,7 @@ def test_only_a_name_shares_what_is_stored(
     mailboxes: list[FakeMailbox], connected: list[str], tmp_path: Path, name: str | None
 ) -> None:
     workers = RayLauncher(2, storage_path=tmp_path, name=name).keep_ranks()
-    calls: list[Call] = []
+    calls: list[WorkerCall] = []
     for number in range(2):
         workers.run(max, number, 2)
         calls += [call for call in [mailboxes[0].last] if call is not None]

@@ -9,9 +9,16 @@ from threading import Event as Flag
 from types import SimpleNamespace
 
 import pytest
-from heliograph_ray.launcher import worker_channel
-from heliograph_ray.launcher.mailbox import Assignment, Commands, Envelope, Mailbox, ProgressUpdate, QueueItem
-from heliograph_ray.launcher.worker_channel import WorkerChannel
+from heliograph_ray.launcher import mailbox
+from heliograph_ray.launcher.mailbox import (
+    Assignment,
+    Commands,
+    Envelope,
+    Mailbox,
+    ProgressUpdate,
+    QueueItem,
+    WorkerChannel,
+)
 from heliograph_ray.session import Notice
 
 
@@ -53,7 +60,7 @@ class FakeBox:
 def box(monkeypatch: pytest.MonkeyPatch) -> FakeBox:
     """Return a mailbox without Ray."""
     ray = SimpleNamespace(get=lambda answer: answer)
-    monkeypatch.setattr(worker_channel, "require", lambda *args, **kwargs: ray)
+    monkeypatch.setattr(mailbox, "require", lambda *args, **kwargs: ray)
     return FakeBox()
 
 
@@ -155,7 +162,7 @@ def test_only_the_newest_progress_is_sent_once(box: FakeBox) -> None:
 
 
 def test_new_commands_arrive_without_a_message(box: FakeBox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_channel, "INTERVAL", 0.01)
+    monkeypatch.setattr(mailbox, "INTERVAL", 0.01)
     channel = WorkerChannel(box, "fit", "group", 0)
     box.commands = Commands(exit=Notice("launcher", "Ctrl-C"))
     channel.flush()
@@ -183,4 +190,4 @@ def test_a_worker_without_a_mailbox_exits(
     box.is_process_loss = True
     WorkerChannel(box, "fit", "group", 0).close()
     assert left == [1]
-    assert "called RayLauncher.run cannot be reached, so this worker exits: the caller has left" in caplog.text
+    assert "called RayLauncher.run cannot be reached: the caller has left" in caplog.text

@@ -16,10 +16,10 @@ from heliograph.core.distributed.exceptions import Carried
 from heliograph.core.system.errors import RankFailed
 from heliograph_ray.launcher import capacity, driver_loop
 from heliograph_ray.launcher.attempts import Attempt, GroupTracker, summarize_attempts
-from heliograph_ray.launcher.driver_loop import DriverLoop
+from heliograph_ray.launcher.calls import RayJob
+from heliograph_ray.launcher.capacity import Sizes
+from heliograph_ray.launcher.driver_loop import DriverLoop, Fit
 from heliograph_ray.launcher.failures import WorkerFailed, is_secondary
-from heliograph_ray.launcher.fit import Fit
-from heliograph_ray.launcher.job import RayJob
 from heliograph_ray.launcher.mailbox import (
     Commands,
     DriverChannel,
@@ -34,7 +34,6 @@ from heliograph_ray.launcher.mailbox import (
     Started,
     Value,
 )
-from heliograph_ray.launcher.sizes import Sizes
 from heliograph_ray.session import Notice
 from ray.exceptions import RayActorError
 from ray.train import ControllerError, WorkerGroupError
@@ -194,8 +193,8 @@ def test_a_lost_or_hung_attempt_is_logged(caplog: pytest.LogCaptureFixture) -> N
 
     Story(lose(), hang, complete, max_failures=2).run()
     assert caplog.messages == [
-        "attempt 1 was lost, and another one follows in 1 s: rank 1 died: no heartbeat",
-        "attempt 2 hung, and another one follows in 2 s: rank 1 hung: it trains on",
+        "attempt 1 was lost; retrying in 1 s: rank 1 died: no heartbeat",
+        "attempt 2 hung; retrying in 2 s: rank 1 hung: it trains on",
     ]
 
 
@@ -236,7 +235,7 @@ def test_one_loss_too_many_is_raised() -> None:
     with pytest.raises(RankFailed, match="rank 1 died: no heartbeat") as caught:
         story.run()
     assert isinstance(caught.value.__cause__, WorkerGroupError)
-    assert caught.value.__notes__ == ["heliograph: no other attempt follows number 2: max_failures=1"]
+    assert caught.value.__notes__ == ["heliograph: attempt 2 was the last: max_failures=1"]
     assert vars(caught.value)["heliograph_rank"] == 1
 
 
@@ -394,7 +393,7 @@ def test_workers_that_do_not_end_in_time_are_killed() -> None:
     story = Story(attempt, on_message=refuse, grace=0.01)
     with pytest.raises(ValueError, match="hello") as caught:
         story.run()
-    assert caught.value.__notes__ == ["heliograph: while a message of rank 1 was processed"]
+    assert caught.value.__notes__ == ["heliograph: raised while processing a message of rank 1"]
     assert [each.exit is None for each in story.channel.commands] == [False]
 
 
@@ -480,7 +479,7 @@ def test_workers_that_were_lost_between_two_calls_are_no_failure(caplog: pytest.
     assert story.run() == [b"v", b"v"]
     assert [each.kind for each in story.attempts] == ["lost", "completed"]
     assert story.pauses == []
-    assert caplog.messages == ["the workers that were kept are gone, and others start: rank 1 died: no heartbeat"]
+    assert caplog.messages == ["the kept workers are gone; starting new ones: rank 1 died: no heartbeat"]
     with pytest.raises(RankFailed):  # it was there when the call began
         Story(lose(), keeps=True, is_reused=True).run()
 

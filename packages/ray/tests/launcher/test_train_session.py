@@ -14,7 +14,7 @@ from heliograph_ray.launcher import train_session
 from heliograph_ray.launcher.mailbox import Commands, Message, ProgressUpdate, Reported, Resumed
 from heliograph_ray.launcher.train_session import TrainSession
 from heliograph_ray.session import Notice
-from heliograph_ray.storage.checkpoints import report_name
+from heliograph_ray.storage import report_name
 from pyarrow.fs import LocalFileSystem  # type: ignore[import-untyped]
 
 
@@ -177,7 +177,7 @@ def test_an_error_of_the_storage_has_a_note_with_its_path(
     worker.train.report = refuse  # type: ignore[method-assign]
     with pytest.raises(OSError, match="No space left") as caught:
         worker.session.report({}, folder)
-    assert caught.value.__notes__ == [f"heliograph: while {report_name(1, 'one')} was stored in {tmp_path}/there"]
+    assert caught.value.__notes__ == [f"heliograph: raised while storing {report_name(1, 'one')} in {tmp_path}/there"]
 
 
 def test_own_reports_are_those_of_this_call_before_this_process(
@@ -209,13 +209,13 @@ def test_a_preemption_is_a_notice(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     worker = Worker(monkeypatch, tmp_path)
     assert worker.session.notice() is None
     worker.preemption.preemption_info = SimpleNamespace(preempted_ranks=[0, 2], deadline_ms=5500)
-    assert worker.session.notice() == Notice("ray", "the machine of rank 0, 2 is to be taken away", 5.5)
+    assert worker.session.notice() == Notice("ray", "the machine of rank 0, 2 will be taken away", 5.5)
     worker.preemption.preemption_info = SimpleNamespace(preempted_ranks=[1], deadline_ms=None)
-    assert worker.session.notice() == Notice("ray", "the machine of rank 1 is to be taken away")
+    assert worker.session.notice() == Notice("ray", "the machine of rank 1 will be taken away")
 
 
 def test_another_version_of_ray_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(ImportError, match=r"cannot read from Ray 9\.9 .*, as it can from 2\.60"):
+    with pytest.raises(ImportError, match=r"Ray 9\.9.*>=2\.60"):
         Worker(monkeypatch, tmp_path, preemption=object())
 
 

@@ -17,9 +17,18 @@ from heliograph.core.host import current_host
 from heliograph_ray import RayReport
 from heliograph_ray.launcher import worker
 from heliograph_ray.launcher.failures import WorkerFailed
-from heliograph_ray.launcher.host import RayHost
-from heliograph_ray.launcher.mailbox import Call, Commands, Ended, Exited, Failed, Message, QueueItem, Started, Value
-from heliograph_ray.launcher.worker import run_worker, serve_calls
+from heliograph_ray.launcher.mailbox import (
+    Commands,
+    Ended,
+    Exited,
+    Failed,
+    Message,
+    QueueItem,
+    Started,
+    Value,
+    WorkerCall,
+)
+from heliograph_ray.launcher.worker import RayHost, run_worker, serve_calls
 from heliograph_ray.session import Notice, current_session
 from torch import nn
 
@@ -91,10 +100,10 @@ def channels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeChannel]]:
     assert current_host() is None
 
 
-def call(function: Callable[..., Any], *args: Any, number: int = 1, **kwargs: Any) -> Call:
+def call(function: Callable[..., Any], *args: Any, number: int = 1, **kwargs: Any) -> WorkerCall:
     """Return a call of a function."""
     mailbox = SimpleNamespace(register_group=SimpleNamespace(remote=lambda group: number))
-    return Call("call", "fit", mailbox, pickle.dumps((function, args, kwargs)), 3.0)
+    return WorkerCall("call", "fit", mailbox, pickle.dumps((function, args, kwargs)), 3.0)
 
 
 def test_a_worker_sends_its_start_and_its_value(channels: list[FakeChannel]) -> None:
@@ -181,14 +190,14 @@ def test_an_exit_on_a_notice_is_sent(channels: list[FakeChannel]) -> None:
     [
         (b"rubbish", "A worker could not load the function or its arguments: UnpicklingError"),
         (pickle.dumps((iter, [[1]], {})), None),
-        (None, "Rank 1 returned a generator that cannot be pickled, and so cannot be sent"),
+        (None, "Rank 1 returned a generator that cannot be pickled"),
     ],
 )
 def test_what_cannot_be_pickled_is_an_error(
     channels: list[FakeChannel], payload: bytes | None, message: str | None
 ) -> None:
     given = call(generate)
-    given = given if payload is None else Call("call", "fit", given.mailbox, payload, 3.0)
+    given = given if payload is None else WorkerCall("call", "fit", given.mailbox, payload, 3.0)
     if message is None:
         run_worker(given)
         return

@@ -26,7 +26,7 @@ from heliograph.packages.ray.tests.on_ray.dataset_runs import (
     train,
 )
 from heliograph_ray import RayLauncher
-from heliograph_ray.data.seeds import find_unseeded
+from heliograph_ray.data.stream import find_unseeded
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 DATA: Any = import_module("ray.data")

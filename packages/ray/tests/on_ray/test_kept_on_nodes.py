@@ -15,7 +15,7 @@ from heliograph.tests.core.distributed.jobs import pid_and_sum
 from heliograph.tests.core.distributed.test_launch import has_ended
 from heliograph_ray import RayLauncher
 from heliograph_ray.launcher import kept
-from heliograph_ray.launcher.fit import Fit
+from heliograph_ray.launcher.driver_loop import Fit
 
 
 @pytest.mark.whole

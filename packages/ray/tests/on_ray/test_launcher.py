@@ -78,10 +78,10 @@ def test_workers_that_die_in_every_attempt_end_the_run(tmp_path: Path, caplog: p
     with pytest.raises(h.RankFailed) as caught:
         RayLauncher(2, max_failures=1, backoff=0.25, storage_path=tmp_path / "storage").run(calls.die, tmp_path)
     assert caught.value.kind in ("died", "left")
-    assert "no other attempt follows number 2: max_failures=1" in caught.value.__notes__[0]
+    assert "attempt 2 was the last: max_failures=1" in caught.value.__notes__[0]
     assert entered(tmp_path) == ["xx", "xx"]
     warnings = [each for each in caplog.messages if each.startswith("attempt")]
-    assert [each.partition(" in ")[0] for each in warnings] == ["attempt 1 was lost, and another one follows"]
+    assert [each.partition(" in ")[0] for each in warnings] == ["attempt 1 was lost; retrying"]
 
 
 @pytest.mark.whole
@@ -97,6 +97,6 @@ def test_on_an_interrupt_the_trainings_save_and_stop(tmp_path: Path) -> None:
         text = (tmp_path / f"ended-{rank}").read_text()
         assert text.startswith("stopped: ")
         assert "  launcher" in text  # and `on rank 1` if that one received it first
-        assert text.endswith(": stop - the process that called RayLauncher.run is to end")
+        assert text.endswith(": stop - the process that called RayLauncher.run is ending")
     assert list(tmp_path.glob("run_*.pth"))
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

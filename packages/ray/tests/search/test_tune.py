@@ -30,15 +30,14 @@ from heliograph.core.host import hosted_by
 from heliograph.core.metrics.monitor import Monitor
 from heliograph.tests.kit import sgd
 from heliograph_ray.report import RayReport
-from heliograph_ray.search.location import Location, search_location, summarize_end
+from heliograph_ray.search.location import Location, find_resumable, search_location, summarize_end
 from heliograph_ray.search.trainable import TrialFailed
 from heliograph_ray.search.trial_session import STOPPED, TrialHost, TrialSession, TuneReporter, ignore_stop
-from heliograph_ray.search.trial_storage import find_resumable
 from heliograph_ray.search.trial_workers import ReportAnswers
 from heliograph_ray.search.trials import Search, Trial, _best_stored, _error, _is_reported, tune_results
 from heliograph_ray.search.tune import _check_resume, _log_failures, _max_concurrent, tune
 from heliograph_ray.session import Notice
-from heliograph_ray.storage.checkpoints import StoredFolder
+from heliograph_ray.storage import StoredFolder
 from pyarrow import fs  # type: ignore[import-untyped]
 from torch import nn
 
@@ -304,7 +303,7 @@ def test_a_search_prints_its_trials() -> None:
     ]
     with pytest.raises(ValueError, match="No trial has measured 'validation/loss'"):
         Search(search[:1], LOSS, "min", "/there").best  # noqa: B018
-    with pytest.raises(ValueError, match="Trial 1 has stored no checkpoint"):
+    with pytest.raises(ValueError, match="Trial 1 has no stored checkpoint"):
         stopped.fetch("anywhere")
 
 
@@ -378,7 +377,7 @@ def test_a_missing_search_is_not_found(tmp_path: Path) -> None:
         ({"metric": "loss"}, ValueError, "<split>/<name>"),
         ({"metric": "validation/accuracy"}, ValueError, "direction of 'validation/accuracy' is unknown"),
         ({"resume": "always"}, ValueError, "resume is None or 'auto'"),
-        ({"resume": "auto"}, ValueError, "give name="),
+        ({"resume": "auto"}, ValueError, "name="),
         ({"num_workers": 0}, ValueError, "num_workers must be a whole number, at least 1"),
         ({"num_workers": (1, 2)}, ValueError, "num_workers must be a whole number, at least 1"),
         ({"max_failures": "all"}, ValueError, "max_failures"),
@@ -401,9 +400,9 @@ def test_an_existing_search_is_continued_only_with_the_same_metric(tmp_path: Pat
     location = search_location(tmp_path, "search")
     location.write({"metric": LOSS, "mode": "min"})
     (tmp_path / "search" / "experiment_state-1.json").write_text("{}")
-    with pytest.raises(ValueError, match="continue it with resume='auto', or give another name"):
+    with pytest.raises(ValueError, match="continue it with resume='auto'"):
         _check_resume(location, Monitor(LOSS, None), None)
-    with pytest.raises(ValueError, match=r"optimizes .*validation/loss.*: give the same metric and mode"):
+    with pytest.raises(ValueError, match=r"optimizes .*validation/loss.*: pass the same metric and mode"):
         _check_resume(location, Monitor("validation/error", None), "auto")
     _check_resume(location, Monitor(LOSS, None), "auto")
     assert location.has_state()

@@ -15,9 +15,8 @@ from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Entry, Store
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.packages.ray.tests.fakes import FakeSession
-from heliograph_ray.storage.checkpoints import StoredFolder, absolute_path, list_reports, repair_record, report_name
-from heliograph_ray.storage.fetch_checkpoint import fetch_newest
-from heliograph_ray.storage.report_folder import stage_report
+from heliograph_ray.report import fetch_newest, stage_report
+from heliograph_ray.storage import StoredFolder, absolute_path, list_reports, repair_record, report_name
 from pyarrow.fs import LocalFileSystem  # type: ignore[import-untyped]
 
 Open = Callable[..., Store]

@@ -1,30 +1,81 @@
-"""What callbacks read in `args` where no `TrainingArguments` are given."""
+"""The `args`, `model` and other objects that callbacks receive."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from math import ceil
 from typing import Any, TypeAlias
 
 from heliograph import Checkpoint, Filter, LoadBest, LogSchedule, Run, SaveSchedule, ValidationSchedule
 from heliograph.spi import require
+from torch import nn
 
-from .facts import accumulation, epochs, rate_of
+from ...absent import Absent
 
-Facts = Mapping[str, Callable[[Run], Any]]
+TrainingFacts = Mapping[str, Callable[[Run], Any]]
 Schedule: TypeAlias = type[LogSchedule | SaveSchedule | ValidationSchedule]
+FIXED: Mapping[str, Any] = {
+    "logging_first_step": False,
+    "eval_delay": 0,
+    "disable_tqdm": True,
+    "report_to": [],
+    "push_to_hub": False,
+}
+
+
+def keywords(run: Run, processing_class: Any) -> dict[str, Any]:
+    if run.report.is_replay:
+        absent = {
+            name: Absent(description)
+            for name, description in (("model", "the model"), ("train_dataloader", "the loader"))
+        }
+        parts: dict[str, Any] = {**absent, "lr_scheduler": None, "eval_dataloader": None}
+    else:
+        loaders = list(run.data.validation_loaders.values())
+        parts = {
+            "model": model_of(run.modules),
+            "lr_scheduler": run.scheduler,
+            "train_dataloader": run.data.train_loader,
+            "eval_dataloader": loaders[0] if loaders else None,
+        }
+    return {**parts, "processing_class": processing_class, "optimizer": run.optimizer}
+
+
+def model_of(modules: Mapping[str, nn.Module]) -> nn.Module | None:
+    if len(modules) == 1:
+        return next(iter(modules.values()))
+    return nn.ModuleDict(dict(modules)) if modules else None
+
+
+def accumulation(run: Run) -> int:
+    name = None if run.report.is_replay else run.plugins.declared("exclusive").get("accumulation")
+    number = None if name is None else getattr(run.plugins[name], "number", None)
+    return 1 if number is None else int(number(0))
+
+
+def epochs(run: Run) -> int:
+    if run.length.max_epochs is not None:
+        return ceil(run.length.max_epochs)
+    if run.length.planned_steps is None or run.length.batches_per_epoch is None:
+        return 0
+    return ceil(run.length.planned_steps / ceil(run.length.batches_per_epoch / accumulation(run)))
+
+
+def rate_of(run: Run) -> Any:
+    return None if run.optimizer is None or run.report.is_replay else run.optimizer.param_groups[0]["lr"]
 
 
 class RunArguments:
-    """The arguments of a run, under the names of `TrainingArguments`; each is read from the run when it is asked for.
+    """The arguments of a run under the names of `TrainingArguments`, read lazily.
 
     Args:
         run: the run.
-        given: what else callbacks read, by name; it comes first.
+        overrides: other arguments by name, which take precedence.
     """
 
-    def __init__(self, run: Run, given: Mapping[str, Any]) -> None:
-        self._run, self._given = run, {**FIXED, **given}
+    def __init__(self, run: Run, overrides: Mapping[str, Any]) -> None:
+        self._run, self._given = run, {**FIXED, **overrides}
         metric = self._given.setdefault("metric_for_best_model", "loss")
         self._given.setdefault("greater_is_better", not metric.endswith("loss"))
 
@@ -34,42 +85,37 @@ class RunArguments:
         if name in FACTS:
             return FACTS[name](self._run)
         raise AttributeError(
-            f"A callback reads args.{name}, which a Heliograph run does not have: give it, as in "
+            f"A callback reads args.{name}, which a Heliograph run does not have: pass it, as in "
             f"from_huggingface(callback, args={{{name!r}: ...}}), or pass real TrainingArguments as args."
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all arguments that there are, as plain data."""
         return {**{name: read(self._run) for name, read in FACTS.items()}, **self._given}
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """Return them with what is neither a number nor text as text."""
         plain = (bool, int, float, str)
-        return {name: each if type(each) in plain else str(each) for name, each in self.to_dict().items()}
+        return {name: value if type(value) in plain else str(value) for name, value in self.to_dict().items()}
 
     def to_json_string(self) -> str:
-        """Return them as JSON."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
 
 def _plugins(run: Run, kind: type) -> list[Any]:
-    return [] if run.report.is_replay else [each for each in run.plugins if isinstance(each, kind)]
+    return [] if run.report.is_replay else [plugin for plugin in run.plugins if isinstance(plugin, kind)]
 
 
 def _checkpoint(run: Run, attribute: str) -> Any:
-    found = _plugins(run, Checkpoint)
-    return getattr(found[0], attribute) if found else None
+    checkpoints = _plugins(run, Checkpoint)
+    return getattr(checkpoints[0], attribute) if checkpoints else None
 
 
 def _schedules(run: Run, kind: Schedule) -> list[tuple[Filter, bool]]:
-    """Return when schedules of a kind ask, and whether they do at the end, too; a `Checkpoint` can be one for saves."""
-    found = [(each.filter, each.at_end) for each in _plugins(run, kind)]
-    every = [each.every for each in _plugins(run, Checkpoint)] if kind is SaveSchedule else []
-    return [*found, *((each, True) for each in every if each is not None)]
+    schedules = [(schedule.filter, schedule.at_end) for schedule in _plugins(run, kind)]
+    every = [checkpoint.every for checkpoint in _plugins(run, Checkpoint)] if kind is SaveSchedule else []
+    return [*schedules, *((interval, True) for interval in every if interval is not None)]
 
 
 def last_flags(run: Run) -> set[str]:
-    """Return what the Trainer sets at the last step: what schedules that do not count epochs ask for at the end."""
     kinds: dict[str, Schedule] = {"should_save": SaveSchedule}
     if run.data.validation_sets:
         kinds["should_evaluate"] = ValidationSchedule
@@ -81,18 +127,14 @@ def last_flags(run: Run) -> set[str]:
 
 
 def _interval(kind: Schedule) -> Callable[[Run], int | None]:
-    """Return what reads every how many steps a schedule asks; None where it counts something else."""
-
     def read(run: Run) -> int | None:
-        found = [when for when, _ in _schedules(run, kind) if when.unit == "steps"]
-        return int(found[0].values[0]) if found else None
+        intervals = [when for when, _ in _schedules(run, kind) if when.unit == "steps"]
+        return int(intervals[0].values[0]) if intervals else None
 
     return read
 
 
 def _strategy(kind: Schedule) -> Callable[[Run], str]:
-    """Return what reads by which unit something is asked for: `steps`, `epoch` or `no`."""
-
     def read(run: Run) -> str:
         if run.report.is_replay:
             return "steps"
@@ -112,14 +154,7 @@ def _batch_size(run: Run) -> int | None:
     return None if run.report.is_replay else run.data.batch_size
 
 
-FIXED: Mapping[str, Any] = {
-    "logging_first_step": False,
-    "eval_delay": 0,
-    "disable_tqdm": True,
-    "report_to": [],
-    "push_to_hub": False,
-}
-FACTS: Facts = {
+FACTS: TrainingFacts = {
     "output_dir": lambda run: str(_checkpoint(run, "folder") or "trainer_output"),
     "run_name": lambda run: run.name or None,
     "num_train_epochs": epochs,
@@ -146,18 +181,16 @@ FACTS: Facts = {
 }
 
 
-def arguments(run: Run, given: Any) -> Any:
-    """Return what is given, if it is more than a mapping, else the arguments of a run."""
-    if given is None or isinstance(given, Mapping):
-        return RunArguments(run, given or {})
-    return given
+def arguments(run: Run, args: Any) -> Any:
+    if args is None or isinstance(args, Mapping):
+        return RunArguments(run, args or {})
+    return args
 
 
-def check_given(given: Any) -> None:
-    """Raise TypeError unless the arguments can be used: None, a mapping, or `TrainingArguments`."""
+def check_given(args: Any) -> None:
     kind = require("transformers.training_args", "from_huggingface", extra="transformers").TrainingArguments
-    if not (given is None or isinstance(given, Mapping | kind)):
+    if not (args is None or isinstance(args, Mapping | kind)):
         raise TypeError(
-            f"args is a transformers.TrainingArguments or a dict of what the callback reads, such as "
-            f"{{'metric_for_best_model': 'accuracy'}}; got {given!r}."
+            f"args is a transformers.TrainingArguments or a dict of values that the callback reads, such as "
+            f"{{'metric_for_best_model': 'accuracy'}}; got {args!r}."
         )

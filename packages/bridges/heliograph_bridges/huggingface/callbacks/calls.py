@@ -1,17 +1,33 @@
-"""Calls of a callback's methods, with what the Trainer gives them, and what the calls change."""
+"""Calls of a callback's methods, and requests from its control flags."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from inspect import isfunction, unwrap
+from types import CodeType
+from typing import Any, NamedTuple
 
-from heliograph import Run
+from heliograph import Control, Run
+from heliograph.events import Pending
 from heliograph.spi import require
 
 from ...own_states import OwnStates
 from .arguments import last_flags
-from .flags import FLAGS, LATE, changes, show
 
+DECLARED = ("stop", "save", "validation", "log")  # the verbs allowed in `asks` of a plugin
+BOUNDARY = ("should_log", "should_evaluate", "should_save")
+# Flags that the Trainer has already read when it calls a method, or clears before it reads them. Such a flag is no
+# request. It stays set until the next step, and is read again only if the epoch ends before that.
+LATE: Mapping[str, tuple[str, ...]] = {
+    "on_init_end": (*BOUNDARY, "should_training_stop", "should_epoch_stop"),
+    "on_train_begin": (*BOUNDARY, "should_epoch_stop"),
+    "on_epoch_begin": BOUNDARY,
+    "on_log": ("should_log",),
+    "on_prediction_step": ("should_log", "should_evaluate"),
+    "on_evaluate": ("should_log", "should_evaluate"),
+    "on_save": BOUNDARY,
+}
+Shown = dict[str, bool]
 METHODS = (
     "on_init_end",
     "on_train_begin",
@@ -31,22 +47,83 @@ METHODS = (
 )
 
 
-class Caller:
-    """Calls the methods that a callback has, and makes requests of the flags that it sets.
+class Flag(NamedTuple):
+    """A flag of `TrainerControl`, the method that requests the same, and its verb."""
+
+    name: str
+    ask: Callable[[Control, str], None]
+    verb: Pending
+
+
+FLAGS = (
+    Flag("should_training_stop", Control.stop, "stop"),
+    Flag("should_epoch_stop", Control.end_epoch, "end_epoch"),
+    Flag("should_save", Control.request_save, "save"),
+    Flag("should_evaluate", Control.request_validation, "validation"),
+    Flag("should_log", Control.request_log, "log"),
+)
+
+
+def show(theirs: Any, control: Control, set_here: Iterable[str], clears: tuple[str, ...]) -> Shown:
+    shown = {
+        "should_training_stop": control.should_stop,
+        "should_epoch_stop": control.should_end_epoch,
+        "should_save": control.should_save,
+        "should_evaluate": control.should_validate,
+        "should_log": control.should_log,
+    }
+    for name in set_here:
+        shown[name] = True
+    for name in clears:
+        shown[name] = False
+    vars(theirs).update(shown)
+    return shown
+
+
+def changes(theirs: Any, shown: Shown) -> Iterator[tuple[Flag, bool]]:
+    if vars(theirs) == shown:
+        return
+    for flag in FLAGS:
+        if (value := bool(getattr(theirs, flag.name))) != shown[flag.name]:
+            yield flag, value
+
+
+def asks_of(names: Container[str]) -> tuple[str, ...]:
+    return tuple(flag.verb for flag in FLAGS if flag.name in names and flag.verb in DECLARED)
+
+
+def names_in(callback: Any) -> frozenset[str]:
+    return frozenset(name for code in _codes(type(callback)) for name in code.co_names)
+
+
+def _codes(kind: type) -> Iterator[CodeType]:
+    waiting: list[CodeType] = []
+    for base in kind.__mro__:
+        for value in vars(base).values():
+            function = unwrap(getattr(value, "__func__", value)) if callable(value) else None
+            waiting += [function.__code__] if isfunction(function) else []
+    while waiting:
+        code = waiting.pop()
+        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        yield code
+
+
+class CallbackCaller:
+    """Calls the methods of a callback, and turns changed flags into requests.
 
     Args:
         callback: the callback.
         base: `transformers.TrainerCallback`, whose methods do nothing.
-        own_states: where a stop that the callback asks for is noted.
+        own_states: records a stop that the callback requests.
 
     Attributes:
         kind: the name of its class.
-        methods: those that it has, by name.
-        called: the names of those that were called in this training.
-        run: the run that it is called in.
-        args: what it is given as such.
-        keywords: what it is given by name.
-        late: the flags that are set and are no requests, with the number of micro-batches at that time.
+        methods: its methods, by name.
+        called: the names of the methods called in this training.
+        run: the current run.
+        args: its `args`.
+        keywords: its keyword arguments.
+        late: the flags that were set too late to be requests, with the number of micro-batches at that time.
         logged_at: the step of the last log.
     """
 
@@ -65,42 +142,25 @@ class Caller:
         self.leave()
 
     def begin(self) -> None:
-        """Forget the former training."""
         self.called: set[str] = set()
         self.late: dict[str, int] = {}
         self.logged_at = 0
-        self._last: set[str] | None = None  # what the schedules do at the end and have not done yet
+        self._last: set[str] | None = None  # flags of schedules that still act at the end of the training
 
     def meet(self, run: Run, args: Any, keywords: Mapping[str, Any]) -> None:
-        """Take what the callback is given in a run."""
         self.run: Run | None = run
         self.args, self.keywords = args, dict(keywords)
 
     def leave(self) -> None:
-        """Let the run go."""
         self.run, self.args, self.keywords = None, None, {}
 
     def has(self, *names: str) -> bool:
-        """Return whether the callback has any of these methods."""
         return any(name in self.methods for name in names)
 
     def uncalled(self, names: Iterable[str]) -> list[str]:
-        """Return those of these methods that the callback has and this training has not called."""
         return [name for name in names if name in self.methods and name not in self.called]
 
     def __call__(self, run: Run, name: str, state: Any, clears: tuple[str, ...] = (), **more: Any) -> None:
-        """Call a method, if the callback has it.
-
-        Args:
-            run: the run.
-            name: of the method.
-            state: the `TrainerState`.
-            clears: the flags that the Trainer clears before this method.
-            more: further keywords.
-
-        Raises:
-            TypeError: the method returned something that is not a control.
-        """
         is_over = 0 < state.max_steps <= state.global_step
         if is_over and self._last is None:
             self._last = last_flags(run)
@@ -113,13 +173,13 @@ class Caller:
         self.called.add(name)
         control = self._control
         shown = show(control, run.control, self._set_here(run, name, is_over=is_over), clears)
-        if shown["should_epoch_stop"]:  # which the Trainer shows until the next epoch
+        if shown["should_epoch_stop"]:  # the Trainer keeps this flag until the next epoch
             self.late["should_epoch_stop"] = run.progress.batches
         returned = method(self.args, state, control, **self.keywords, **more)
         if returned is not None and returned is not control:
             if not isinstance(returned, type(control)):
                 raise TypeError(
-                    f"{self.kind}.{name} returned {returned!r}: a callback returns its control, or nothing."
+                    f"{self.kind}.{name} returned {returned!r}: a callback must return its control, or None."
                 )
             self._control = control = returned
         late = LATE.get(name, ())
@@ -133,7 +193,6 @@ class Caller:
                 self.late[flag.name] = run.progress.batches
 
     def end_epoch(self, run: Run) -> None:
-        """Request what was set too late at the last step of the epoch: the Trainer reads it at the end of the epoch."""
         done = {"log"} if self.logged_at == run.progress.steps else set()
         for flag in FLAGS[2:] if self.late else ():
             if self.late.get(flag.name) == run.progress.batches and flag.verb not in done:

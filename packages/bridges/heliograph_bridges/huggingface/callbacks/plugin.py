@@ -1,8 +1,9 @@
-"""The plugin that a callback of the Hugging Face Trainer becomes."""
+"""The plugin for a callback of the Hugging Face Trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from heliograph import (
@@ -37,16 +38,12 @@ from heliograph.plugins import snake_case
 from heliograph.spi import ended_for_good, require
 
 from ...own_states import OwnStates
-from .arguments import arguments
-from .calls import Caller
-from .exported import stateful
-from .facts import keywords, rate_of
-from .flags import BOUNDARY, asks_of, names_in
-from .names import GRAD_NORM, their_names
-from .state import StateKeeper
+from .arguments import arguments, keywords, rate_of
+from .calls import BOUNDARY, CallbackCaller, asks_of, names_in
+from .state import GRAD_NORM, StateKeeper, their_names
 
 STEPS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
-# The events that only some methods need; by all others the state is kept up to date.
+# Events that only some methods need; all other events update the state.
 NEEDED_BY: Mapping[type[Event], tuple[str, ...]] = {
     EpochStart: ("on_epoch_begin",),
     BatchStart: ("on_step_begin",),
@@ -58,23 +55,23 @@ NEEDED_BY: Mapping[type[Event], tuple[str, ...]] = {
     **dict.fromkeys((ValidationBatchEnd, TestBatchEnd, PredictBatchEnd), ("on_prediction_step",)),
     **dict.fromkeys((TestEnd, PredictEnd), ("on_predict",)),
 }
-RARE = {  # methods that a training may never call, and how to mend that
-    "on_log": "no log was due: add LogSchedule(steps=50)",
-    "on_evaluate": "no validation was due: pass validation= to fit, and add ValidationSchedule(epochs=1)",
+RARE = {  # methods that a training may never call, and the remedy
+    "on_log": "there was no log: add LogSchedule(steps=50)",
+    "on_evaluate": "there was no validation: pass validation= to fit, and add ValidationSchedule(epochs=1)",
     "on_save": "no checkpoint was written: add Checkpoint('runs/x', every=Every(epochs=1))",
 }
-TRACKERS = "transformers.integrations."  # what is in there only looks
-REMEDY = "make it an ExportableState, or give it state_dict and load_state_dict"
+TRACKERS = "transformers.integrations."  # these callbacks do not affect the training
+REMEDY = "make it an ExportableState, or add state_dict and load_state_dict"
 BEST = frozenset({"best_metric", "metric_for_best_model"})
 
 
 class HuggingFacePlugin(Plugin):
-    """A callback of the Hugging Face Trainer; made by `from_huggingface`.
+    """A callback of the Hugging Face Trainer; created by `from_huggingface`.
 
     Args:
         callback: the callback.
-        args: what it is given as such: arguments, a dict of some, or None.
-        processing_class: what it is given as such.
+        args: its `args`: `TrainingArguments`, a dict of overrides, or None.
+        processing_class: its `processing_class`.
     """
 
     rehearses = False
@@ -87,25 +84,22 @@ class HuggingFacePlugin(Plugin):
         self._reads_best = bool(names & BEST)
         base = require("transformers", "from_huggingface", extra="transformers").TrainerCallback
         self._own_states, self._keeper = OwnStates([stateful(callback)], REMEDY), StateKeeper()
-        self._call = Caller(callback, base, self._own_states)
-        vars(self).update(self._own_states.options)  # at a resume, options of a plugin are compared by their names
+        self._call = CallbackCaller(callback, base, self._own_states)
+        vars(self).update(self._own_states.options)  # a resume compares the plugin's attributes
         self.ignores = tuple(event for event, methods in NEEDED_BY.items() if not self._call.has(*methods))
         self._given, self._processing_class = args, processing_class
         self._forget()
 
     def reset(self) -> None:
-        """Put the callback back to what it was, where it has a state."""
         self._own_states.reset()
         self._call.begin()
         self._forget()
 
     def describe(self, run: Run) -> str:
-        """Say whose callback this is."""
         return f"calls {self._call.kind}, a callback of the Hugging Face Trainer"
 
     @on(TrainStart, lane=Lane.REPORT)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Call `on_init_end`, and `on_train_begin` unless the run waits for its checkpoint."""
         self._meet(run)
         self._keeper.begin(run, self._call.args)
         self._call(run, "on_init_end", self._keeper.state)
@@ -114,7 +108,6 @@ class HuggingFacePlugin(Plugin):
 
     @on(CheckpointLoaded)
     def resume(self, run: Run, event: CheckpointLoaded) -> None:
-        """Call `on_train_begin` with the state of the checkpoint; repeat a stop that was asked for before it."""
         self._keeper.refresh(run)
         self._steps = run.progress.steps
         if not self._has_begun:
@@ -123,33 +116,28 @@ class HuggingFacePlugin(Plugin):
 
     @on(EpochStart)
     def begin_epoch(self, run: Run, event: EpochStart) -> None:
-        """Call `on_epoch_begin`; not again for an epoch that had begun before the checkpoint."""
         if not event.resumed:
             self._keeper.refresh(run)
             self._call(run, "on_epoch_begin", self._keeper.state, ("should_epoch_stop",))
 
     @on(BatchStart)
     def begin_step(self, run: Run, event: BatchStart) -> None:
-        """Call `on_step_begin` at the first micro-batch of a step."""
         if not run.stepping.window:
             self._call(run, "on_step_begin", self._keeper.state, BOUNDARY)
 
     @on(GradientsReady, lane=Lane.REPORT)
     def look_at_gradients(self, run: Run, event: GradientsReady) -> None:
-        """Call `on_pre_optimizer_step`, with the gradients clipped."""
         self._call.keywords["optimizer"] = run.optimizer
         self._call(run, "on_pre_optimizer_step", self._keeper.state)
 
     @on(StepEnd, lane=Lane.MEASURE)
     def look_at_step(self, run: Run, event: StepEnd) -> None:
-        """Call `on_optimizer_step`, before the scheduler; keep the rate that the step was made with."""
         self._call.keywords["optimizer"] = run.optimizer
         self._rate = rate_of(run)
         self._call(run, "on_optimizer_step", self._keeper.state)
 
-    @on(BatchEnd, lane=Lane.PERSIST)  # after the schedules, as after the flow callback of the Trainer
+    @on(BatchEnd, lane=Lane.PERSIST)  # after the schedules, like after the Trainer's flow callback
     def end_batch(self, run: Run, event: BatchEnd) -> None:
-        """Call `on_step_end` after a step, `on_substep_end` after another micro-batch."""
         if run.progress.steps > self._steps:
             self._end_step(run)
         elif run.stepping.window:
@@ -157,7 +145,6 @@ class HuggingFacePlugin(Plugin):
 
     @on(EpochEnd, lane=Lane.PERSIST)
     def end_epoch(self, run: Run, event: EpochEnd) -> None:
-        """Call `on_epoch_end`, after the end of a step that the end of the epoch has made."""
         if run.progress.steps > self._steps:
             self._end_step(run)
         self._keeper.refresh(run)
@@ -166,7 +153,6 @@ class HuggingFacePlugin(Plugin):
 
     @on(Log, optional=True)
     def log(self, run: Run, event: Log) -> None:
-        """Call `on_log`, with the gradient norm of the last step."""
         self._keeper.refresh(run)
         self._call.logged_at = run.progress.steps
         logs = their_names(event.metrics)
@@ -179,14 +165,12 @@ class HuggingFacePlugin(Plugin):
 
     @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd)
     def end_prediction(self, run: Run, event: ValidationBatchEnd | TestBatchEnd | PredictBatchEnd) -> None:
-        """Call `on_prediction_step`."""
         if isinstance(event, ValidationBatchEnd) and not run.report.is_replay:
             self._call.keywords["eval_dataloader"] = run.data.validation_loaders[event.dataset]
         self._call(run, "on_prediction_step", self._keeper.state)
 
     @on(ValidationEnd, optional=True)
     def evaluate(self, run: Run, event: ValidationEnd) -> None:
-        """Call `on_log` and `on_evaluate`, then compare with the best evaluation: the Trainer has this order."""
         if run.optimizer is not None:
             self._keeper.refresh(run)
         metrics = self._report(run, their_names(event.metrics))
@@ -195,31 +179,26 @@ class HuggingFacePlugin(Plugin):
 
     @on(TestEnd, PredictEnd)
     def predict(self, run: Run, event: TestEnd | PredictEnd) -> None:
-        """Call `on_predict`."""
         self._call(run, "on_predict", self._keeper.state, metrics=their_names(event.metrics))
 
     @on(CheckpointSaved)
     def save(self, run: Run, event: CheckpointSaved) -> None:
-        """Call `on_save`."""
         if run.checkpoints.best is not None:
             self._keeper.state.best_model_checkpoint = str(run.checkpoints.best)
         self._call(run, "on_save", self._keeper.state, ("should_save",))
 
     @on(TrainEnd)
     def end_training(self, run: Run, event: TrainEnd) -> None:
-        """Call `on_train_end`."""
         self._keeper.refresh(run)
         self._call(run, "on_train_end", self._keeper.state, ("should_log",))  # the Trainer's last log has cleared it
 
     @on(ValidationStart, TestStart, PredictStart, optional=True)
     def begin_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
-        """Take what is to be had of a run that does not train."""
         if self._call.run is not run:
             self._meet(run)
 
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
-        """Warn of what was never called; the rest of a resumed run may be too short for it."""
         if (
             self._has_begun
             and not run.report.is_replay
@@ -230,7 +209,6 @@ class HuggingFacePlugin(Plugin):
                 run.warn(f"{self._call.kind}.{method} was never called: {RARE[method]}.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the Trainer as the callback knows it, and the callback's own."""
         return {
             "trainer": self._keeper.state_dict(),
             "callback": self._own_states.state_dict(self._call.run),
@@ -238,7 +216,6 @@ class HuggingFacePlugin(Plugin):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from it."""
         if not state:
             self._own_states.reset()
             return
@@ -247,7 +224,6 @@ class HuggingFacePlugin(Plugin):
         self._call.late = dict(state["late"])
 
     def close(self) -> None:
-        """Let the run go."""
         self._call.leave()
 
     def _forget(self) -> None:
@@ -267,7 +243,47 @@ class HuggingFacePlugin(Plugin):
         self._call(run, "on_step_end", self._keeper.state)
 
     def _report(self, run: Run, logs: dict[str, Any]) -> dict[str, Any]:
-        """Call `on_log`; return what was logged, with the epoch."""
         self._keeper.add_log(logs)
         self._call(run, "on_log", self._keeper.state, ("should_log",), logs=logs)
         return logs
+
+
+def stateful(callback: Any) -> Any:
+    base = require("transformers.trainer_callback", "from_huggingface", extra="transformers").ExportableState
+    return Exported(callback, base) if isinstance(callback, base) else callback
+
+
+class Exported:
+    """An `ExportableState` callback with `state_dict` and `load_state_dict`; its arguments are public attributes.
+
+    Args:
+        callback: the callback.
+        base: `transformers.trainer_callback.ExportableState`.
+    """
+
+    def __init__(self, callback: Any, base: Any) -> None:
+        self._callback, self._base, self.__name__ = callback, base, type(callback).__name__
+        self._args = deepcopy(self._part("args"))
+        vars(self).update(self._args)
+
+    def state_dict(self) -> dict[str, Any]:
+        changed = {name: value for name, value in self._part("args").items() if value != self._args.get(name)}
+        return {**self._part("attributes"), **changed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        kind, attributes = type(self._callback), dict(state)
+        if "attributes" not in self._callback.state():  # all of its state is among its arguments
+            attributes = {
+                name: value for name, value in self._args.items() if hasattr(self._callback, name)
+            } | attributes
+        if kind.from_state.__func__ is not self._base.from_state.__func__:
+            args = self._args | {name: state[name] for name in self._args.keys() & state.keys()}
+            saved = {**self._callback.state(), "args": args}
+            if "attributes" in saved:
+                saved["attributes"] = {name: value for name, value in state.items() if name not in args}
+            attributes = vars(kind.from_state(deepcopy(saved)))
+        for name, value in attributes.items():
+            setattr(self._callback, name, value)
+
+    def _part(self, name: str) -> dict[str, Any]:
+        return dict(self._callback.state().get(name, {}))

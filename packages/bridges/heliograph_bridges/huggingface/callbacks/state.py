@@ -1,4 +1,4 @@
-"""The `TrainerState` of a run, kept as the Trainer keeps it."""
+"""The `TrainerState` of a run, and metric names of the Trainer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 from heliograph import Run
 from heliograph.spi import known_names, require
 
-from .facts import epochs
-from .names import their_name
+from .arguments import epochs
+
+PREFIXES = {"train": "", "validation": "eval_", "test": "test_", "predict": "test_"}
+GRAD_NORM = "grad_norm"
+RENAMED = {"train/gradient_norm": GRAD_NORM}
 
 LONGEST = 10_000  # rows of the log history, as in `RunResult.log_history`
 SAVED = (
@@ -23,18 +26,26 @@ SAVED = (
 )
 
 
-class StateKeeper:
-    """Makes a `transformers.TrainerState` for each run, and keeps it up to date.
+def their_name(name: str) -> str:
+    if name in RENAMED:
+        return RENAMED[name]
+    phase, slash, metric = name.partition("/")
+    if not slash or phase not in PREFIXES:
+        return name
+    return PREFIXES[phase] + metric.replace("/", "_")
 
-    Attributes:
-        state: the state.
-    """
+
+def their_names(metrics: Mapping[str, float]) -> dict[str, Any]:
+    return {their_name(name): value for name, value in metrics.items()}
+
+
+class StateKeeper:
+    """Creates a `transformers.TrainerState` for each run and updates it."""
 
     def __init__(self) -> None:
         self.state = _new()
 
     def begin(self, run: Run, args: Any) -> None:
-        """Make the state of a training that begins."""
         self.state = _new()
         state, engine = self.state, run.engine
         state.max_steps, state.num_train_epochs = run.length.planned_steps or 0, epochs(run)
@@ -43,27 +54,17 @@ class StateKeeper:
         state.is_world_process_zero, state.is_local_process_zero = engine.is_main, engine.is_local_main
 
     def refresh(self, run: Run) -> None:
-        """Take the counters of the run, at the end of a step."""
         progress, fraction = run.progress, run.length.epoch_fraction
         self.state.global_step, self.state.num_input_tokens_seen = progress.steps, progress.tokens
         self.state.epoch = float(progress.epoch) if fraction is None else fraction
 
     def add_log(self, logs: dict[str, Any]) -> None:
-        """Add `epoch` to what is logged, and keep it in the history: the newest 10,000."""
         logs["epoch"] = self.state.epoch
         history = self.state.log_history
         history.append({**logs, "step": self.state.global_step})
         del history[:-LONGEST]
 
     def judge(self, run: Run, args: Any, metrics: Mapping[str, float], *, is_read: bool) -> None:
-        """Compare an evaluation with the best one, where `args` say by which metric.
-
-        Args:
-            run: the run, to warn where the metric is not there.
-            args: what callbacks are given.
-            metrics: of the evaluation, under their names in the Trainer.
-            is_read: whether the callback reads anything of it.
-        """
         if (metric := getattr(args, "metric_for_best_model", None)) is None:
             return
         name = their_name(metric)
@@ -71,8 +72,8 @@ class StateKeeper:
         if name not in metrics:
             if is_read:
                 run.warn(
-                    f"A validation had no metric {name!r}, which args.metric_for_best_model names, so the callback did "
-                    f"not judge it.{known_names(name, metrics)}"
+                    f"A validation has no metric {name!r} (args.metric_for_best_model), so the callback cannot "
+                    f"compare it.{known_names(name, metrics)}"
                 )
             return
         value, best = metrics[name], self.state.best_metric
@@ -80,11 +81,9 @@ class StateKeeper:
             self.state.best_metric, self.state.best_global_step = value, self.state.global_step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run continues from."""
         return {name: getattr(self.state, name) for name in SAVED}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from it."""
         for name in SAVED:
             setattr(self.state, name, state[name])
 

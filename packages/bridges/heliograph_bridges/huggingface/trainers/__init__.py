@@ -1,4 +1,4 @@
-"""Our plugins in the Trainer of Hugging Face, and in those that are made of it, such as TRL's."""
+"""Plugins in the Trainer of Hugging Face and its subclasses, such as TRL's."""
 
 from heliograph.spi import require
 

@@ -1,66 +1,170 @@
-"""`HeliographCallback`: our plugins in the Trainer of Hugging Face."""
+"""`HeliographCallback`: plugins in the Trainer of Hugging Face."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from dataclasses import MISSING, fields
+from math import ceil
 from pathlib import Path
-from typing import Any, Self
+from types import FrameType
+from typing import Any, NamedTuple, Self
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from heliograph import GradientsReady
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
-from ...hosted.batches import drop_gradients
-from ...hosted.owner import PluginOwner
-from ...hosted.training import HostedTraining
-from . import names
-from .facts import HOST, facts_of, folder_of, host_of, position_of
-from .methods import Methods
-from .requests import Requests
-from .saved import SavedState, read
-from .stack import caller
+from ...hosted.host import HostLoop
+from ...hosted.run import TrainingFacts
+from ...hosted.saved import Position
+from ...hosted.training import HostedTraining, PluginOwner, drop_gradients
+from .methods import TrainerPatches, of_log
+from .requests import FlagRequests
+from .saved import CheckpointState, read
 
-SAME = "those of this training"  # in place of plugins, where the Trainer makes callbacks of a checkpoint
+HOST = HostLoop(
+    "transformers.Trainer",
+    verbs=frozenset({"skip_step", "veto_stop"}),
+    remedies={
+        "hold_step": "set TrainingArguments(gradient_accumulation_steps=...)",
+        "veto_stop": "set TrainingArguments(max_steps=...)",
+        "veto_save": "set TrainingArguments(save_strategy=...)",
+        "scheduler": "set TrainingArguments(lr_scheduler_type=...), or pass optimizers=(optimizer, scheduler)",
+        "batches": "transform batches in the dataset or in data_collator=",
+        "checkpoints": "set TrainingArguments(save_strategy=...): its checkpoints include the states of plugins",
+        "rng": "set TrainingArguments(seed=...): the Trainer saves the generators in its checkpoints",
+        "roll_back": "call trainer.train(resume_from_checkpoint=...) with an earlier checkpoint",
+    },
+)
+
+RESUMED, TRIAL = "resume_from_checkpoint", "trial"
+SAME = "the plugins of this training"  # stands for `plugins` when the Trainer recreates callbacks from a checkpoint
+
+
+def host_of(trainer: Any) -> HostLoop:
+    package = type(trainer).__module__.partition(".")[0]
+    shards = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
+    return HostLoop(
+        f"{package}.{type(trainer).__name__}",
+        HOST.verbs - {"skip_step"} if shards else HOST.verbs,
+        frozenset({GradientsReady}) if shards else frozenset(),
+        HOST.remedies,
+    )
+
+
+def folder_of(trainer: Any, trial: Any) -> Path:
+    return Path(trainer._get_output_dir(trial) or ".")  # there is no public method
+
+
+def facts_of(trainer: Any, state: TrainerState, loader: Any, folder: Path) -> TrainingFacts:
+    args: TrainingArguments = trainer.args
+    sets = trainer.eval_dataset
+    strategies = {"log": args.logging_strategy, "validation": args.eval_strategy, "save": args.save_strategy}
+    return TrainingFacts(
+        modules={"model": trainer.model},
+        optimizer=trainer.optimizer,
+        device=args.device,
+        epochs=None if args.max_steps > 0 else state.num_train_epochs,
+        steps=state.max_steps,
+        batches=len(loader) if has_length(loader) else None,
+        loader=loader,
+        batch_size=trainer._train_batch_size,  # auto_find_batch_size may have reduced it; there is no public attribute
+        validation=sets if isinstance(sets, dict) else {} if sets is None else {"": sets},
+        does=frozenset(word for word, strategy in strategies.items() if strategy != "no"),
+        name=_name(args, folder),
+        hyper_parameters=_changed(args),
+        world_size=args.world_size,
+    )
+
+
+def position_of(args: TrainingArguments, state: TrainerState, batches: int | None) -> Position:
+    window = args.gradient_accumulation_steps
+    steps = state.max_steps if batches is None else max(1, ceil(batches / window))
+    epoch, extra_steps = divmod(state.global_step, steps)
+    return Position(epoch, 0 if args.ignore_data_skip else extra_steps * window, state.global_step)
+
+
+def _name(args: TrainingArguments, folder: Path) -> str:
+    output = Path(args.output_dir or ".")
+    trial = "" if folder == output else f"-{folder.name}"
+    name = Path(args.run_name or output).name + trial
+    return name.replace("\\", "_").lstrip(".") or "run"
+
+
+def _changed(args: TrainingArguments) -> dict[str, Any]:
+    plain = args.to_sanitized_dict()
+    defaults = {field.name: field.default for field in fields(args) if field.default is not MISSING}
+    return {
+        name: value
+        for name, value in plain.items()
+        if name in defaults and getattr(args, name) != defaults[name] and not name.startswith("_")
+    }
+
+
+class CallingTrainer(NamedTuple):
+    """The Trainer that calls a callback.
+
+    Attributes:
+        trainer: the Trainer.
+        checkpoint: the checkpoint that it resumes, if any.
+        trial: the trial of a hyper-parameter search, if any.
+    """
+
+    trainer: Any
+    checkpoint: str | None
+    trial: Any
+
+
+def caller() -> CallingTrainer:
+    """Find the calling Trainer on the stack: it passes no reference to itself to callbacks."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if isinstance(owner := frame.f_locals.get("self"), Trainer):
+            return CallingTrainer(owner, frame.f_locals.get(RESUMED), frame.f_locals.get(TRIAL))
+        frame = frame.f_back
+    raise RuntimeError(
+        "HeliographCallback was not called by a Trainer of transformers: pass it to "
+        "Trainer(..., callbacks=[HeliographCallback([...])])."
+    )
 
 
 class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
-    """Our plugins in a Trainer, and in those made of it, such as TRL's: `callbacks=[HeliographCallback([...])]`.
+    """Run plugins in a Trainer or its subclasses: `callbacks=[HeliographCallback([...])]`.
 
-    Their events come from the loop of the Trainer, with a real `Run`; what they ask for becomes its flags. Its
-    checkpoints hold their states, which a resumed training restores whether or not
-    `restore_callback_states_from_checkpoint` is set. On several ranks what one of them asks for all do, at the same
-    step. A plugin that this loop cannot serve is refused when the training begins.
+    The Trainer's loop emits the events, with a real `Run`; requests become flags of the Trainer. The
+    states of the plugins are saved in its checkpoints and are always resumed, even without
+    `restore_callback_states_from_checkpoint`. On several ranks a request of one rank is served by all, at the same
+    step. Unsupported plugins raise an error when the training begins.
 
     The callback wraps the training loop, `training_step`, `compute_loss`, `prediction_step` and `evaluate` of its
-    Trainer object, as these begin or fail without calling a callback.
+    Trainer object, because these begin or fail without calling a callback.
 
     Args:
-        plugins: plugin objects, in the order in which they run within a lane.
+        plugins: plugin objects, in their order within a lane.
 
     Raises:
         TypeError: a plugin has a handler that does not fit its event.
-        ValueError: plugins contradict each other; when a training begins, one of them cannot be served.
+        ValueError: plugins contradict each other, or, when a training begins, one of them is not supported.
     """
 
     def __new__(cls, plugins: Iterable[Any] | str) -> Self:
-        """Return a new callback; the one of the Trainer where that makes its callbacks anew from a checkpoint."""
         if plugins != SAME:
             return super().__new__(cls)
-        return next(each for each in caller().trainer.callback_handler.callbacks if isinstance(each, cls))
+        return next(callback for callback in caller().trainer.callback_handler.callbacks if isinstance(callback, cls))
 
     def __init__(self, plugins: Iterable[Any] | str) -> None:
         if plugins == SAME:
             return
         assert not isinstance(plugins, str)
         self._training = HostedTraining(plugins, HOST)
-        self._requests = Requests(self._training)
-        self._methods = Methods(self._training, self._requests)
-        self._state, self._epoch = SavedState(), 0
+        self._requests = FlagRequests(self._training)
+        self._methods = TrainerPatches(self._training, self._requests)
+        self._state, self._epoch = CheckpointState(), 0
 
-    # Their state. `saved` is what a Trainer sets where it restores callbacks by itself; `on_train_begin` reads it.
+    # A Trainer that restores callbacks itself sets `saved`; `on_train_begin` reads it.
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the plugins, and how the Trainer would make this callback from it."""
         run = self._training.run
         saved = {} if run is None else {"saved": self._state.to_json(run)}
         return {"args": {"plugins": SAME}, "attributes": saved}
@@ -68,39 +172,36 @@ class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
     # The moments of the Trainer, in their order.
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Wrap the methods of the Trainer."""
         self._methods.wrap(caller().trainer)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin a run, or continue one."""
         trainer, checkpoint, trial = caller()
-        if sum(isinstance(each, HeliographCallback) for each in trainer.callback_handler.callbacks) > 1:
-            raise ValueError("This Trainer has two HeliographCallbacks: give all plugins to one, in one list.")
+        if sum(isinstance(callback, HeliographCallback) for callback in trainer.callback_handler.callbacks) > 1:
+            raise ValueError("This Trainer has two HeliographCallbacks: pass all plugins to one of them.")
         is_late = self._methods.wrap(trainer)
         self._training.host = host_of(trainer)
         self._folder = folder_of(trainer, trial)
         facts = facts_of(trainer, state, kwargs.get("train_dataloader"), self._folder)
-        states: Any = state.stateful_callbacks  # by the names of the classes; a checkpoint without us has none
-        own = states.setdefault(type(self).__name__, {"args": {"plugins": SAME}, "attributes": {}})
+        states: Any = state.stateful_callbacks  # by class name
+        record = states.setdefault(type(self).__name__, {"args": {"plugins": SAME}, "attributes": {}})
         path = saved = None
-        if checkpoint is not None:  # else what they hold is of a former attempt, as by auto_find_batch_size
-            path, saved = Path(checkpoint), own["attributes"].get("saved")
+        if checkpoint is not None:  # otherwise they belong to a previous attempt of auto_find_batch_size
+            path, saved = Path(checkpoint), record["attributes"].get("saved")
         position = position_of(args, state, facts.batches)
         leave = self._training.begin(facts, None if saved is None else read(saved, path), path, position)
         self._epoch = position.epoch
         if is_late:
             self._training.active.note(
-                f"the callback was added when {self._training.host.name} was made already: what fails there outside "
-                f"of plugins is seen when the next training begins"
+                f"the callback was added after {self._training.host.name} was created: an error outside of plugins is "
+                f"only noticed when the next training begins"
             )
         self._requests.begin(state.global_step, leave, control)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin an epoch."""
         if self._training.run is not None:
             self._training.begin_epoch(self._epoch)
             self._epoch += 1
@@ -108,26 +209,22 @@ class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Raise requests again whose flags the Trainer has cleared: nothing was served where another took one back."""
         if self._training.run is not None:
             self._requests.finish(control)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Show the gradients, which are clipped already; drop them where a plugin says so."""
         if self._training.run is not None and self._training.begin_step():
             drop_gradients(kwargs["optimizer"])
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End a micro-batch after which no step is due."""
         if self._training.run is not None:
             self._training.end_batch()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """End a step and its last micro-batch, and ask the Trainer for what is due."""
         if self._training.run is not None:
             self._training.end_step(stepped=not getattr(kwargs["optimizer"], "step_was_skipped", False))
             self._training.end_batch()
@@ -141,21 +238,19 @@ class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log; what an evaluation has measured comes with its end."""
         run = self._training.run
         if run is None or run.phase != "train":
             return
-        is_due = "loss" in (logs or {}) and not run.data.in_hand  # by the loop on all ranks, not by somebody on one
-        self._training.log(names.of_log(logs or {}), with_tracked=is_due)
+        is_due = "loss" in (logs or {}) and not run.data.in_hand  # logged by the loop, and so on all ranks
+        self._training.log(of_log(logs or {}), with_tracked=is_due)
         if is_due:
             self._requests.serve("log", control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Complete the checkpoint that was written, and announce it."""
         run = self._training.run
         if run is None:
             return
-        run.boundary_is_open = True  # also where it was closed: ShouldStop comes after this save, too
+        run.boundary_is_open = True  # even if it was closed, because ShouldStop follows this save
         folder = self._folder / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         self._state.write(run, folder)
         self._training.save(folder, is_best=state.best_global_step == state.global_step)
@@ -164,21 +259,19 @@ class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End an epoch whose data are read, or whose end was granted."""
         run = self._training.run
         if run is None:
             return
         self._requests.finish(control)
         if control.should_epoch_stop and not run.control.should_end_epoch:
             run.control.end_epoch("a callback has set should_epoch_stop", by=run.host.name)
-        left = control.should_epoch_stop or control.should_training_stop
-        is_over = run.data.is_last_batch if run.length.batches_per_epoch is not None else not left
+        stops_early = control.should_epoch_stop or control.should_training_stop
+        is_over = run.data.is_last_batch if run.length.batches_per_epoch is not None else not stops_early
         self._requests.end_epoch(control, has_ended=self._training.end_epoch(is_over=is_over))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End the run."""
         run = self._training.run
         if run is None:
             return

@@ -1,37 +1,73 @@
-"""The methods of a Trainer that begin, end or fail without calling a callback: wrapped, so that our events come."""
+"""Wrappers for Trainer methods that begin, end or fail without calling a callback, and metric names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from inspect import signature
 from typing import Any
 from weakref import WeakSet
 
 from ...hosted.training import HostedTraining
-from . import names
-from .requests import Requests
+from .requests import FlagRequests
 
-LOOP = "_inner_training_loop"  # each attempt of auto_find_batch_size; nothing public sees the error of one
+PLACE = ("epoch", "step")  # which the progress has
+SUMMARY = "train_"  # what is logged once, at the end
+MEANS = ("loss", "samples_per_second", "steps_per_second", "tokens_per_second")  # in it: of all since the beginning
+
+LOOP = "_inner_training_loop"  # one attempt of auto_find_batch_size; no public method sees its error
 PREFIX = "metric_key_prefix"
 ITEMS = "num_items_in_batch"
 
 
-class Methods:
-    """Wraps the methods of Trainers; outside of a run of ours, they are as they were.
+def of_log(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return logged values under our names; names with a `/` are kept.
+
+    The summary at the end has means over the whole training; they are renamed to `train/mean_...`.
+    """
+    names = {f"{SUMMARY}{name}": f"train/mean_{name}" for name in MEANS}
+    metrics = {}
+    for name, value in _numbers(logs).items():
+        default = name if "/" in name else f"train/{name.removeprefix(SUMMARY)}"
+        metrics[names.get(name, default)] = value
+    return metrics
+
+
+def of_evaluation(results: Mapping[str, Any], sets: Iterable[str], prefix: str = "eval") -> dict[str, float]:
+    """Return the results of an evaluation under our names.
 
     Args:
-        training: the plugins.
-        requests: what they ask for.
+        results: by the names of the Trainer, such as `eval_loss`, or `eval_news_loss` for the set `news`.
+        sets: the names of the sets; a single one has the empty name.
+        prefix: the prefix of the names. A user's own prefix becomes a part of our names, because the data may differ.
     """
+    named = sorted(filter(None, sets), key=len, reverse=True)
+    metrics = {}
+    for name, value in _numbers(results).items():
+        metric = name.removeprefix(f"{prefix}_")
+        dataset = next((candidate for candidate in named if metric.startswith(f"{candidate}_")), "")
+        qualified = f"{dataset}/{metric.removeprefix(f'{dataset}_')}" if dataset else metric
+        metrics[f"validation/{qualified}" if prefix == "eval" else f"validation/{prefix}/{qualified}"] = value
+    return metrics
 
-    def __init__(self, training: HostedTraining, requests: Requests) -> None:
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if name not in PLACE and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+class TrainerPatches:
+    """Wraps the methods of Trainers; outside of a run the wrappers do nothing."""
+
+    def __init__(self, training: HostedTraining, requests: FlagRequests) -> None:
         self._training, self._requests = training, requests
         self._wrapped: WeakSet[Any] = WeakSet()
         self._dataset = ""
 
     def wrap(self, trainer: Any) -> bool:
-        """Wrap the methods of a Trainer, once; return whether this call did."""
         if trainer in self._wrapped:
             return False
         self._wrapped.add(trainer)
@@ -47,8 +83,6 @@ class Methods:
         return True
 
     def _train(self, trainer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Close the run with whatever error ends the training, or an attempt: no callback is called then."""
-
         def train(*args: Any, **options: Any) -> Any:
             try:
                 return method(*args, **options)
@@ -59,8 +93,6 @@ class Methods:
         return train
 
     def _training_step(self, trainer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Begin a micro-batch, and end its backward pass; the loss is that part of a window's mean."""
-
         def training_step(model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
             training = self._training
             if training.run is None:
@@ -68,7 +100,7 @@ class Methods:
             training.begin_batch(inputs)
             try:
                 loss = method(model, inputs, *args, **options)
-            except BaseException as error:  # where the callback came late, nothing wraps the loop that runs
+            except BaseException as error:  # if the callback was added late, the running loop is not wrapped
                 training.fail(error)
                 raise
             number = _window(trainer)
@@ -78,8 +110,6 @@ class Methods:
         return training_step
 
     def _compute_loss(self, trainer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-        """End a forward pass of the training; in a window with a count the loss is a part of the mean, too."""
-
         def compute_loss(*args: Any, **options: Any) -> Any:
             result = method(*args, **options)
             run = self._training.run
@@ -92,8 +122,6 @@ class Methods:
         return compute_loss
 
     def _prediction_step(self, trainer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Begin and end a batch of a validation."""
-
         def prediction_step(model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
             training = self._training
             if training.run is None or training.run.phase != "validation":
@@ -106,7 +134,6 @@ class Methods:
         return prediction_step
 
     def _evaluate(self, trainer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Begin and end a validation; of several sets, the Trainer calls itself for each."""
         parameters = signature(method)
 
         def evaluate(*args: Any, **options: Any) -> Any:
@@ -121,7 +148,7 @@ class Methods:
             self._dataset = ""
             training.begin_validation()
             results = method(*args, **options)
-            training.end_validation(names.of_evaluation(results, sets, prefix))
+            training.end_validation(of_evaluation(results, sets, prefix))
             self._requests.serve("validation", trainer.control)
             return results
 
@@ -129,5 +156,4 @@ class Methods:
 
 
 def _window(trainer: Any) -> int:
-    """Return how many micro-batches the window in hand has."""
     return int(getattr(trainer, "current_gradient_accumulation_steps", 1))

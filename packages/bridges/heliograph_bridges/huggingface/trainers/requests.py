@@ -1,8 +1,8 @@
-"""What our plugins ask for, as the flags of a Trainer.
+"""Requests of plugins as flags of a Trainer.
 
 The Trainer clears the flags for a log, an evaluation and a save at `step_begin`, and reads them after `step_end` and
-`epoch_end`: so what is due is raised there, again and again until it was served. It looks at the stop after all of
-these. At the end of the last epoch it reads the flags for the last time, so `LastBoundary` comes there.
+`epoch_end`. Pending requests are therefore raised there until they are served. The Trainer checks the stop flag last.
+At the end of the last epoch it reads the flags for the last time, so `LastBoundary` is emitted there.
 """
 
 from __future__ import annotations
@@ -11,43 +11,35 @@ from typing import Literal
 
 from transformers import TrainerControl
 
-from ...hosted.boundary import Leave
-from ...hosted.training import HostedTraining
+from ...hosted.training import HostedTraining, Leave
 
 Stage = Literal["log", "validation", "save"]
 STAGES: tuple[Stage, ...] = ("log", "validation", "save")  # in the order in which the Trainer does them
 FLAGS: dict[str, str] = {"log": "should_log", "validation": "should_evaluate", "save": "should_save"}
 
 
-class Requests:
-    """The boundary that the Trainer is at: opened at the end of a step or an epoch, closed when all is done there.
-
-    Args:
-        training: the plugins.
-    """
+class FlagRequests:
+    """The current boundary: opened at the end of a step or an epoch, closed when all requests are served."""
 
     def __init__(self, training: HostedTraining) -> None:
         self._training = training
-        self._left: set[Stage] = set()  # what the Trainer has still to do here
-        self._ahead: tuple[Stage, ...] = ()  # what it can still do here
+        self._left: set[Stage] = set()  # requested stages that the Trainer has not done yet
+        self._ahead: tuple[Stage, ...] = ()  # stages that it can still do at this boundary
         self._step = self._logged = 0
         self._ends_epoch = False
 
     def begin(self, step: int, leave: Leave, control: TrainerControl) -> None:
-        """Begin a training at a step; a stop that is asked for at once takes effect after the first batch."""
         self._left, self._step, self._logged, self._ends_epoch = set(), step, step, False
         self._leave(leave, control)
         if leave.stop:
             run = self._training.active
-            run.note(f"{run.host.name} looks at a stop after a batch only, and so trains one before it stops")
+            run.note(f"{run.host.name} checks for a stop only after a batch, so it trains one batch before it stops")
 
     def open(self, control: TrainerControl, step: int) -> None:
-        """Raise the flags of what is due, at the end of a step."""
         self._step, self._ends_epoch = step, False
         self._raise(control, STAGES)
 
     def end_epoch(self, control: TrainerControl, *, has_ended: bool) -> None:
-        """Raise the flags of what is due at the end of an epoch, which has ended, or was left within."""
         self._ends_epoch, self._ahead = True, STAGES
         if has_ended:
             self._raise(control, STAGES)
@@ -55,22 +47,19 @@ class Requests:
             self._end_if_over(control)
 
     def serve(self, stage: Stage, control: TrainerControl) -> None:
-        """Note that the Trainer has done something, and raise the flags of what that made due and comes after it."""
         if stage == "log":
             self._logged = self._step
         self._raise(control, STAGES[STAGES.index(stage) + 1 :])
 
     def finish(self, control: TrainerControl) -> None:
-        """Close a boundary at which the Trainer did less than was expected, as another callback took flags back."""
         if self._left:
             self._left = set()
             self._close_if_done(control)
 
     def stop_by_host(self, control: TrainerControl) -> None:
-        """Note who has ended the training, where that is before its length and no plugin has asked for it."""
         asked = control.should_training_stop
         self._training.stop_by_host(
-            "a callback has set should_training_stop" if asked else "it ended the training before its length"
+            "a callback has set should_training_stop" if asked else "it ended the training early"
         )
 
     def _raise(self, control: TrainerControl, ahead: tuple[Stage, ...]) -> None:
@@ -93,7 +82,6 @@ class Requests:
             self._end_if_over(control)
 
     def _end_if_over(self, control: TrainerControl) -> None:
-        """Let plugins ask for what is left, where no epoch follows."""
         if self._ends_epoch and (control.should_training_stop or self._training.active.is_complete):
             self.stop_by_host(control)
             self._training.finish()

@@ -35,7 +35,7 @@ class RichProgressCallback(TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    ("callback", "mend"),
+    ("callback", "remedy"),
     [
         (DefaultFlowCallback, "add LogSchedule, ValidationSchedule and SaveSchedule"),
         (ProgressCallback(), r"add ProgressBar\(\)"),
@@ -43,12 +43,12 @@ class RichProgressCallback(TrainerCallback):
         (PrinterCallback(), r"add ProgressBar\(\) or FileLog\(\)"),
         (RichProgressCallback(), r"add ProgressBar\(\)"),
         (JITCheckpointCallback, r"add Preemption\(\) and a Checkpoint"),
-        (WithTrainer(None), "it calls methods of a transformers.Trainer, and there is none here"),
+        (WithTrainer(None), "it calls methods of a transformers.Trainer"),
     ],
     ids=lambda each: each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__),
 )
-def test_what_is_refused(callback: Any, mend: str) -> None:
-    with pytest.raises(ValueError, match=mend):
+def test_what_is_refused(callback: Any, remedy: str) -> None:
+    with pytest.raises(ValueError, match=remedy):
         from_huggingface(callback)
 
 
@@ -60,7 +60,7 @@ def test_a_tracker_that_uploads_what_the_trainer_saves(monkeypatch: pytest.Monke
 
 def test_pushing_to_a_hub(tmp_path: Path) -> None:
     args = TrainingArguments(str(tmp_path), use_cpu=True, push_to_hub=True, report_to=[])
-    with pytest.raises(ValueError, match="push_to_hub=True, and nothing is pushed"):
+    with pytest.raises(ValueError, match="push_to_hub=True"):
         from_huggingface(EarlyStoppingCallback(), args)
 
 

@@ -118,10 +118,8 @@ def test_a_metric_that_is_not_there_is_said_to_who_reads_it() -> None:
 
     plugins = [h.ValidationSchedule(epochs=1), from_huggingface(Reads(), {"metric_for_best_model": "los"})]
     result = train_here(*plugins, epochs=1)
-    assert (
-        "A validation had no metric 'eval_los', which args.metric_for_best_model names, so the callback did not judge "
-        "it. Did you mean 'eval_loss'?"
-    ) in result.warnings[0]
+    assert "no metric 'eval_los'" in result.warnings[0]
+    assert "Did you mean 'eval_loss'?" in result.warnings[0]
 
 
 def test_the_keywords_are_the_parts_of_the_run() -> None:

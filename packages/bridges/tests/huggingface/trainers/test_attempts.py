@@ -76,7 +76,7 @@ def test_each_trial_of_a_search_is_a_run_of_its_own(tmp_path: Path) -> None:
     assert sorted(rate for _, rate, _ in runs.begun) == rates
     assert runs.ended == ["completed", "completed", "stopped"]
     assert callback.result is not None
-    assert callback.result.reason == "it ended the training before its length"
+    assert callback.result.reason == "it ended the training early"
     files = {str(path.relative_to(tmp_path / "search")) for path in tmp_path.rglob("heliograph.pt")}
     assert files == {f"run-{trial}/checkpoint-{step}/heliograph.pt" for trial in (0, 1) for step in (1, 2)}
 

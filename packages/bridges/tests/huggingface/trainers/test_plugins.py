@@ -36,7 +36,7 @@ from heliograph import (
 )
 from heliograph.__main__ import main
 from heliograph.packages.bridges.tests.huggingface.trainers.trainings import Rows, make
-from heliograph_bridges.huggingface.trainers.names import of_log
+from heliograph_bridges.huggingface.trainers.methods import of_log
 from heliograph_recorder import Recorder, replay
 from heliograph_rules import RuleController
 from transformers import EarlyStoppingCallback

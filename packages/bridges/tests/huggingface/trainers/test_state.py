@@ -14,7 +14,7 @@ import torch
 from heliograph import EMA, EarlyStopping, Plugin, Run, SaveSchedule, StepEnd, on
 from heliograph.packages.bridges.tests.huggingface.trainers import killed
 from heliograph.packages.bridges.tests.huggingface.trainers.trainings import make
-from heliograph_bridges.huggingface.trainers.plain import from_json, to_json
+from heliograph_bridges.huggingface.trainers.saved import from_json, to_json
 from heliograph_recorder.format.reader import read as read_recording
 
 SAVES: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
@@ -111,9 +111,7 @@ def test_a_checkpoint_whose_tensors_are_missing_is_refused(damage: str, tmp_path
     else:
         file.write_bytes((tmp_path / "checkpoint-4" / "heliograph.pt").read_bytes())
     again, _ = make(tmp_path, EMA(0.5), max_steps=4, **SAVES)
-    with pytest.raises(
-        ValueError, match=r"checkpoint-2 holds no heliograph\.pt that belongs to its trainer_state\.jso"
-    ):
+    with pytest.raises(ValueError, match=r"checkpoint-2 has no heliograph\.pt that matches its trainer_state\.jso"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
@@ -137,7 +135,7 @@ def test_a_checkpoint_that_was_written_without_us(tmp_path: Path) -> None:
     trainer.train(resume_from_checkpoint=True)
     assert ours.result is not None
     assert (ours.result.progress.steps, ours.result.progress.epoch, ours.result.progress.batches) == (4, 1, 4)
-    assert ours.result.notes[0].endswith("checkpoint-2, which holds no states of plugins: they start fresh")
+    assert ours.result.notes[0].endswith("checkpoint-2 without states of plugins: they start fresh")
     assert (tmp_path / "checkpoint-4" / "trainer_state.json").exists()
 
 
@@ -162,4 +160,4 @@ def test_a_stop_is_repeated_after_a_resume(tmp_path: Path) -> None:
     assert second.state.global_step == 4
     assert callback.result is not None
     assert (callback.result.status, callback.result.stopped_by) == ("stopped", "early_stopping")
-    assert "looks at a stop after a batch only" in callback.result.notes[-1]
+    assert "checks for a stop only after a batch" in callback.result.notes[-1]

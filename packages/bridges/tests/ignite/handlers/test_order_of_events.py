@@ -171,7 +171,7 @@ def test_times() -> None:
 def test_the_time_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that a batch moves by one."""
     clock, seen = [0], list[dict[str, Any]]()
-    monkeypatch.setattr("heliograph_bridges.ignite.handlers.place.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("heliograph_bridges.ignite.handlers.engine.perf_counter", lambda: clock[0])
 
     def script(trainer: Engine) -> None:
         trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: seen.append(dict(trainer.state.times)))

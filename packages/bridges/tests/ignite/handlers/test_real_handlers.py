@@ -187,10 +187,10 @@ def test_the_evaluator_cuts_a_validation_short() -> None:
             r"Checkpoint cannot run in a Heliograph training: it saves the state of an Ignite engine",
         ),
         (FastaiLRFinder(), None, r"call trainer.find_learning_rate\(task, data\)"),
-        (print, Events.GET_BATCH_STARTED, "take GET_BATCH_COMPLETED or ITERATION_STARTED"),
+        (print, Events.GET_BATCH_STARTED, "use GET_BATCH_COMPLETED or ITERATION_STARTED"),
         (print, Events.DATALOADER_STOP_ITERATION, "an epoch ends with its loader"),
-        (print, Events.EPOCH_STARTED | Events.INTERRUPT, "a training is not interrupted"),
-        (lambda engine: None, None, "was called with the engine, and added no handler"),
+        (print, Events.EPOCH_STARTED | Events.INTERRUPT, "a training cannot be interrupted"),
+        (lambda engine: None, None, "added no handler"),
     ],
     ids=["ModelCheckpoint", "Checkpoint", "FastaiLRFinder", "loading", "loader", "interrupt", "nothing"],
 )
@@ -213,11 +213,11 @@ def test_a_phase_that_there_is_not() -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda engine: engine.run([0]), "is not run by itself"),
-        (lambda engine: engine.interrupt(), "which is not interrupted and run again"),
-        (lambda engine: engine.set_data([0]), "whose data is what fit was given"),
+        (lambda engine: engine.run([0]), "cannot run alone"),
+        (lambda engine: engine.interrupt(), "cannot be interrupted"),
+        (lambda engine: engine.set_data([0]), "pass the data to fit"),
         (lambda engine: engine.load_state_dict({}), "resume the training"),
-        (lambda engine: engine.add_event_handler(Events.EPOCH_COMPLETED, print), "nothing listens to this event"),
+        (lambda engine: engine.add_event_handler(Events.EPOCH_COMPLETED, print), "does not listen to this event"),
     ],
 )
 def test_what_an_engine_here_does_not_do(call: Any, sentence: str) -> None:
@@ -234,6 +234,6 @@ def test_an_engine_outside_of_a_training() -> None:
 
     fit(from_ignite(script))
     for engine in kept:
-        with pytest.raises(RuntimeError, match="and none runs now"):
+        with pytest.raises(RuntimeError, match="none is running"):
             engine.terminate()
     assert kept[0].state.dataloader is None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import heliograph as h
-import heliograph.packages.bridges.tests.ignite.quietly  # on ranks, too
+import heliograph.packages.bridges.tests.ignite.quietly
 import pytest
 import torch
 from heliograph.packages.bridges.tests.kills import KilledError, Kills
@@ -14,8 +15,9 @@ from heliograph.tests.kit import random_batches, sgd
 from heliograph.tests.ranks_pool import Pool
 from heliograph_bridges.ignite import from_ignite
 from heliograph_recorder import Recorder, replay
+from heliograph_testing import check_plugin
 from ignite.engine import Engine, Events
-from ignite.handlers import EarlyStopping, EMAHandler, LinearCyclicalScheduler
+from ignite.handlers import EarlyStopping, EMAHandler, LinearCyclicalScheduler, TerminateOnNan, Timer
 from torch import nn
 
 
@@ -155,3 +157,22 @@ def test_in_a_replay(tmp_path: Path) -> None:
     assert any(each.request.by == "stop_early" and each.request.verb == "stop" for each in replayed.asked)
     assert "the batches themselves" in str(replayed.unheld["reads"])
     assert not replayed.failed
+
+
+def stop_after_one(trainer: Engine, evaluator: Engine) -> None:
+    handler = EarlyStopping(1, lambda engine: engine.state.metrics["loss"], trainer)
+    evaluator.add_event_handler(Events.COMPLETED, handler)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: from_ignite(stop_after_one),
+        lambda: from_ignite(TerminateOnNan(), Events.ITERATION_COMPLETED),
+        lambda: from_ignite(Timer()),
+    ],
+    ids=["EarlyStopping", "TerminateOnNan", "Timer"],
+)
+def test_handlers(make: Callable[[], object]) -> None:
+    check_plugin(make)
