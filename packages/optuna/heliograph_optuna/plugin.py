@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from heliograph import (
     CheckpointLoaded,
@@ -19,11 +20,108 @@ from heliograph import (
     ValidationEnd,
     on,
 )
-from heliograph.spi import Monitor, ended_for_good, membership, on_main, require
+from heliograph.spi import Monitor, clean, ended_for_good, membership, on_main, require
 
 from .storages import is_in_memory
-from .trials import AnyTrial, check_identity, identity, live, mode_of, run_name, values_of
-from .verdict import Judge
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial, Trial
+
+AnyTrial: TypeAlias = "Trial | FrozenTrial"
+
+SAME_MOMENT = timedelta(seconds=1)  # some databases round the moment at which a trial began
+
+
+def live(trial: AnyTrial) -> Trial | None:
+    """Return a trial of a study; None for one that is over, of which only the values are there."""
+    return cast("Trial", trial) if hasattr(trial, "study") else None
+
+
+def run_name(base: str, trial: AnyTrial) -> str:
+    """Return the name of a trial's run, by which it finds its own checkpoints.
+
+    Raises:
+        ValueError: file names would lose the number.
+    """
+    suffix = f"_trial-{trial.number}"
+    if not clean(base + suffix).endswith(suffix):
+        raise ValueError(f"name= is too long for file names that end in {suffix}: shorten {base!r}.")
+    return base + suffix
+
+
+def mode_of(trial: AnyTrial) -> Literal["min", "max"]:
+    """Return which way is better; one that has ended takes no reports."""
+    running = live(trial)
+    return "max" if running is not None and running.study.direction.name == "MAXIMIZE" else "min"
+
+
+def values_of(trial: AnyTrial) -> dict[str, float]:
+    """Return the parameters as the storage holds them: of a categorical one, the index of the choice."""
+    return {name: float(trial.distributions[name].to_internal_repr(value)) for name, value in trial.params.items()}
+
+
+def identity(trial: AnyTrial) -> dict[str, Any]:
+    """Return what distinguishes a trial from one of the same number in another study."""
+    assert trial.datetime_start is not None
+    return {"number": trial.number, "began": trial.datetime_start.isoformat(), "parameters": values_of(trial)}
+
+
+def check_identity(trial: AnyTrial, saved: Mapping[str, Any]) -> None:
+    """Raise ValueError where a checkpoint is another trial's."""
+    mine = identity(trial)
+    apart = abs(datetime.fromisoformat(saved["began"]) - datetime.fromisoformat(mine["began"]))
+    if apart > SAME_MOMENT or (saved["number"], saved["parameters"]) != (mine["number"], mine["parameters"]):
+        raise ValueError(
+            f"The checkpoint is of {_words(saved)}, another one than {_words(mine)}: give fit another name=, "
+            f"Checkpoint another folder, or remove what is in it."
+        )
+
+
+def _words(known: Mapping[str, Any]) -> str:
+    return f"trial {known['number']} of {known['began']} with {known['parameters']}"
+
+
+KEY = "heliograph:pruned_at"
+
+
+class Judge:
+    """Reports values and asks the pruner.
+
+    Some pruners write down how far a trial has come, and say something else when they are asked again. So a trial that
+    continues after a kill does not ask again about what it continued from, and an answer to stop is in the storage
+    before it counts.
+
+    Args:
+        trial: of one that is over, nothing is reported.
+    """
+
+    def __init__(self, trial: AnyTrial) -> None:
+        self._trial: Trial | None = live(trial)
+        self._reported: set[int] = set()
+        self._pruned_at: int | None = None
+        if self._trial is not None:  # read again what it knows of itself: that of a rank may be older
+            known = self._trial.storage.get_trial(self._trial._trial_id)
+            self._trial._cached_frozen_trial = known
+            self._reported, self._pruned_at = set(known.intermediate_values), known.system_attrs.get(KEY)
+
+    def report(self, step: int, value: float) -> bool:
+        """Report a value, unless that was done; return whether the pruner is to be asked of it."""
+        if self._trial is None:
+            return False
+        is_newest = step >= max(self._reported, default=step)
+        if step not in self._reported:
+            self._trial.report(value, step)
+            self._reported.add(step)
+        return is_newest
+
+    def prunes(self, step: int) -> bool:
+        """Return whether the pruner stops the trial at a step that was reported."""
+        assert self._trial is not None
+        if self._pruned_at is None and self._trial.should_prune():
+            self._pruned_at = step
+            self._trial.storage.set_trial_system_attr(self._trial._trial_id, KEY, step)
+        return self._pruned_at == step
+
 
 KINDS = ("categorical", "int", "float")
 PRUNED, VALIDATION = "heliograph:pruned", "heliograph:validation"

@@ -13,9 +13,9 @@ from typing import Any
 
 import optuna
 import pytest
+from heliograph_optuna.plugin import Judge
 from heliograph_optuna.resumable_study import ResumableStudy
 from heliograph_optuna.sampler import KEY, RELATIVE, RememberingSampler, is_exact
-from heliograph_optuna.verdict import Judge
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, PatientPruner, SuccessiveHalvingPruner
 from optuna.samplers import (
     BaseSampler,

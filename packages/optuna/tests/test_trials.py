@@ -7,7 +7,7 @@ from typing import Any
 
 import optuna
 import pytest
-from heliograph_optuna.trials import check_identity, identity, mode_of, run_name, values_of
+from heliograph_optuna.plugin import check_identity, identity, mode_of, run_name, values_of
 
 
 @pytest.fixture

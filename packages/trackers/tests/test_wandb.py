@@ -24,7 +24,7 @@ from heliograph.packages.trackers.tests.tracker_runs import (
 from heliograph.tests.kit import class_batches, fit
 from heliograph_testing import check_tracker
 from heliograph_trackers import WandB
-from heliograph_trackers.wandb_file import rows
+from heliograph_trackers.wandb import rows
 from wandb.errors import CommError
 
 LOG = h.LogSchedule(h.Every(steps=1))

@@ -16,8 +16,7 @@ from heliograph.core.program import UsageError
 from heliograph.tests.kit import adam, dropout_task, fit, kept_generators, random_batches, saving
 from heliograph_recorder import Recorder
 from heliograph_testing.chaos import Chaos, Fault, check_function
-from heliograph_testing.chaos.faults.fault import HARMLESS
-from heliograph_testing.chaos.faults.plan import draw_faults
+from heliograph_testing.chaos.faults.fault import HARMLESS, draw_faults
 from torch import nn
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process need a Unix")

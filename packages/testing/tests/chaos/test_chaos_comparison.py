@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from heliograph.core.rehearsal.trace import Fact, leaves
 from heliograph_testing.chaos import ChaosReport, Fault
-from heliograph_testing.chaos.comparison import Story, first_difference, story_of
+from heliograph_testing.chaos.comparison import RankStory, first_difference, story_of
 from heliograph_testing.chaos.journal import Journal, pack
-from heliograph_testing.chaos.report import Met
+from heliograph_testing.chaos.report import FaultOutcome
 from heliograph_testing.resume.check import varying
 
 BEGIN = ("begin", {"resumes": True})
@@ -50,7 +50,7 @@ def of_second(entry: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
     return entry[0], {**entry[1], "training": 1}
 
 
-def written(path: Path, *entries: tuple[str, dict[str, Any]], weight: float = 1.0) -> Story:
+def written(path: Path, *entries: tuple[str, dict[str, Any]], weight: float = 1.0) -> RankStory:
     """Write a journal and read it."""
     journal = Journal(path)
     for what, facts in entries:
@@ -146,9 +146,9 @@ def test_a_notice_is_of_one_training(tmp_path: Path) -> None:
 
 def test_a_report_in_words() -> None:
     met = (
-        Met(Fault("kill"), "epoch 0, batch 1, step 1, in batch_end", "the process is killed by SIGKILL"),
-        Met(Fault("bit-in-weight"), "epoch 0, batch 2, step 2, in step_end", "bit 3 is another one"),
-        Met(Fault("slow", count=99), why_not="there were 20 of these events"),
+        FaultOutcome(Fault("kill"), "epoch 0, batch 1, step 1, in batch_end", "the process is killed by SIGKILL"),
+        FaultOutcome(Fault("bit-in-weight"), "epoch 0, batch 2, step 2, in step_end", "bit 3 is another one"),
+        FaultOutcome(Fault("slow", count=99), why_not="there were 20 of these events"),
     )
     difference = "the loss of batch 3 is 1.0 instead of 0.5"
     report = ChaosReport("differs", difference, 7, met, 2, 4, 0, 1, 1, 10, 24, 1.0, 8.0)

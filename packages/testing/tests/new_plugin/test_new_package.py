@@ -12,8 +12,8 @@ from pathlib import Path
 import heliograph
 import pytest
 from heliograph.__main__ import main
-from heliograph_testing.new_plugin import new_package
-from heliograph_testing.new_plugin.new_package import LONGEST, TEMPLATE, names_of, write_package
+from heliograph_testing.new_plugin import command as new_plugin_command
+from heliograph_testing.new_plugin.command import LONGEST, TEMPLATE, names_of, write_package
 
 ROOT = Path(heliograph.__file__).parent
 LONG = "z" * LONGEST
@@ -94,7 +94,7 @@ def test_an_error_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     template = tmp_path / "template"
     shutil.copytree(TEMPLATE, template)
     (template / "test_plugin.py.in").unlink()
-    monkeypatch.setattr(new_package, "TEMPLATE", template)
+    monkeypatch.setattr(new_plugin_command, "TEMPLATE", template)
     (tmp_path / "here").mkdir()
     with pytest.raises(FileNotFoundError, match="test_plugin"):
         write_package("mine", tmp_path / "here")

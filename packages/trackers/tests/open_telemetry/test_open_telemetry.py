@@ -15,7 +15,7 @@ import heliograph as h
 import pytest
 from heliograph.tests import kit
 from heliograph_trackers import OpenTelemetry
-from heliograph_trackers.open_telemetry import providers
+from heliograph_trackers import open_telemetry as providers
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest

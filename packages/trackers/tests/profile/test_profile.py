@@ -27,7 +27,7 @@ from heliograph import (
 )
 from heliograph_testing import check_plugin
 from heliograph_trackers import Profile
-from heliograph_trackers.profile import trace as tracing
+from heliograph_trackers import profile as tracing
 
 Make = Callable[..., Any]
 EVERY: dict[str, Any] = {"wait": 0, "warmup": 0, "active": 1, "repeat": 0}

@@ -2,18 +2,240 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from time import time
+from typing import Any, Final, TypeVar
 
 from heliograph import Page, Place, Run, Tracker
 from heliograph.spi import require
 
-from .history import History, image_name
-from .names import Names, folder_of, next_version
-from .requests import ACTIVE, METRICS_PER_REQUEST, OTHERS_PER_REQUEST, Settings, ask, chunks, experiment_id
+LONGEST: Final = 200  # MLflow takes 250, for tags with a prefix, too
+TAG: Final = "heliograph.{kind}."
+
+
+class Names:
+    """The names under which metrics or hyper-parameters are in a run of MLflow.
+
+    A name that MLflow refuses gets another, and a tag of the run with its true one, so that a resumed run continues the
+    same curves.
+
+    Args:
+        kind: `metric` or `parameter`.
+        taken: those that are in the run.
+        tags: of the run.
+
+    Attributes:
+        tags: those that the run lacks.
+    """
+
+    def __init__(self, kind: str, taken: Iterable[str], tags: Mapping[str, str]) -> None:
+        self._prefix = TAG.format(kind=kind)
+        self._true = {name: tags.get(self._prefix + name, name) for name in taken}
+        self._shown = {true: name for name, true in self._true.items()}
+        self.tags: dict[str, str] = {}
+
+    def show(self, name: str) -> str:
+        """Return the name for a name."""
+        if name not in self._shown:
+            text = short = allowed(name)
+            number = 1
+            while text in self._true:
+                number += 1
+                text = f"{short}-{number}"
+            self._true[text], self._shown[name] = name, text
+            if text != name:
+                self.tags[self._prefix + text] = name
+        return self._shown[name]
+
+    def take_new(self) -> dict[str, str]:
+        """Return the true names of those that the run has tags for now, and had none."""
+        new = {key.removeprefix(self._prefix): name for key, name in self.tags.items()}
+        self.tags.clear()
+        return new
+
+
+def allowed(name: str) -> str:
+    """Return a name with other characters for those that MLflow refuses."""
+    text = posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", name)).lstrip("/.")
+    return text[:LONGEST] or "_"
+
+
+def next_version(name: str, text: str, held: Mapping[str, str]) -> str | None:
+    """Return the name for a value: `lr`, or `lr.2` and so on where it has had others; None where it is there."""
+    shown, number = name, 1
+    latest = None
+    while shown in held:
+        latest, number = held[shown], number + 1
+        shown = f"{name}.{number}"
+    return None if latest == text else shown
+
+
+def folder_of(name: str, place: Place) -> str:
+    """Return where among the artifacts something is kept: its name and step, below the folder that it is in."""
+    again = f"_roll_back_{place.rollbacks}" if place.rollbacks else ""
+    return posixpath.join(allowed(name), f"step_{place.step}{again}")
+
+
+ACTIVE: Final = "active"  # neither a run nor an experiment that was deleted
+METRICS_PER_REQUEST: Final = 1000
+OTHERS_PER_REQUEST: Final = 20  # MLflow takes 100, but also no more than a megabyte, and a long text has up to 48 kB
+
+# MLflow would try again itself, for minutes, with pauses that it draws from Python's global generator. It would also
+# leave its connections to a database open, for the processes that the training forks to share.
+SETTINGS: Final = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",
+    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+T = TypeVar("T")
+
+
+class Settings:
+    """The settings of MLflow while a run lasts: variables of the process, where the user has set none."""
+
+    def __init__(self) -> None:
+        self._set: list[str] = []
+
+    def apply(self) -> None:
+        """Set them."""
+        for name, value in SETTINGS.items():
+            if name not in os.environ:
+                os.environ[name] = value
+                self._set.append(name)
+
+    def take_back(self) -> None:
+        """Unset those that were not set."""
+        for name in self._set:
+            os.environ.pop(name, None)
+        self._set.clear()
+
+
+def ask(request: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Return what MLflow answers to a request.
+
+    Raises:
+        ConnectionError: there was no answer, or one that another attempt may change.
+        RuntimeError: the request was refused.
+    """
+    errors = require("mlflow.exceptions", "MLflow", extra="mlflow")
+    http = require("requests", "MLflow", extra="mlflow")
+    try:
+        return request(*arguments, **options)
+    except errors.MlflowException as error:
+        status = error.get_http_status_code()
+        kind = ConnectionError if status >= 500 or status in (408, 429) else RuntimeError
+        raise kind(str(error)) from error
+    except http.HTTPError as error:  # from the store of artifacts
+        status = 500 if error.response is None else error.response.status_code
+        kind = ConnectionError if status >= 500 or status in (408, 429) else RuntimeError
+        raise kind(str(error)) from error
+
+
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield all items, at most `size` at a time."""
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
+
+
+def experiment_id(client: Any, name: str) -> str:
+    """Return the id of an experiment, which is made where it is missing.
+
+    Raises:
+        RuntimeError: it was deleted.
+    """
+    found = ask(client.get_experiment_by_name, name)
+    if found is None:
+        try:
+            return str(ask(client.create_experiment, name))
+        except RuntimeError:  # another run has just made it
+            found = ask(client.get_experiment_by_name, name)
+            if found is None:
+                raise
+    if found.lifecycle_stage != ACTIVE:
+        raise RuntimeError(f"the experiment {name} was deleted: restore it, or choose another name")
+    return str(found.experiment_id)
+
+
+ROLL_BACK: Final = "heliograph.roll_back."
+LOGGED_IMAGES: Final = "mlflow.loggedImages"
+IMAGE: Final = re.compile(r"images/(.+)\+step\+(\d+)\+timestamp\+(\d+)\+.+\.png")
+NOTHING: Final = -1
+
+
+class History:
+    """The steps that a run held when it was continued, and the times of what is added.
+
+    The values of a step have one time, however often they are sent: MLflow keeps equal ones once. Times only grow, so
+    that it can be said of each value how often the training had gone back before it.
+    """
+
+    def __init__(self) -> None:
+        self._reached: dict[tuple[str, int], int] = {}
+        self._latest = 0  # milliseconds
+        self._times: dict[int, tuple[Place, int]] = {}  # of what is being sent, by identity
+        self._began: float | None = None
+
+    @classmethod
+    def of(cls, client: Any, run: Any) -> History:
+        """Read the history of a run."""
+        history = cls()
+        turns = sorted(int(text.split()[0]) for key, text in run.data.tags.items() if key.startswith(ROLL_BACK))
+        history._latest = max(turns, default=0)
+        for name in run.data.metrics:
+            for metric in ask(client.get_metric_history, run.info.run_id, name):
+                history.add(name, bisect_left(turns, metric.timestamp), metric.step)
+                history._latest = max(history._latest, metric.timestamp)
+        for name, step, moment in _images(client, run) if LOGGED_IMAGES in run.data.tags else ():
+            history.add(name, bisect_left(turns, moment), step)
+        return history
+
+    def holds(self, name: str, place: Place) -> bool:
+        """Return whether a metric, or an image of an `image_name`, is there for a step."""
+        return place.step <= self._reached.get((name, place.rollbacks), NOTHING)
+
+    def add(self, name: str, rollbacks: int, step: int) -> None:
+        """Note that it is there."""
+        self._reached[name, rollbacks] = max(step, self._reached.get((name, rollbacks), NOTHING))
+
+    def time_of(self, place: Place) -> int:
+        """Return the time of a place, in milliseconds since 1970: when it was, not when it is written."""
+        if id(place) not in self._times:
+            if self._began is None:
+                self._began = time() - place.seconds
+            self._latest = max(self._latest + 1, int(1000 * (self._began + place.seconds)))
+            self._times[id(place)] = place, self._latest
+        return self._times[id(place)][1]
+
+    def note_sent(self, place: Place) -> None:
+        """Note that MLflow has what was sent: the same will not be sent again."""
+        self._times.pop(id(place), None)
+
+    def turn(self, place: Place, tags: Mapping[str, str]) -> dict[str, str]:
+        """Return the tag of a roll back, which a run has once, however often that is repeated after a resume."""
+        self._began = time() - place.seconds
+        key = f"{ROLL_BACK}{place.rollbacks}"
+        return {} if key in tags else {key: f"{self.time_of(place)} to step {place.step}"}
+
+
+def image_name(key: str) -> str:
+    """Return the name of an image in the history, apart from those of metrics."""
+    return f"image {key.replace('/', '~')}"
+
+
+def _images(client: Any, run: Any) -> Iterator[tuple[str, int, int]]:
+    """Yield of each image its name, step and time, which are in the name of its file."""
+    for each in ask(client.list_artifacts, run.info.run_id, "images"):
+        if (found := IMAGE.fullmatch(each.path)) is not None:
+            yield image_name(found[1]), int(found[2]), int(found[3])
+
 
 UNKNOWN_IN_IMAGES: Final = re.compile(r"[^a-zA-Z0-9_\-./ ]")
 STATUS: Final = {"completed": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}  # others are KILLED
