@@ -313,7 +313,7 @@ def test_endings_leave_the_command_as_they_leave_fit(
 def test_an_error_in_the_users_code_is_raised_with_the_place(fit: Command) -> None:
     with pytest.raises(KeyError, match="in the data") as raised:
         fit("--train=lesson.broken")
-    assert raised.value.__notes__[0] == "heliograph: while making the configuration"
+    assert raised.value.__notes__[0] == "heliograph: while creating the configuration"
 
 
 def test_two_ranks_train_as_two_processes(fit: Command, capfd: pytest.CaptureFixture[str], folder: Path) -> None:

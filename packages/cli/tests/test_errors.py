@@ -30,7 +30,7 @@ MISTAKES = [
     ("--trainer.plugins={progress: , progress: }", "--trainer.plugins: the key 'progress' is repeated, in line 1"),
     ("--loader_params={shuffle: true, shuffle: false}", "--loader_params: the key 'shuffle' is repeated"),
     ("--trainer.plugins.monitor=x", "--trainer.plugins.monitor names no plugin of this configuration"),
-    ("--trainer.plugins.early_stopping.patience=2", "or add a plugin before with --trainer.plugins+=NAME."),
+    ("--trainer.plugins.early_stopping.patience=2", "or add a plugin first by --trainer.plugins+=NAME."),
     ("--trainer.plugins.learning_rate.pr=step", "LearningRate has no option 'pr'. Did you mean 'per'?"),
     ("--trainer.plugins=3", "trainer.plugins: must be list, got 3."),
     ("--optimizer=torch.optim.Adm", "optimizer: module 'torch.optim' has no 'Adm'. Did you mean 'Adam'?"),
@@ -40,7 +40,7 @@ MISTAKES = [
     ("--task=lesso.Own", "task: no module named 'lesso'. Did you mean 'lesson'?"),
     ("--task=lesson.Ownn", "task: module 'lesson' has no 'Ownn'. Did you mean 'Own'?"),
     ("--task.model=torch.nn.Linear", "task.model: torch.nn.Linear needs in_features, out_features."),
-    ("--task.model=lesson.sgd", "task.model: lesson.sgd is not a Module, nor a function that says in its annotation"),
+    ("--task.model=lesson.sgd", "task.model: lesson.sgd is neither a Module nor a function whose return annotation"),
     ("--train=3", "train: must be a class path or dict[str, a class path] or null, got 3."),
     ("--train.cont=3", "train: lesson.data has no option 'cont'. Did you mean 'count'?"),
     ("--loader_params.batch_siz=3", "loader_params= has no 'batch_siz'. Did you mean 'batch_size'?"),
@@ -103,7 +103,7 @@ FORM = (
     "A filter is written as {epochs: 1} for Every(epochs=1), {steps: [10, 100]} for At(steps=[10, 100]), "
     "{Between: {epochs: [2, 5]}} for Between(epochs=(2, 5)), {Once: {}} for Once()"
 )
-ADD = "write --trainer.plugins.NAME.OPTION=VALUE, or add a plugin before with --trainer.plugins+=NAME."
+ADD = "write --trainer.plugins.NAME.OPTION=VALUE, or add a plugin first by --trainer.plugins+=NAME."
 PLUGIN = "plugins belong under trainer.plugins, as trainer.plugins.checkpoint."
 ADAM = "Did you mean 'torch.optim.AdamW'?"
 GIVEN = "--trainer={plugins: {early_stopping: , learning_rate: {per: step}}}"
@@ -121,7 +121,7 @@ REASONS = [
     (
         ["--optimizer={torch.optim.lr_scheduler.StepLR: {step_size: 3}}"],
         "optimizer: torch.optim.lr_scheduler.StepLR is not an Optimizer, "
-        "nor a function that says in its annotation that it returns one.",
+        "nor a function whose return annotation is one.",
     ),
     (
         ["--optimizer={class_path: torch.optim.SGD, lr: 0.01}"],
@@ -133,7 +133,7 @@ REASONS = [
     ),
     (["--trainer.plugins={progress: 3}"], "progress: options must be a mapping, {progress: {option: value}}, got 3."),
     (["--trainer.plugins=[3]"], "trainer.plugins: must be a class path, got 3."),
-    (["--trainer.plugins=[{init_args: {a: 1}}]"], "trainer.plugins: must be a class path, got {'init_args': {'a': 1}}."),
+    (["--trainer.plugins=[{init_args: {a: 1}}]"], "must be a class path, got {'init_args': {'a': 1}}."),
     (["--trainer=3"], "trainer: must be a mapping of keys, got 3."),
     (
         ["--scheduler={torch.optim.lr_scheduler.ExponentialLR: {Gamma: 0.9}}"],
@@ -215,7 +215,7 @@ def test_the_sentence_gives_the_innermost_reason(
     [
         ("", "contains nothing: a configuration must be a mapping of keys, such as task: my_module.MyTask."),
         ("- a\n", "contains a list: a configuration must be a mapping of keys, such as task: my_module.MyTask."),
-        ("hello\n", "contains a single value: a configuration must be a mapping of keys, such as task: my_module.MyTask."),
+        ("hello\n", "contains a single value: a configuration must be a mapping of keys"),
         (
             "task:\n\tlesson.Own:\n",
             "is not YAML: found character '\\t' that cannot start any token (indent by spaces) in line 2, column 1.",

@@ -1,4 +1,4 @@
-"""Trace some steps with torch's profiler."""
+"""The plugin that traces steps with torch's profiler."""
 
 from __future__ import annotations
 
@@ -14,26 +14,14 @@ from heliograph import BatchEnd, EpochStart, Event, Lane, Plugin, Run, RunClosed
 from heliograph.spi import Receiver, check_flag, check_whole_number, current_owner, require
 
 
-class Trace:
-    """A trace under way.
-
-    Args:
-        run: the run that is traced.
-        settings: of `torch.profiler.profile`.
-        is_kept: whether it is one to write.
-
-    Attributes:
-        steps: which ones have begun in it.
-
-    Raises:
-        RuntimeError: another profiler of torch runs.
-    """
+class ProfilerTrace:
+    """A trace in progress; `steps` lists its steps, and `is_kept` tells whether it will be written."""
 
     def __init__(self, run: Run, settings: dict[str, Any], *, is_kept: bool) -> None:
-        if _is_profiling():  # a second one would end the first silently
+        if _is_profiling():  # a second profiler would end the first one
             raise RuntimeError(
-                "Profile cannot trace this run: another profiler of torch runs already, and there is one at a time. "
-                "Stop it before, or leave Profile out."
+                "Profile cannot trace this run: another profiler of torch is running, and only one can run. Stop it "
+                "first, or remove Profile."
             )
         self.run, self.is_kept = run, is_kept
         self.steps: list[int] = []
@@ -43,7 +31,6 @@ class Trace:
         self._profiler.start_trace()
 
     def mark(self, step: int) -> None:
-        """Begin the range of a step, unless that has begun."""
         if step in self.steps[-1:]:
             return
         self._end_range()
@@ -52,34 +39,22 @@ class Trace:
         self._range.__enter__()
 
     def stop(self) -> None:
-        """End the trace.
-
-        Raises:
-            RuntimeError: another profiler has ended it.
-        """
         self._end_range()
         if not _is_profiling():
-            raise RuntimeError(
-                "Profile has lost its trace: another profiler of torch was started during it, and only one can run."
-            )
+            raise RuntimeError("Profile lost its trace: another profiler of torch was started, and only one can run.")
         self._profiler.stop_trace()
 
     def write(self, folder: Path) -> None:
-        """Write a trace that was stopped; under its name it is whole.
-
-        Raises:
-            OSError: it could not be written.
-        """
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
-        aside = path.with_name(f"{path.name}.tmp")
+        temporary = path.with_name(f"{path.name}.tmp")
         try:
-            self._profiler.export_chrome_trace(str(aside))
-            if not _is_whole(aside):  # torch says nothing
+            self._profiler.export_chrome_trace(str(temporary))
+            if not _is_complete(temporary):  # torch raises no error
                 raise OSError(f"torch.profiler could not write {path}: is the folder writable, and the disk not full?")
-            aside.replace(path)
+            temporary.replace(path)
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     def _end_range(self) -> None:
         last, self._range = self._range, None
@@ -88,25 +63,21 @@ class Trace:
 
 
 def torch_profiler() -> Any:
-    """Return torch's module, imported where it is used first."""
     return require("torch.profiler", "Profile")
 
 
 def _is_profiling() -> bool:
-    """Return whether a profiler of torch runs, in whatever thread."""
     return bool(require("torch.autograd.profiler", "Profile")._is_profiler_enabled)
 
 
 def kinds(activities: tuple[str, ...] | None) -> list[Any]:
-    """Return torch's names of what is to be traced."""
     supported = {kind.name.lower(): kind for kind in torch_profiler().supported_activities()}
     if missing := [name for name in activities or () if name not in supported]:
         raise ValueError(f"torch cannot trace {', '.join(missing)} here, only {', '.join(sorted(supported))}.")
     return [supported[name] for name in activities or supported]
 
 
-def _is_whole(path: Path) -> bool:
-    """Return whether a file holds a JSON object to its end."""
+def _is_complete(path: Path) -> bool:
     if not path.exists():
         return False
     with path.open("rb") as file:
@@ -121,34 +92,33 @@ ACTIVITIES = ("cpu", "cuda")
 class Profile(Plugin):
     """Trace some steps with `torch.profiler`.
 
-    TensorBoard and https://ui.perfetto.dev show the files. A step is a micro-batch, counted from 0 at the beginning of
-    this fit, a resumed one too; it lasts from the end of the one before to its own `BatchEnd`, so that a validation or
-    a save belongs to the batch after it. The trace names it `ProfilerStep#<step>`. The first `skip_first` are left
-    alone; then come cycles of `wait` steps that are left alone, `warmup` steps whose trace is thrown away, and `active`
-    steps that are traced into one file `<host>_<process>.<time>.pt.trace.json`, where
-    `torch.profiler.tensorboard_trace_handler` would put it.
+    View the files with TensorBoard or https://ui.perfetto.dev. A step is a micro-batch, counted from 0 at the start of
+    this fit, also of a resumed one. It lasts from the end of the previous step to its own `BatchEnd`, so a validation
+    or a save belongs to the next batch. The trace names it `ProfilerStep#<step>`. After `skip_first` steps come cycles
+    of `wait` steps without a trace, `warmup` steps whose trace is discarded, and `active` steps that are traced into
+    one file `<host>_<process>.<time>.pt.trace.json`, like `torch.profiler.tensorboard_trace_handler`.
 
-    A run that ends or fails during the active steps, or a plugin that is switched off there, writes what there is. On
-    several ranks the main one is traced. Torch has one profiler at a time: where another one is running already, this
-    one leaves it alone, reports that as its error and stays off.
+    If a run ends or fails during active steps, or the plugin is disabled there, the partial trace is written. On
+    several ranks only the main rank is traced. Torch has one profiler at a time: if another one is running, this plugin
+    reports an error and stays off.
 
     Args:
-        folder: where the traces go, such as the folder of `TensorBoard`; made where it is missing.
-        wait: how many steps of each cycle are left alone.
-        warmup: how many are traced and thrown away, because starting the profiler slows the first ones.
-        active: how many are traced, at least one.
-        repeat: how many cycles there are; 0 repeats until the run ends.
-        skip_first: how many steps to leave alone before the first cycle.
-        activities: what is traced, of `cpu` and `cuda`; by default all that torch can trace here.
-        record_shapes: whether the shapes of operators' inputs are kept.
-        profile_memory: whether the memory that tensors take and give back is.
-        with_stack: whether the source lines that call operators are.
-        handlers: whether each handler of a plugin is a range `<plugin>.<event>` in the trace. Costs nothing outside of
+        folder: the folder of the traces, for example that of `TensorBoard`; created if it does not exist.
+        wait: the untraced steps per cycle.
+        warmup: the steps per cycle whose trace is discarded, because the profiler slows the first steps.
+        active: the traced steps per cycle, at least one.
+        repeat: the number of cycles; 0 repeats until the run ends.
+        skip_first: the untraced steps before the first cycle.
+        activities: what to trace, of `cpu` and `cuda`; by default everything that torch can trace here.
+        record_shapes: whether to record the shapes of operator inputs.
+        profile_memory: whether to record allocations.
+        with_stack: whether to record the source lines of operators.
+        handlers: whether each handler of a plugin is a range `<plugin>.<event>` in the trace. It has no cost outside
             the active steps.
 
     Raises:
-        ValueError: an option is out of its range; at its first trace, torch cannot trace an activity here.
-        RuntimeError: at a trace, another profiler of torch runs already, or was started during it.
+        ValueError: an option is out of range; at the first trace, torch cannot trace an activity.
+        RuntimeError: another profiler of torch is running, or was started during a trace.
         OSError: a trace could not be written.
     """
 
@@ -173,7 +143,7 @@ class Profile(Plugin):
         handlers: bool = True,
     ) -> None:
         if not isinstance(folder, str | Path):
-            raise TypeError(f"Profile takes its folder as a path, got {folder!r}.")
+            raise TypeError(f"folder must be a path, got {folder!r}.")
         numbers = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first}
         self.wait, self.warmup, self.active, self.repeat, self.skip_first = (
             check_whole_number(name, value, at_least=int(name == "active")) for name, value in numbers.items()
@@ -182,102 +152,92 @@ class Profile(Plugin):
         for name, flag in {**extent, "handlers": handlers}.items():
             check_flag(name, flag)
         if isinstance(activities, str):
-            raise TypeError(f"activities is a tuple, ({activities!r},), not {activities!r}.")
+            raise TypeError(f"activities must be a tuple, for example ({activities!r},), got {activities!r}.")
         self.activities = None if activities is None else tuple(activities)
         if self.activities is not None and not (self.activities and set(self.activities) <= set(ACTIVITIES)):
-            raise ValueError(f"activities are some of {', '.join(ACTIVITIES)}; got {self.activities!r}.")
+            raise ValueError(f"activities must be some of {', '.join(ACTIVITIES)}, got {self.activities!r}.")
         self.folder = Path(folder)
         self.handlers = handlers
         self._extent = extent
-        self._trace: Trace | None = None
-        self._take_off: Callable[[], None] | None = None
+        self._trace: ProfilerTrace | None = None
+        self._remove_ranges: Callable[[], None] | None = None
         self._step = self._written = 0
         self._is_over = False
 
     def reset(self) -> None:
-        """Start counting again."""
         self._step = self._written = 0
         self._is_over = False
-        self.close()  # a second interrupt may have left the former run's trace as it was
+        self.close()  # a second interrupt may have left a trace running
 
     def rehearse(self, folder: Path) -> list[Path]:
-        """Write traces elsewhere."""
-        former, self.folder = self.folder, folder
-        return [former]
+        intended, self.folder = self.folder, folder
+        return [intended]
 
     @on(EpochStart, lane=Lane.REPORT)
     def open(self, run: Run, event: EpochStart) -> None:
-        """Begin the first step."""
-        self._guarded(partial(self._go_on, run))
+        self._guarded(partial(self._next_step, run))
 
     @on(BatchEnd, lane=Lane.REPORT)
     def step(self, run: Run, event: BatchEnd) -> None:
-        """End a step and begin the next."""
-        self._guarded(partial(self._go_on, run, ended=True))
+        self._guarded(partial(self._next_step, run, ended=True))
 
     @on(RunClosed, lane=Lane.REPORT)
     def end(self, run: Run, event: RunClosed) -> None:
-        """Write what there is."""
         if self._trace is not None and len(self._trace.steps) == 1 and event.status in ("completed", "stopped"):
-            self._trace.is_kept = False  # of a step that never came
+            self._trace.is_kept = False  # the next step did not occur
         self._guarded(self._finish)
         if run.optimizer is not None and not (self._written or self._is_over):
             first = self.skip_first + self.wait + self.warmup
             run.note(f"no trace was written: the run ended at step {self._step}, and step {first} is the first active")
 
     def close(self) -> None:
-        """Write what there is, and leave no profiler running."""
         self._guarded(self._finish)
 
-    def _go_on(self, run: Run, *, ended: bool = False) -> None:
-        """Do what the step that now begins is for; `ended`: whether another has just ended."""
+    def _next_step(self, run: Run, *, ended: bool = False) -> None:
         if self._is_over:
             return
         self._step += ended
-        if ended and self._place() == 0:  # a cycle is over
+        if ended and self._place_in_cycle() == 0:  # end of a cycle
             self._finish()
         phase = self._phase()
         self._is_over = phase == "over"
         if phase == "active":
             if self._trace is None or not self._trace.is_kept:
                 self._finish()
-                self._trace = self._begun(run, is_kept=True)
-                self._take_off = self._named_ranges(run) if self.handlers else None
+                self._trace = self._start_trace(run, is_kept=True)
+                self._remove_ranges = self._add_ranges(run) if self.handlers else None
             self._trace.mark(self._step)
         elif phase == "warmup" and self._trace is None:
-            self._trace = self._begun(run, is_kept=False)
+            self._trace = self._start_trace(run, is_kept=False)
 
-    def _place(self) -> int:
-        """Return which step of its cycle the present one is; negative before the first."""
+    def _place_in_cycle(self) -> int:
         place = self._step - self.skip_first
         return place if place < 0 else place % (self.wait + self.warmup + self.active)
 
     def _phase(self) -> Phase:
-        place = self._place()
+        place = self._place_in_cycle()
         if self.repeat and self._step - self.skip_first >= self.repeat * (self.wait + self.warmup + self.active):
             return "over"
         if place < self.wait:
             return "wait"
         return "warmup" if place < self.wait + self.warmup else "active"
 
-    def _begun(self, run: Run, *, is_kept: bool) -> Trace:
-        return Trace(run, {**self._extent, "activities": kinds(self.activities)}, is_kept=is_kept)
+    def _start_trace(self, run: Run, *, is_kept: bool) -> ProfilerTrace:
+        return ProfilerTrace(run, {**self._extent, "activities": kinds(self.activities)}, is_kept=is_kept)
 
-    def _named_ranges(self, run: Run) -> Callable[[], None]:
-        """Put a named range around every handler but this plugin's own; return what takes them off."""
-        own, ranged = current_owner(), torch_profiler().record_function
+    def _add_ranges(self, run: Run) -> Callable[[], None]:
+        this_plugin, record = current_owner(), torch_profiler().record_function
 
         def named(handler: Receiver, owner: str) -> Receiver:
             def traced(run: Run, *, event: Event) -> None:
-                with ranged(f"{owner}.{event.name}"):
+                with record(f"{owner}.{event.name}"):
                     handler(run, event=event)
 
-            return handler if owner == own else traced
+            return handler if owner == this_plugin else traced
 
         return run.bus.intercept(named)
 
     def _finish(self) -> None:
-        """Stop the trace, and write it if it is one to keep."""
         trace = self._stop()
         if trace is not None and trace.is_kept:
             trace.write(self.folder)
@@ -286,7 +246,7 @@ class Profile(Plugin):
                 trace.run.note(f"traces of torch.profiler are in {self.folder}, for TensorBoard or ui.perfetto.dev")
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Do something; where it fails, nothing is traced any more in this run."""
+        # After an error, nothing more is traced in this run.
         try:
             act()
         except BaseException:
@@ -294,12 +254,11 @@ class Profile(Plugin):
             self._stop()
             raise
 
-    def _stop(self) -> Trace | None:
-        """Stop the trace, if one is under way, and return it."""
+    def _stop(self) -> ProfilerTrace | None:
         trace, self._trace = self._trace, None
-        if self._take_off is not None:
-            self._take_off()
-            self._take_off = None
+        if self._remove_ranges is not None:
+            self._remove_ranges()
+            self._remove_ranges = None
         if trace is not None:
             trace.stop()
         return trace

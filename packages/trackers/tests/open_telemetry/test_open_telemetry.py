@@ -201,7 +201,7 @@ def test_what_could_not_be_sent_is_a_warning(tmp_path: Path, caplog: pytest.LogC
         result = fit(OpenTelemetry(f"{address}/"), h.LogSchedule(h.Every(steps=2)))
     assert result.status == "completed"
     assert [each for each in result.warnings if "OpenTelemetry" in each] == [
-        "OpenTelemetry could not send everything: 2 requests failed; is there a collector at its endpoint?"
+        "OpenTelemetry could not send everything: 2 requests failed. Is a collector at the endpoint?"
     ]
 
 
@@ -212,7 +212,7 @@ def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_endpoint_that_nothing_would_use_is_an_error(memory: Memory) -> None:
-    with pytest.raises(ValueError, match="give it, or both providers, not both"):
+    with pytest.raises(ValueError, match="pass either endpoint or both providers"):
         OpenTelemetry("http://x", tracer_provider=memory.tracers, meter_provider=memory.meters)
 
 
