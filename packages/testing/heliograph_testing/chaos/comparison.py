@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heliograph.spi import Difference, Fact, Store, leaves, read_manifest
+from heliograph.spi import Difference, Fact, Store, leaves
 
-from .journal import Entry, read, unpack
+from .journal import Entry, quality_of, read, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,18 +43,6 @@ def is_of_end(facts: Mapping[str, Fact]) -> bool:
         return False
     ended, saved = facts["progress"].leaves, facts["last_checkpoint"].leaves
     return all(saved.get(f"progress.{name}") == ended[name] for name in ("epoch", "batch", "earlier_batches"))
-
-
-def quality_of(path: Path) -> str:
-    try:
-        read_manifest(path)
-    except (OSError, ValueError):
-        return "without a manifest"
-    try:
-        Store(path.parent, path.stem).verify(path)
-    except (OSError, ValueError):
-        return "damaged"
-    return "intact"
 
 
 Place = tuple[int, int]  # training of the script, from 0, and finished batches

@@ -13,9 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heliograph.spi import Tracer, read_manifest
+from heliograph.spi import Store, Tracer, read_manifest
 
-from .comparison import quality_of
 from .faults.acts import FaultAct
 from .workspace import is_outside
 
@@ -138,3 +137,15 @@ class Witness:
 def _trainings(process: int) -> count[int]:
     # A fork has another process number and counts from 0.
     return count()
+
+
+def quality_of(path: Path) -> str:
+    try:
+        read_manifest(path)
+    except (OSError, ValueError):
+        return "without a manifest"
+    try:
+        Store(path.parent, path.stem).verify(path)
+    except (OSError, ValueError):
+        return "damaged"
+    return "intact"

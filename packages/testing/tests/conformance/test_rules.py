@@ -336,9 +336,7 @@ def test_finds_a_draw_from_a_global_generator(library: str, draw: Callable[[], o
         def watch(self, run: h.Run, event: h.StepEnd) -> None:
             draw()
 
-    assert (
-        finding(Bad, "leaves_draws") == f"Random state: the generator of {library} changed in a handler of StepEnd."
-    )
+    assert finding(Bad, "leaves_draws") == f"Random state: the generator of {library} changed in a handler of StepEnd."
     check_plugin(Bad, draws=True)
 
 

@@ -207,7 +207,7 @@ def test_what_could_not_be_sent_is_a_warning(tmp_path: Path, caplog: pytest.LogC
 
 def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "theirs")
-    made = providers.Providers("http://127.0.0.1:9", "ours", None, None)
+    made = providers.TelemetryProviders("http://127.0.0.1:9", "ours", None, None)
     assert made._resource().attributes["service.name"] == "theirs"
 
 
@@ -223,7 +223,7 @@ def test_without_the_sdk_the_line_that_installs_it_is_given(monkeypatch: pytest.
 
 
 def test_the_exporters_are_those_of_the_sdk() -> None:
-    made = providers.Providers("http://127.0.0.1:9/", "ours", None, None)
+    made = providers.TelemetryProviders("http://127.0.0.1:9/", "ours", None, None)
     exporter = made._exporter("trace_exporter", "OTLPSpanExporter", "v1/traces")
     assert isinstance(exporter, OTLPSpanExporter)
     assert exporter._endpoint == "http://127.0.0.1:9/v1/traces"
