@@ -221,7 +221,7 @@ def test_a_sampler_that_keeps_more_is_warned_of(url: str, caplog: pytest.LogCapt
         open_study("study", storage=url, sampler=GPSampler())
 
     (message,) = caplog.messages
-    assert message.startswith("GPSampler may keep more than random states: when study 'study' continues")
+    assert message.startswith("GPSampler may have more state than random generators: study 'study'")
 
 
 def test_a_relative_path_means_the_same_file_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

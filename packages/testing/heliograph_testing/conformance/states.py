@@ -161,7 +161,7 @@ def migrates(subject: Subject) -> None:
     """A run can be resumed with a state of every older version."""
     plugin = subject.make()
     lacking = sorted({*range(1, getattr(plugin, "state_version", 1))} - subject.old_states.keys())
-    assert not lacking, f"There is no old state of version {', '.join(map(str, lacking))} to check it with."
+    assert not lacking, f"old_states has no state of version {', '.join(map(str, lacking))}."
     for version, state in subject.old_states.items():
         saved, copy = _state_after(subject, subject.make()), subject.make()
         trainer = subject.trainer(copy)
