@@ -1,1 +1,1 @@
-"""Trainings from a configuration file, `python -m heliograph fit config.yaml`, and the list of plugins."""
+"""Trainings from configuration files, for example `heliograph fit config.yaml`, and the list of plugins."""

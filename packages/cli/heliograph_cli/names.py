@@ -1,4 +1,4 @@
-"""The short forms of a configuration, written out as jsonargparse reads them: with `class_path` and `init_args`."""
+"""Expands the short forms of a configuration to `class_path` and `init_args` for jsonargparse."""
 
 from __future__ import annotations
 
@@ -18,32 +18,24 @@ PLUGINS = "trainer.plugins"
 ENGINE = "trainer.engine"
 TRAINER = "trainer"
 OBJECTS = ("task", "data", "train", "validation", "test", "predict", "optimizer", "scheduler")
-WRITTEN_OUT = (*OBJECTS, TRAINER, PLUGINS, ENGINE, f"{PLUGINS}.help")
+EXPANDED = (*OBJECTS, TRAINER, PLUGINS, ENGINE, f"{PLUGINS}.help")
 SPEC = frozenset({"class_path", "init_args", "dict_kwargs"})
 Load = Callable[[str], Any]
 
 
 def full_forms(load: Load) -> Load:
-    """Return a loader of texts whose values are written out, of files and of the values of options."""
-
     def loader(text: str) -> Any:
-        return _whole(load(text))
+        return _expand_file(load(text))
 
     return loader
 
 
 def full_arguments(arguments: Sequence[str], load: Load) -> list[str]:
-    """Return a command line in which the values of options that take objects are written out, names included.
-
-    Raises:
-        ConfigurationError: an option has no value, or what are the arguments of a plugin is not a mapping.
-        LookupError: no installed plugin has a name that is given.
-    """
     full, words = list[str](), iter(arguments)
     for word in words:
         option, equals, value = word.partition("=")
         key = option.removeprefix("--")
-        if not option.startswith("--") or key.removesuffix("+") not in WRITTEN_OUT:
+        if not option.startswith("--") or key.removesuffix("+") not in EXPANDED:
             full.append(word)
             continue
         value = value if equals else next(words, "")
@@ -52,17 +44,12 @@ def full_arguments(arguments: Sequence[str], load: Load) -> list[str]:
         if key == f"{PLUGINS}.help":
             full += [option, path_of(value)]
         else:
-            whole = _of_key(key.removesuffix("+"), load(value))
-            full.append(f"{option}={whole if isinstance(whole, str) else json.dumps(whole)}")
+            expanded = _expand_key(key.removesuffix("+"), load(value))
+            full.append(f"{option}={expanded if isinstance(expanded, str) else json.dumps(expanded)}")
     return full
 
 
 def path_of(name: str, group: str = "heliograph.plugins") -> str:
-    """Return the class path of an entry point, or of a public name of this package; a class path as it is.
-
-    Raises:
-        LookupError: there is no such entry point; names the nearest.
-    """
     if "." in name:
         return name
     if name in dir(heliograph):
@@ -70,69 +57,63 @@ def path_of(name: str, group: str = "heliograph.plugins") -> str:
     return find(name, group).target.replace(":", ".")
 
 
-def _whole(value: Any) -> Any:
-    """Return a whole configuration, or a value in it, written out."""
+def _expand_file(value: Any) -> Any:
     if isinstance(value, dict) and not SPEC & value.keys():
-        value = {key: _of_key(key, each) if key in OBJECTS else each for key, each in value.items()}
+        value = {key: _expand_key(key, item) if key in OBJECTS else item for key, item in value.items()}
         if TRAINER in value:
-            value[TRAINER] = _of_key(TRAINER, value[TRAINER])
-    return _nested(value)
+            value[TRAINER] = _expand_key(TRAINER, value[TRAINER])
+    return _expand(value)
 
 
-def _of_key(key: str, value: Any) -> Any:
-    """Return the value of a key whose value is an object, or several of them."""
+def _expand_key(key: str, value: Any) -> Any:
     if key == TRAINER and (value is None or isinstance(value, dict)):
-        return {name: _of_key(f"{TRAINER}.{name}", each) for name, each in (value or {}).items()}
+        return {name: _expand_key(f"{TRAINER}.{name}", item) for name, item in (value or {}).items()}
     if key == PLUGINS:
         return _plugins(value) if isinstance(value, list | dict | str) else value
     if key == ENGINE:
-        return _named(value, ENGINES) if isinstance(value, dict) else value
-    if isinstance(value, str) and key != "optimizer":  # a function makes the object, or it is a class
+        return _expand_entry(value, ENGINES) if isinstance(value, dict) else value
+    if isinstance(value, str) and key != "optimizer":  # a class or a function that returns the object
         return {"class_path": value} if "." in value else value
     if key in OBJECTS and isinstance(value, dict) and not SPEC & value.keys() and not _is_short(value):
-        return {name: _of_key(key, each) for name, each in value.items()}
-    return _nested(value)
+        return {name: _expand_key(key, item) for name, item in value.items()}
+    return _expand(value)
 
 
 def _plugins(value: Any) -> list[Any]:
-    """Return a list of plugins, each with its class path: of a list, of a mapping of names, or of one name."""
     if isinstance(value, list):
-        return [each for item in value for each in _plugins(item)]
+        return [plugin for item in value for plugin in _plugins(item)]
     if isinstance(value, str):
         return [{"class_path": path_of(value)}]
     if not isinstance(value, dict):
         return [value]
     if "class_path" in value:
-        return [_named({value["class_path"]: value.get("init_args")}) if "dict_kwargs" not in value else value]
-    return [_named({name: arguments}) for name, arguments in value.items()]
+        return [_expand_entry({value["class_path"]: value.get("init_args")}) if "dict_kwargs" not in value else value]
+    return [_expand_entry({name: arguments}) for name, arguments in value.items()]
 
 
-def _named(value: dict[str, Any], group: str = "heliograph.plugins") -> Any:
-    """Return `{name: arguments}` with the class path of the name."""
+def _expand_entry(value: dict[str, Any], group: str = "heliograph.plugins") -> Any:
     if SPEC & value.keys() or len(value) != 1:
         return value
     ((name, arguments),) = value.items()
     if arguments is not None and not isinstance(arguments, dict):
         raise ConfigurationError(
-            f"{name}: its options are a mapping, {{{name}: {{option: value}}}}; got {arguments!r}."
+            f"{name}: options must be a mapping, {{{name}: {{option: value}}}}, got {arguments!r}."
         )
     return _spec(path_of(str(name), group), arguments)
 
 
-def _nested(value: Any) -> Any:
-    """Return a value in which every `{some.class.path: arguments}` is written out."""
+def _expand(value: Any) -> Any:
     if isinstance(value, list):
-        return [_nested(each) for each in value]
+        return [_expand(item) for item in value]
     if not isinstance(value, dict):
         return value
     if _is_short(value):
         ((path, arguments),) = value.items()
         return _spec(path, arguments)
-    return {key: _nested(each) for key, each in value.items()}
+    return {key: _expand(item) for key, item in value.items()}
 
 
 def _is_short(value: dict[str, Any]) -> bool:
-    """Return whether a mapping is `{some.class.path: arguments}`."""
     if len(value) != 1:
         return False
     ((path, arguments),) = value.items()
@@ -141,22 +122,21 @@ def _is_short(value: dict[str, Any]) -> bool:
 
 
 def _spec(path: str, arguments: Any) -> dict[str, Any]:
-    """Return a class path with its arguments; those that a `**kwargs` takes are kept apart, as jsonargparse has it."""
+    # jsonargparse takes the arguments of **kwargs separately.
     if not arguments:
         return {"class_path": path}
-    arguments = _nested(arguments)
+    arguments = _expand(arguments)
     key = "dict_kwargs" if isinstance(arguments, dict) and _takes_any(path) else "init_args"
     return {"class_path": path, key: arguments}
 
 
 def _takes_any(path: str) -> bool:
-    """Return whether a class or function takes keywords that its signature does not name, each of any kind."""
     module, _, name = path.rpartition(".")
     try:
         parameters = signature(getattr(import_module(module), name)).parameters.values()
-    except (ImportError, AttributeError, TypeError, ValueError):  # the parser says what is wrong with it
+    except (ImportError, AttributeError, TypeError, ValueError):  # the parser reports the error
         return False
-    return any(each.kind is Parameter.VAR_KEYWORD and str(each.annotation) in ANY for each in parameters)
+    return any(parameter.kind is Parameter.VAR_KEYWORD and str(parameter.annotation) in ANY for parameter in parameters)
 
 
 ANY = ("Any", "typing.Any", str(Parameter.empty))

@@ -1,70 +1,188 @@
-"""The parser of `python -m heliograph fit`: the keys of a configuration, with the types and texts of the functions."""
+"""The parser of `heliograph fit`: keys with their types and help, filters, and options of one plugin."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
-from heliograph import Filter, Trainer
+from heliograph import At, Between, Every, Filter, Once, Trainer
 from heliograph.core.settings import FitOptions
 from heliograph.plugins import discover
-from heliograph.spi import require
+from heliograph.spi import known_names, require
 
-from . import filters
-from .names import ENGINES, OBJECTS, full_arguments, full_forms
-from .plugin_options import by_name
-from .texts import check_file, check_options, refuse_others
+from .errors import ConfigurationError
+from .names import ENGINES, OBJECTS, PLUGINS, TRAINER, Load, full_arguments, full_forms, path_of
+from .texts import check_file, check_options, check_yaml
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
+FORM = (
+    "A filter is written as {epochs: 1} for Every(epochs=1), {steps: [10, 100]} for At(steps=[10, 100]), "
+    "{Between: {epochs: [2, 5]}} for Between(epochs=(2, 5)), {Once: {}} for Once()"
+)
+NAMED_FILTERS: dict[str, Callable[..., Filter]] = {"Between": Between, "Once": Once}
+
+
+def filter_of(value: Any) -> Filter:
+    if not isinstance(value, dict) or not value:
+        raise ValueError(f"{FORM}, got {value!r}.")
+    name, arguments = next(iter(value.items()))
+    if len(value) == 1 and name in NAMED_FILTERS and (arguments is None or isinstance(arguments, dict)):
+        return NAMED_FILTERS[name](**(arguments or {}))
+    if value.keys() & NAMED_FILTERS:
+        raise ValueError(f"{FORM}, got {value!r}.")
+    several = any(isinstance(item, list) for item in value.values())
+    return At(**value) if several else Every(**value)
+
+
+def plain_form(value: Filter) -> dict[str, Any]:
+    if isinstance(value, Once):
+        return {"Once": {}}
+    if isinstance(value, Between):
+        return {"Between": {value.unit: value.values}}
+    if isinstance(value, Every):
+        return {value.unit: value.values[0]} | ({} if value.after is None else {"after": value.after})
+    return {value.unit: value.values}
+
+
+OPTION = f"--{PLUGINS}"
+
+
+@dataclass
+class PluginEntry:
+    spec: Any
+    options: list[str] = field(default_factory=list)
+
+
+def by_name(files: Iterable[Path], arguments: Sequence[str], load: Load) -> list[str]:
+    plugins: list[PluginEntry] = []
+    for path in files:
+        if (entries := _of_file(path, load)) is not None:
+            plugins = entries
+    remaining, words, added, named = list[str](), iter(arguments), False, False
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option == "--config":
+            value = value if equals else next(words, "")
+            plugins = _replaced(plugins, _of_file(Path(value), load))
+            remaining.append(f"{option}={value}")
+        elif option == f"--{TRAINER}":
+            value = value if equals else next(words, "")
+            plugins = _replaced(plugins, _plugins_of(load(value)))
+            remaining.append(f"{option}={value}")
+        elif option in (OPTION, f"{OPTION}+") and isinstance(specs := load(value), list):
+            additions = [*map(PluginEntry, specs)]
+            plugins = [*plugins, *additions] if option.endswith("+") else _replaced(plugins, additions)
+            added = True
+            remaining.append(word)
+        elif option.startswith(f"{OPTION}.") and option != f"{OPTION}.help":
+            value = value if equals else next(words, "")
+            entry, key = _addressed(option.removeprefix(f"{OPTION}."), plugins, added=added)
+            entry.options.append(f"{OPTION}.{key}={value}")
+            named = True
+        else:
+            remaining.append(word)
+    return [*remaining, *_in_order(plugins)] if named else remaining
+
+
+def _replaced(plugins: list[PluginEntry], replacement: list[PluginEntry] | None) -> list[PluginEntry]:
+    if replacement and (lost := [option for entry in plugins for option in entry.options]):
+        raise ConfigurationError(f"{lost[0]} has no effect, as the plugins are replaced later: move it to the end.")
+    return replacement or plugins
+
+
+def _in_order(plugins: Iterable[PluginEntry]) -> list[str]:
+    words, sign = list[str](), ""
+    for entry in plugins:
+        words += [f"{OPTION}{sign}={json.dumps([entry.spec])}", *entry.options]
+        sign = "+"
+    return words
+
+
+def _of_file(path: Path, load: Load) -> list[PluginEntry] | None:
+    config = load(path.read_text(encoding="utf-8"))
+    return _plugins_of(config.get(TRAINER))
+
+
+def _plugins_of(trainer: Any) -> list[PluginEntry] | None:
+    specs = trainer.get("plugins") if isinstance(trainer, dict) else None
+    return [PluginEntry(spec) for spec in specs] if isinstance(specs, list) else None
+
+
+def _addressed(words: str, plugins: Sequence[PluginEntry], *, added: bool) -> tuple[PluginEntry, str]:
+    # An option of a plugin that was just added needs no name.
+    parts = words.split(".")
+    for count in range(1, len(parts)):
+        name = ".".join(parts[:count])
+        for entry in reversed(plugins):
+            if isinstance(entry.spec, dict) and entry.spec.get("class_path") == _path_or_none(name):
+                return entry, ".".join(parts[count:])
+    if added and plugins:
+        return plugins[-1], words
+    names = {plugin.target.replace(":", "."): plugin.name for plugin in discover()}
+    paths = [entry.spec["class_path"] for entry in plugins if isinstance(entry.spec, dict)]
+    hint = known_names(parts[0], {names.get(path, path) for path in paths})
+    raise ConfigurationError(
+        f"{OPTION}.{words} names no plugin of this configuration: write {OPTION}.NAME.OPTION=VALUE, or add a plugin "
+        f"first by {OPTION}+=NAME.{hint}"
+    )
+
+
+def _path_or_none(name: str) -> str | None:
+    try:
+        return path_of(name)
+    except LookupError:
+        return None
+
+
 Verb = Literal["fit", "validate", "test", "predict"]
-MODE = "heliograph"  # of loading texts, in jsonargparse
+MODE = "heliograph"  # the loader in jsonargparse
 DESCRIPTIONS: Mapping[Verb, str] = {
-    "fit": "Train as a configuration says.",
+    "fit": "Train the task of a configuration.",
     "validate": "Validate the task of a configuration.",
     "test": "Test the task of a configuration.",
     "predict": "Predict with the task of a configuration; PredictionWriter among the plugins takes the outputs.",
 }
 END = (
     "A configuration calls every class and function that it names: use only files that you trust. "
-    "Exit status 0: done; 1: it failed; 2: the configuration is wrong; others as plugins ask for. "
+    "Exit status 0: success; 1: failure; 2: the configuration is invalid; others are set by plugins. "
     "--trainer.plugins.help NAME shows the options of a plugin."
 )
 
 
 class Object(ABC):
-    """Stands for every class: what is made is checked by who takes it."""
+    """Accepts every class; the created object is checked where it is used."""
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
-        """Return True."""
         return True
 
     @abstractmethod
     def use(self) -> None:
-        """Keep this class itself from being made."""
+        # Abstract, so that this class itself cannot be created.
+        pass
 
 
 class Optimizer(Object):
-    """Stands for every optimizer."""
+    """Accepts every optimizer."""
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
-        """Return whether a class is one of optimizers."""
         return issubclass(other, torch.optim.Optimizer)
 
 
 class LRScheduler(Object):
-    """Stands for every scheduler."""
+    """Accepts every scheduler."""
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
-        """Return whether a class is one of schedulers."""
         return issubclass(other, torch.optim.lr_scheduler.LRScheduler)
 
 
@@ -72,51 +190,33 @@ Made = Callable[[], Object]
 MadeOptimizer = Callable[[Iterable[Any]], Optimizer]
 MadeScheduler = Callable[[Optimizer], LRScheduler]
 KINDS: dict[str, tuple[Any, str]] = {
-    "task": (Made, "the task: a class path, or that of a function that returns one"),
+    "task": (Made, "the task: a class path, or the path of a function that returns a task"),
     "data": (Made | None, "a DataModule, instead of train, validation, test and predict"),
-    "train": (Made | dict[str, Made] | None, "what fit takes as train; also several by name"),
-    "validation": (Made | dict[str, Made] | None, "what fit and validate take as validation; also several by name"),
-    "test": (Made | dict[str, Made] | None, "what test takes; also several by name"),
-    "predict": (Made | dict[str, Made] | None, "what predict takes; also several by name"),
+    "train": (Made | dict[str, Made] | None, "the train argument of fit; also several by name"),
+    "validation": (Made | dict[str, Made] | None, "the validation argument of fit and validate; also several by name"),
+    "test": (Made | dict[str, Made] | None, "the data of test; also several by name"),
+    "predict": (Made | dict[str, Made] | None, "the data of predict; also several by name"),
     "optimizer": (
         MadeOptimizer | dict[str, MadeOptimizer] | None,
-        "a class of optimizers, whose parameters are the task's, or a function of them; also several by name",
+        "an optimizer class, or a function of the task's parameters; also several by name",
     ),
     "scheduler": (
         MadeScheduler | dict[str, MadeScheduler] | None,
-        "a class of schedulers, a function such as heliograph.warmup_cosine; also by the names of the optimizers",
+        "a scheduler class, or a function such as heliograph.warmup_cosine; also by the names of optimizers",
     ),
 }
 
 
 def make_parser(verb: Verb) -> ArgumentParser:
-    """Return the parser of a command.
-
-    Raises:
-        ImportError: jsonargparse is not installed.
-    """
     jsonargparse = require("jsonargparse", f"heliograph {verb}", extra="cli")
     yaml = require("yaml", f"heliograph {verb}", extra="cli")
     jsonargparse.set_parsing_settings(validate_subclass_spec_in_any=True, instantiate_subclass_spec_in_any=True)
     jsonargparse.set_loader(MODE, full_forms(jsonargparse.get_loader("yaml")), (yaml.YAMLError,))
-    jsonargparse.typing.register_type(Filter, filters.plain_form, filters.filter_of, type_check=isinstance)
+    jsonargparse.typing.register_type(Filter, plain_form, filter_of, type_check=isinstance)
     return _parser(jsonargparse, verb)
 
 
 def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
-    """Return the configuration that the arguments of a command say.
-
-    Args:
-        parser: of the command.
-        arguments: files, which are read in their order, and options, which come after them.
-
-    Raises:
-        ArgumentError: a file or an option is wrong.
-        ConfigurationError: a file or a value is not YAML, a key is given twice, or an option names a plugin that is
-            not there.
-        LookupError: a plugin of this name is not installed.
-        SystemExit: what was asked for, such as the help, was printed.
-    """
     from jsonargparse import get_loader
 
     words = list(arguments)
@@ -125,23 +225,23 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
         check_file(path)
     check_options(words[count:])
     files = [word for path in words[:count] for word in ("--config", path)]
-    options = full_arguments(words[count:], refuse_others(get_loader("yaml")))
+    options = full_arguments(words[count:], check_yaml(get_loader("yaml")))
     config = parser.parse_args([*files, *by_name(map(Path, words[:count]), options, get_loader(MODE))])
     _check_nulls(parser, config)
     return config
 
 
 def _check_nulls(parser: ArgumentParser, config: Namespace) -> None:
-    """Refuse a null where a type has no None; jsonargparse looks at these only where None does not mean 'not given'."""
+    # jsonargparse does not check a null whose default is None.
     from jsonargparse import set_parsing_settings
 
-    given = config.clone()
+    values = config.clone()
     for action in parser._actions:
-        if action.default is None and given.get(action.dest) is None:
-            given.pop(action.dest, None)
+        if action.default is None and values.get(action.dest) is None:
+            values.pop(action.dest, None)
     set_parsing_settings(unset_sentinel=True)
     try:
-        parser.validate(given)
+        parser.validate(values)
     except TypeError as error:
         raise ArgumentError(None, str(error)) from error
     finally:
@@ -159,22 +259,22 @@ def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", action="config", help="a file; the same as CONFIG.yaml before all options")
-    parser.add_argument("--seed", type=int | None, help="seeds every random generator before anything is made")
-    parser.add_argument("--ranks", type=int | None, help="start so many processes on this machine, as launch does")
+    parser.add_argument("--seed", type=int | None, help="seed of all random generators, set before objects are created")
+    parser.add_argument("--ranks", type=int | None, help="number of processes on this machine, as with launch")
     parser.add_argument(
-        "--folder", type=str | None, help="where the configuration is saved; by default that of the checkpoints"
+        "--folder", type=str | None, help="where the configuration is saved; by default the folder of the checkpoints"
     )
-    objects = parser.add_argument_group("what is trained, on what")
+    objects = parser.add_argument_group("task, data and optimizer")
     for key in OBJECTS:
         kind, text = KINDS[key]
         objects.add_argument(f"--{key}", type=kind, help=text)
     if verb != "fit":
-        more = parser.add_argument_group("how it is evaluated")
+        more = parser.add_argument_group("evaluation")
         more.add_argument("--weights", type=str | None, help="`best`, `last`, or the path of a file or folder")
-        more.add_argument("--limit", type=int | float | dict[str, Any], help="how many batches, or which fraction")
+        more.add_argument("--limit", type=int | float | dict[str, Any], help="number of batches, or a fraction")
     parser.add_function_arguments(_fit_options, skip=set(OBJECTS))
     described = require("docstring_parser", f"heliograph {verb}", extra="cli").parse(Trainer.fit.__doc__).params
-    texts = {each.arg_name: each.description for each in described}
+    texts = {parameter.arg_name: parameter.description for parameter in described}
     for action in parser._actions:
         action.help = action.help or texts.get(action.dest)
     parser.add_class_arguments(Trainer, "trainer", skip={"plugins", "engine"})
@@ -183,11 +283,11 @@ def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:
 
 
 def _fit_options(*, on_interrupt: Literal["raise", "return"] = "raise", **options: Unpack[FitOptions]) -> None:
-    """What fit is given by name."""
+    pass
 
 
 def _add_trainer(parser: ArgumentParser) -> None:
-    installed = ", ".join(each.name for each in discover())
+    installed = ", ".join(plugin.name for plugin in discover())
     parser.add_argument(
         "--trainer.plugins",
         type=list[Made],
@@ -195,6 +295,6 @@ def _add_trainer(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--trainer.engine",
-        type=Made | Literal[tuple(each.name for each in discover(ENGINES))] | None,
+        type=Made | Literal[tuple(engine.name for engine in discover(ENGINES))] | None,
         help="an engine: the name of an installed one, its class path, or {NAME: {option: value}}",
     )

@@ -1,4 +1,4 @@
-"""`python -m heliograph plugins`: the installed plugins and their health, and a page for each."""
+"""The command `heliograph plugins`: the installed plugins with their health, and a page per plugin."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ def plugins(arguments: Sequence[str]) -> int:
     """List the installed plugins and what they do, or show the options of one."""
     parser = argparse.ArgumentParser(
         prog="heliograph plugins",
-        description="Exit status 1: with --check, a plugin is broken. 2: there is no such plugin, or it cannot be "
-        "imported.",
+        description="Exit status 1: a plugin is broken (with --check); 2: no such plugin, or it cannot be imported.",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="of one plugin or its class: show its options")
-    parser.add_argument("-v", "--verbose", action="store_true", help="with package, version, class and events")
-    parser.add_argument("--check", action="store_true", help="import those of other packages, too")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a plugin or its class, to show its options")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show package, version, class and events")
+    parser.add_argument("--check", action="store_true", help="also import plugins of other packages")
     options = parser.parse_args(arguments)
     if options.name is None:
         return _list_plugins(verbose=options.verbose, check=options.check)
     try:
         if options.verbose or options.check:
-            raise ValueError(f"-v and --check are for the list of all plugins: leave {options.name} or these out.")
+            raise ValueError(f"-v and --check apply to the list of all plugins: remove them, or {options.name}.")
         print(plugin_page(options.name))
     except (ValueError, LookupError, ImportError) as error:
         print(f"heliograph plugins: {error}", file=sys.stderr)
@@ -47,14 +46,14 @@ def plugins(arguments: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What is known of a plugin.
+class PluginState:
+    """The state of an installed plugin.
 
     Attributes:
         plugin: its entry point.
         word: `available`, `broken`, `switched off` or `not imported`.
-        text: what the plugin does, in a sentence; or what is wrong with it.
-        events: those that it handles.
+        text: what the plugin does, or why it is broken.
+        events: the events that it handles.
     """
 
     plugin: Discovered
@@ -64,7 +63,6 @@ class State:
 
     @property
     def health(self) -> str:
-        """The word and the text."""
         return f"{self.word}: {self.text}" if self.text else self.word
 
 
@@ -79,32 +77,30 @@ def _list_plugins(*, verbose: bool, check: bool) -> int:
     return int(check and any(state.word == "broken" for state in states))
 
 
-def _tables(states: Sequence[State], width: int | None) -> str:
-    """Return a line for each first-party plugin and, in a second table, for each of the others."""
-    own, others = [("NAME", "WHAT IT DOES")], [("OF OTHER PACKAGES", "VERSION", "HEALTH")]
+def _tables(states: Sequence[PluginState], width: int | None) -> str:
+    ours, foreign = [("NAME", "WHAT IT DOES")], [("OTHER PACKAGES", "VERSION", "HEALTH")]
     for state in states:
         plugin = state.plugin
         if _is_ours(plugin):
-            own.append((plugin.name, state.text if state.word == "available" else state.health))
+            ours.append((plugin.name, state.text if state.word == "available" else state.health))
         else:
-            others.append((f"{plugin.package}:{plugin.name}", plugin.version, state.health))
-    lines = _table(own, width)
-    if len(others) > 1:
-        lines += ["", *_table(others, width)]
+            foreign.append((f"{plugin.package}:{plugin.name}", plugin.version, state.health))
+    lines = _table(ours, width)
+    if len(foreign) > 1:
+        lines += ["", *_table(foreign, width)]
     if any(state.word == NOT_IMPORTED for state in states):
         lines += ["", "`python -m heliograph plugins --check` imports them."]
     return "\n".join(lines)
 
 
 def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
-    """Return aligned rows, the last column as long as it is, each cut to the width."""
     cells = [tuple(map(printable, row)) for row in rows]
     columns = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join([*map(str.ljust, row[:-1], columns), row[-1]]) for row in cells]
     return [line if width is None or len(line) <= width else f"{line[: width - 3].rstrip()}..." for line in lines]
 
 
-def _details(states: Sequence[State]) -> str:
+def _details(states: Sequence[PluginState]) -> str:
     lines = []
     for state in states:
         plugin = state.plugin
@@ -115,105 +111,93 @@ def _details(states: Sequence[State]) -> str:
     return printable_lines("\n".join(lines))
 
 
-def _wrapped(text: str, first: str, rest: str) -> list[str]:
-    return wrap(text, 100, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+def _wrapped(text: str, first: str, indent: str) -> list[str]:
+    return wrap(text, 100, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _is_ours(plugin: Discovered) -> bool:
     return is_first_party(plugin.package.replace("-", "_"))
 
 
-def _state(plugin: Discovered, *, check: bool, is_twin: bool) -> State:
+def _state(plugin: Discovered, *, check: bool, is_twin: bool) -> PluginState:
     if plugin.switched_off:
-        state = State(plugin, "switched off", "not imported: HELIOGRAPH_PLUGINS names it")
+        state = PluginState(plugin, "switched off", "not imported: HELIOGRAPH_PLUGINS names it")
     elif not _is_ours(plugin) and (misfit := _misfit(plugin)):
-        state = State(plugin, "broken", misfit)
+        state = PluginState(plugin, "broken", misfit)
     elif _is_ours(plugin) or check:
         state = state_of(plugin)
     else:
         distribution = plugin.entry_point.dist
         summaries = distribution.metadata.get_all("Summary") if distribution is not None else None
-        state = State(plugin, NOT_IMPORTED, (summaries or [""])[0])
+        state = PluginState(plugin, NOT_IMPORTED, (summaries or [""])[0])
     if _is_ours(plugin) or not is_twin:
         return state
-    twin = f"another package has this name, too: load it as {plugin.package}:{plugin.name}"
-    return State(plugin, state.word, f"{state.text} ({twin})" if state.text else twin, state.events)
+    twin = f"another package has a plugin of this name: load it as {plugin.package}:{plugin.name}"
+    return PluginState(plugin, state.word, f"{state.text} ({twin})" if state.text else twin, state.events)
 
 
 def _misfit(plugin: Discovered) -> str:
-    """Return which heliograph the package needs, if this is another one; else an empty text."""
     distribution = plugin.entry_point.dist
     for text in (distribution is not None and distribution.requires) or ():
         try:
             needed = Requirement(text)
             is_met = needed.specifier.contains(version(), prereleases=True)
-        except ValueError:  # a requirement or a version that cannot be compared
+        except ValueError:  # not comparable
             continue
         applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
         if needed.name.lower() == "heliograph" and applies and not is_met:
-            return f"it needs heliograph{needed.specifier}, and this is {version()}"
+            return f"it needs heliograph{needed.specifier}, but {version()} is installed"
     return ""
 
 
-def state_of(plugin: Discovered) -> State:
-    """Import a plugin; return whether that works, and what the plugin does or what is wrong with it."""
+def state_of(plugin: Discovered) -> PluginState:
     try:
-        made_by = plugin.load()
+        factory = plugin.load()
     except ImportError as error:
-        return State(plugin, "broken", str(error) if error.__cause__ is None else describe_error(error.__cause__))
-    if misuse := _misuse(made_by):
-        return State(plugin, "broken", misuse)
-    text = cleandoc(made_by.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-    return State(plugin, "available", text, _events(made_by))
+        return PluginState(plugin, "broken", str(error) if error.__cause__ is None else describe_error(error.__cause__))
+    if misuse := _misuse(factory):
+        return PluginState(plugin, "broken", misuse)
+    text = cleandoc(factory.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+    return PluginState(plugin, "available", text, _events(factory))
 
 
-def _misuse(made_by: Any) -> str:
-    """Return why objects of a class cannot be registered, as far as that is visible without its constructor."""
+def _misuse(factory: Any) -> str:
     try:
-        blank = made_by.__new__(made_by)
-    except TypeError:  # it needs arguments, or is a function
+        blank = factory.__new__(factory)
+    except TypeError:  # needs arguments, or a function
         return ""
     try:
         Plugins(Bus()).register(blank)
-    except AttributeError:  # its constructor sets what it declares
+    except AttributeError:  # its constructor sets its declarations
         return ""
     except (TypeError, ValueError) as error:
         return str(error)
     return ""
 
 
-def _events(made_by: Callable[..., Any]) -> Sequence[str]:
-    if not isinstance(made_by, type):
+def _events(factory: Callable[..., Any]) -> Sequence[str]:
+    if not isinstance(factory, type):
         return ()
-    return sorted({event.name for _, marker in marked_methods(made_by) for event in marker.events})
+    return sorted({event.name for _, marker in marked_methods(factory) for event in marker.events})
 
 
 def plugin_page(name: str) -> str:
-    """Return what is known of one plugin, which is imported for it.
-
-    Args:
-        name: of its entry point, as for `load`, or of its class.
-
-    Raises:
-        LookupError: there is none, or several are meant; says the nearest.
-        ImportError: it cannot be imported.
-    """
     plugin = _find(name)
-    made_by = plugin.load()
+    factory = plugin.load()
     off = ", switched off" * plugin.switched_off
     head = f"{plugin.name} (package {plugin.package} {plugin.version}{off})"
-    parts = [head, (parse(made_by.__doc__ or "").description or "").strip()]
+    parts = [head, (parse(factory.__doc__ or "").description or "").strip()]
     try:
-        options = list(signature(made_by).parameters.values())
-    except (TypeError, ValueError):  # one in C may have none
+        options = list(signature(factory).parameters.values())
+    except (TypeError, ValueError):  # C code may have no signature
         options = []
     if options:
-        texts = argument_texts(made_by)
+        texts = argument_texts(factory)
         lines = [line for option in options for line in _option(option, texts.get(option.name, ""))]
         parts.append("\n".join(["Options:", *lines]))
     required = "".join(f", {option.name}=..." for option in options if _is_required(option))
-    facts = {"Events": _events(made_by)}
-    facts |= {label: getattr(made_by, attribute, ()) for attribute, label in DECLARATIONS.items()}
+    facts = {"Events": _events(factory)}
+    facts |= {label: getattr(factory, attribute, ()) for attribute, label in DECLARATIONS.items()}
     lines = [
         f"{label}: {', '.join(words)}" for label, words in facts.items() if isinstance(words, tuple | list) and words
     ]
@@ -228,13 +212,12 @@ def _find(name: str) -> Discovered:
     if not matches or any(plugin.name == name for plugin in installed):
         return find(name)
     if len(matches) > 1:
-        raise LookupError(f"Several installed plugins are of a class {name!r}: say which, one of {', '.join(matches)}.")
+        raise LookupError(f"Several installed plugins have the class {name!r}: choose one of {', '.join(matches)}.")
     return find(matches[0])
 
 
-def argument_texts(made_by: Callable[..., Any]) -> dict[str, str]:
-    """Return what the docstrings say of each argument, those of a class before those of its bases."""
-    kinds: Sequence[Any] = made_by.__mro__[::-1] if isinstance(made_by, type) else [made_by]
+def argument_texts(factory: Callable[..., Any]) -> dict[str, str]:
+    kinds: Sequence[Any] = factory.__mro__[::-1] if isinstance(factory, type) else [factory]
     docstrings = [documented.__doc__ or "" for kind in kinds for documented in (kind, kind.__init__)]
     described = [part for docstring in docstrings for part in parse(docstring).params if part.args[0] != "attribute"]
     return {argument.arg_name.lstrip("*"): argument.description or "" for argument in described}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from heliograph.packages.cli.tests.conftest import cached_parser
 from heliograph.plugins.discovery import discover
-from heliograph_cli.objects import make
+from heliograph_cli.command import make
 from heliograph_cli.parser import parse
 
 OPTIONS: dict[str, Any] = {

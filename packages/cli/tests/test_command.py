@@ -56,7 +56,7 @@ def test_a_file_gives_all_that_fit_takes(fit: Command, fitted: list[dict[str, An
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("given", [["lesson.yaml"], ["--config=lesson.yaml"], ["--config", "lesson.yaml"]])
 @pytest.mark.parametrize(
-    ("mode", "words"), [(0o644, ""), (0o600, ""), (0o664, "its group"), (0o646, "everybody"), (0o666, "its group and")]
+    ("mode", "words"), [(0o644, ""), (0o600, ""), (0o664, "its group"), (0o646, "all users"), (0o666, "its group and")]
 )
 def test_a_file_that_others_can_write_is_warned_of(
     mode: int, words: str, given: list[str], folder: Path, fitted: list[Any], capsys: pytest.CaptureFixture[str]
@@ -240,7 +240,7 @@ def test_one_file_is_trained_validated_tested_and_predicted_with(
 
 def test_an_evaluation_needs_its_data(fit: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(verb="test") == 2
-    assert capsys.readouterr().err == "heliograph test: test needs test:, or a DataModule as data:, one of the two.\n"
+    assert capsys.readouterr().err == "heliograph test: test needs either test: or a DataModule as data:.\n"
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def test_the_saved_file_resumes_too(fit: Command, folder: Path, capsys: pytest.C
     assert main(["fit", "runs/run.config.yaml", "--epochs=2"]) == 0
     text = capsys.readouterr().out
     assert "resumed at epoch 1, batch 0, step 3" in text
-    assert "the configuration has changed since this training was begun: epochs 1 -> 2" in text
+    assert "the configuration has changed since the start of this training: epochs 1 -> 2" in text
     assert [path.name for path in (folder / "runs").glob("*.yaml")] == ["run.config.yaml"]
     assert yaml.safe_load((folder / "runs/run.config.yaml").read_text())["epochs"] == 2
 
@@ -313,7 +313,7 @@ def test_endings_leave_the_command_as_they_leave_fit(
 def test_an_error_in_the_users_code_is_raised_with_the_place(fit: Command) -> None:
     with pytest.raises(KeyError, match="in the data") as raised:
         fit("--train=lesson.broken")
-    assert raised.value.__notes__[0] == "heliograph: while making the configuration"
+    assert raised.value.__notes__[0] == "heliograph: while creating the configuration"
 
 
 def test_two_ranks_train_as_two_processes(fit: Command, capfd: pytest.CaptureFixture[str], folder: Path) -> None:

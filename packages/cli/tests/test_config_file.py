@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from heliograph.packages.cli.tests.conftest import Command
-from heliograph_cli.config_file import differences, flat_values
+from heliograph_cli.command import differences, flat_values
 
 FRESH = "--trainer.plugins=lesson.Kill"  # nothing is resumed, nothing is written
 
@@ -43,7 +43,7 @@ def test_folder_wins_over_that_of_the_checkpoints(fit: Command, folder: Path) ->
 
 def test_without_a_folder_the_run_notes_it(fit: Command, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(FRESH, "--scheduler=null", "--epochs=1") == 0
-    assert "the configuration is not saved: give --folder=..., or add the plugin checkpoint" in capsys.readouterr().out
+    assert "the configuration is not saved: pass --folder=..., or add the plugin checkpoint" in capsys.readouterr().out
     assert list(folder.rglob("*.config.yaml")) == []
 
 

@@ -10,43 +10,43 @@ from heliograph.__main__ import main
 from heliograph.packages.cli.tests.conftest import Command
 
 MISTAKES = [
-    ("--epoch=3", "There is no key 'epoch'. Did you mean 'epochs'?"),
-    ("--trainer.devic=cpu", "There is no key 'trainer.devic'. Did you mean 'trainer.device'?"),
+    ("--epoch=3", "Unknown key 'epoch'. Did you mean 'epochs'?"),
+    ("--trainer.devic=cpu", "Unknown key 'trainer.devic'. Did you mean 'trainer.device'?"),
     ("--task.model.hiden=3", "task.model: lesson.Net has no option 'hiden'. Did you mean 'hidden'? Known: dropout, h"),
-    ("--task.model.hidden=x", "task.model.hidden: takes int, got x."),
-    ("--epochs=x", "epochs: takes int or float or null, got x."),
+    ("--task.model.hidden=x", "task.model.hidden: must be int, got x."),
+    ("--epochs=x", "epochs: must be int or float or null, got x."),
     ("--trainer.precision=bf17", "Literal['fp32', 'tf32', 'bf16', 'fp16'], got bf17. Did you mean 'bf16'?"),
     ("--trainer.engine=dpp", "got dpp. Did you mean 'ddp'?"),
     ("--trainer.engine={ddp: {devic: cpu}}", "trainer.engine: heliograph.DDPEngine has no option 'devic'."),
     ("--trainer.plugins+=early_stoping", "plugin is named 'early_stoping'. Did you mean 'early_stopping'?"),
     ("--trainer.plugins+={early_stopping: {patienc: 3}}", "heliograph.EarlyStopping has no option 'patienc'. Did you"),
-    ("--trainer.plugins+={early_stopping: {patience: x}}", "trainer.plugins.patience: takes int, got x."),
+    ("--trainer.plugins+={early_stopping: {patience: x}}", "trainer.plugins.patience: must be int, got x."),
     ("--trainer.plugins+={early_stopping: {patience: 0}}", "patience must be a whole number, at least 1; got 0."),
     ("--trainer.plugins+={log_schedule: {step: 3}}", "LogSchedule has no option 'step'. Did you mean 'steps'?"),
     ("--trainer.plugins+={log_schedule: {when: {step: 3}}}", "plugins.when: Unknown counter 'step'. Did you mean"),
     ("--trainer.plugins+={file_log: }", "trainer.plugins: heliograph.FileLog needs folder."),
     ("--trainer.plugins+=heliograph.EarlyStoping", "heliograph has no 'EarlyStoping'. Did you mean 'EarlyStopping'?"),
     ("--trainer.plugins+=heliograph.Recorder", "heliograph-recorder: from heliograph_recorder import Recorder"),
-    ("--trainer.plugins={progress: , progress: }", "--trainer.plugins: the key 'progress' is given twice, in line 1"),
-    ("--loader_params={shuffle: true, shuffle: false}", "--loader_params: the key 'shuffle' is given twice"),
-    ("--trainer.plugins.monitor=x", "--trainer.plugins.monitor does not name one of the plugins of this configuration"),
-    ("--trainer.plugins.early_stopping.patience=2", "or add a plugin before with --trainer.plugins+=NAME."),
+    ("--trainer.plugins={progress: , progress: }", "--trainer.plugins: the key 'progress' is repeated, in line 1"),
+    ("--loader_params={shuffle: true, shuffle: false}", "--loader_params: the key 'shuffle' is repeated"),
+    ("--trainer.plugins.monitor=x", "--trainer.plugins.monitor names no plugin of this configuration"),
+    ("--trainer.plugins.early_stopping.patience=2", "or add a plugin first by --trainer.plugins+=NAME."),
     ("--trainer.plugins.learning_rate.pr=step", "LearningRate has no option 'pr'. Did you mean 'per'?"),
-    ("--trainer.plugins=3", "trainer.plugins: takes list, got 3."),
+    ("--trainer.plugins=3", "trainer.plugins: must be list, got 3."),
     ("--optimizer=torch.optim.Adm", "optimizer: module 'torch.optim' has no 'Adm'. Did you mean 'Adam'?"),
     ("--optimizer.lrr=1", "optimizer: torch.optim.AdamW has no option 'lrr'. Did you mean 'lr'?"),
-    ("--optimizer.lr=x", "optimizer.lr: takes float or Tensor, got x."),
-    ("--optimizer=lesson.unsaid", "the function lesson.unsaid must say in its annotation that it returns Optimizer."),
-    ("--task=lesso.Own", "task: there is no module 'lesso'. Did you mean 'lesson'?"),
+    ("--optimizer.lr=x", "optimizer.lr: must be float or Tensor, got x."),
+    ("--optimizer=lesson.unsaid", "the function lesson.unsaid needs the return annotation Optimizer."),
+    ("--task=lesso.Own", "task: no module named 'lesso'. Did you mean 'lesson'?"),
     ("--task=lesson.Ownn", "task: module 'lesson' has no 'Ownn'. Did you mean 'Own'?"),
     ("--task.model=torch.nn.Linear", "task.model: torch.nn.Linear needs in_features, out_features."),
-    ("--task.model=lesson.sgd", "task.model: lesson.sgd is not a Module, nor a function that says in its annotation"),
-    ("--train=3", "train: takes a class path or dict[str, a class path] or null, got 3."),
+    ("--task.model=lesson.sgd", "task.model: lesson.sgd is neither a Module nor a function whose return annotation"),
+    ("--train=3", "train: must be a class path or dict[str, a class path] or null, got 3."),
     ("--train.cont=3", "train: lesson.data has no option 'cont'. Did you mean 'count'?"),
     ("--loader_params.batch_siz=3", "loader_params= has no 'batch_siz'. Did you mean 'batch_size'?"),
-    ("--train=null", "fit needs train:, or a DataModule as data:, one of the two."),
+    ("--train=null", "fit needs either train: or a DataModule as data:."),
     ("--task.metrics=3", "task.metrics: takes"),
-    ("--task.loss_fn=lesson.data", "the function lesson.data must say in its annotation that it returns Tensor."),
+    ("--task.loss_fn=lesson.data", "the function lesson.data needs the return annotation Tensor."),
     ("--epochs=null", "As fit was called, the run has no end: pass epochs= or steps="),
     ("--task=lesson.Data", "lesson.Data needs count."),
 ]  # fmt: skip
@@ -69,22 +69,22 @@ def test_a_mistake_is_one_sentence(
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("epochs: 2", "epohs: 2", "There is no key 'epohs'. Did you mean 'epochs'?"),
+        ("epochs: 2", "epohs: 2", "Unknown key 'epohs'. Did you mean 'epochs'?"),
         ("hidden: 3", "hidde: 3", "task.model: lesson.Net has no option 'hidde'. Did you mean 'hidden'?"),
         ("rng_capture", "rng_captur", "No installed plugin is named 'rng_captur'. Did you mean 'rng_capture'?"),
         ("every: {steps: 2}", "evry: {steps: 2}", "heliograph.Checkpoint has no option 'evry'. Did you mean 'every'?"),
-        ("device: cpu", "devic: cpu", "There is no key 'trainer.devic'. Did you mean 'trainer.device'?"),
+        ("device: cpu", "devic: cpu", "Unknown key 'trainer.devic'. Did you mean 'trainer.device'?"),
         ("lesson.Net", "lesson.Nett", "task.model: module 'lesson' has no 'Nett'. Did you mean 'Net'?"),
         ("epochs: 2", "epochs: [2", "lesson.yaml is not YAML: "),
         (
             "epochs: 2",
             "epochs: 2\nepochs: 3",
-            "lesson.yaml: the key 'epochs' is given twice, in line 12 and in line 13: k",
+            "lesson.yaml: the key 'epochs' is repeated, in line 12 and in line 13: k",
         ),
         (
             "    rng_capture:",
             "    checkpoint:\n    rng_capture:",
-            "'trainer.plugins.checkpoint' is given twice, in line 16",
+            "'trainer.plugins.checkpoint' is repeated, in line 16",
         ),
     ],
 )
@@ -98,43 +98,43 @@ def test_a_mistake_in_the_file_is_one_too(
     assert expected in capsys.readouterr().err
 
 
-KINDS = "takes a class path or dict[str, a class path] or null"
+KINDS = "must be a class path or dict[str, a class path] or null"
 FORM = (
     "A filter is written as {epochs: 1} for Every(epochs=1), {steps: [10, 100]} for At(steps=[10, 100]), "
     "{Between: {epochs: [2, 5]}} for Between(epochs=(2, 5)), {Once: {}} for Once()"
 )
-ADD = "write --trainer.plugins.NAME.OPTION=VALUE, or add a plugin before with --trainer.plugins+=NAME."
-PLUGIN = "it is the name of a plugin, which is given as trainer.plugins.checkpoint."
+ADD = "write --trainer.plugins.NAME.OPTION=VALUE, or add a plugin first by --trainer.plugins+=NAME."
+PLUGIN = "plugins belong under trainer.plugins, as trainer.plugins.checkpoint."
 ADAM = "Did you mean 'torch.optim.AdamW'?"
 GIVEN = "--trainer={plugins: {early_stopping: , learning_rate: {per: step}}}"
 REASONS = [
     # The innermost reason, where a value could have several types.
     (["--train=lesson.Data"], "train: lesson.Data needs count."),
     (["--scheduler=torch.optim.lr_scheduler.StepLR"], "scheduler: torch.optim.lr_scheduler.StepLR needs step_size."),
-    (["--train.count=many"], "train.count: takes int, got many."),
-    (["--optimizer.betas=[0.9]"], "optimizer.betas: takes tuple with 2 elements, got [0.9]."),
-    (["--optimizer={a: {torch.optim.SGD: {lr: x}}}"], "optimizer.lr: takes float or Tensor, got x."),
+    (["--train.count=many"], "train.count: must be int, got many."),
+    (["--optimizer.betas=[0.9]"], "optimizer.betas: must be tuple with 2 elements, got [0.9]."),
+    (["--optimizer={a: {torch.optim.SGD: {lr: x}}}"], "optimizer.lr: must be float or Tensor, got x."),
     (["--optimizer=null", "--optimizer.lr=1"], f"optimizer: {KINDS}, got only its option lr=1."),
     (["--train=./data"], f"train: {KINDS}, got ./data."),
-    (["--task=[lesson.Own]"], "task: takes a class path, got ['lesson.Own']."),
-    (["--optimizer=torch.optim"], "optimizer: takes a class path, got module 'torch.optim'."),
+    (["--task=[lesson.Own]"], "task: must be a class path, got ['lesson.Own']."),
+    (["--optimizer=torch.optim"], "optimizer: must be a class path, got module 'torch.optim'."),
     (
         ["--optimizer={torch.optim.lr_scheduler.StepLR: {step_size: 3}}"],
         "optimizer: torch.optim.lr_scheduler.StepLR is not an Optimizer, "
-        "nor a function that says in its annotation that it returns one.",
+        "nor a function whose return annotation is one.",
     ),
     (
         ["--optimizer={class_path: torch.optim.SGD, lr: 0.01}"],
-        "optimizer: the arguments of a class are given as init_args beside class_path.",
+        "optimizer: arguments of a class must be under init_args, next to class_path.",
     ),
     (
         ["--task={heliograph.Supervised: 3}"],
-        "task: the arguments of heliograph.Supervised are a mapping, {heliograph.Supervised: {option: value}}.",
+        "task: arguments of heliograph.Supervised must be a mapping: {heliograph.Supervised: {option: value}}.",
     ),
-    (["--trainer.plugins={progress: 3}"], "progress: its options are a mapping, {progress: {option: value}}; got 3."),
-    (["--trainer.plugins=[3]"], "trainer.plugins: takes a class path, got 3."),
-    (["--trainer.plugins=[{init_args: {a: 1}}]"], "trainer.plugins: takes a class path, got {'init_args': {'a': 1}}."),
-    (["--trainer=3"], "trainer: takes a mapping of keys, got 3."),
+    (["--trainer.plugins={progress: 3}"], "progress: options must be a mapping, {progress: {option: value}}, got 3."),
+    (["--trainer.plugins=[3]"], "trainer.plugins: must be a class path, got 3."),
+    (["--trainer.plugins=[{init_args: {a: 1}}]"], "must be a class path, got {'init_args': {'a': 1}}."),
+    (["--trainer=3"], "trainer: must be a mapping of keys, got 3."),
     (
         ["--scheduler={torch.optim.lr_scheduler.ExponentialLR: {Gamma: 0.9}}"],
         "scheduler: torch.optim.lr_scheduler.ExponentialLR has no option 'Gamma'. Did you mean 'gamma'? "
@@ -150,25 +150,25 @@ REASONS = [
         ["--optimizer={AdamW: {lr: 0.01}}"],
         "optimizer: AdamW is not a class path. Did you mean 'torch.optim.AdamW'?",
     ),
-    (["--task=supervised"], "task: takes a class path, got supervised. Did you mean 'heliograph.Supervised'?"),
+    (["--task=supervised"], "task: must be a class path, got supervised. Did you mean 'heliograph.Supervised'?"),
     (
         ["--task.model={Linear: {bias: true}}"],
         "task.model: Linear is not a class path. Did you mean 'torch.nn.Linear'?",
     ),
     (
         ["--train=data"],
-        f"train: {KINDS}, got data. A class path begins with a module, as in my_module.data.",
+        f"train: {KINDS}, got data. A class path starts with a module, for example my_module.data.",
     ),
     # Null, where a type does not have it.
-    (["--optimizer.lr=null"], "optimizer.lr: takes float or Tensor, got null."),
-    (["--task.model.dropout=null"], "task.model.dropout: takes float, got null."),
-    (["--trainer.strict=null"], "trainer.strict: takes bool, got null."),
+    (["--optimizer.lr=null"], "optimizer.lr: must be float or Tensor, got null."),
+    (["--task.model.dropout=null"], "task.model.dropout: must be float, got null."),
+    (["--trainer.strict=null"], "trainer.strict: must be bool, got null."),
     # Plugins by their names.
-    (["--checkpoint.every.steps=5"], f"There is no key 'checkpoint': {PLUGIN}"),
-    (["--trainer.checkpoint.folder=x"], f"There is no key 'trainer.checkpoint': {PLUGIN}"),
+    (["--checkpoint.every.steps=5"], f"Unknown key 'checkpoint': {PLUGIN}"),
+    (["--trainer.checkpoint.folder=x"], f"Unknown key 'trainer.checkpoint': {PLUGIN}"),
     (
         ["--trainer.plugins.checkpoint.every.steps=5"],
-        f"trainer.plugins.every: {FORM}; got only its option steps=5.",
+        f"trainer.plugins.every: {FORM}, got only its option steps=5.",
     ),
     (
         [GIVEN, "--trainer.plugins.early_stopping.patience=0"],
@@ -176,7 +176,7 @@ REASONS = [
     ),
     (
         [GIVEN, "--trainer.plugins.early_stoping.patience=2"],
-        f"--trainer.plugins.early_stoping.patience does not name one of the plugins of this configuration: {ADD} "
+        f"--trainer.plugins.early_stoping.patience names no plugin of this configuration: {ADD} "
         "Did you mean 'early_stopping'? Known: early_stopping, learning_rate.",
     ),
     # The command line itself.
@@ -190,13 +190,13 @@ REASONS = [
     (["--epochs"], "--epochs needs a value: --epochs=VALUE."),
     (
         ["--epochs=3", "lesson.yaml"],
-        "lesson.yaml is not an option: options are --KEY=VALUE, and files come before all of them.",
+        "lesson.yaml is not an option: options have the form --KEY=VALUE, and files must precede them.",
     ),
-    (["--config", "none.yaml"], "The file none.yaml cannot be read: No such file or directory."),
-    (["--config=none.yaml"], "The file none.yaml cannot be read: No such file or directory."),
+    (["--config", "none.yaml"], "Cannot read none.yaml: No such file or directory."),
+    (["--config=none.yaml"], "Cannot read none.yaml: No such file or directory."),
     (
         ["epochs=3"],
-        "The file epochs=3 cannot be read: No such file or directory. Options begin with two dashes, --KEY=VALUE.",
+        "Cannot read epochs=3: No such file or directory. Options start with two dashes: --KEY=VALUE.",
     ),
 ]
 
@@ -213,9 +213,9 @@ def test_the_sentence_gives_the_innermost_reason(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "holds nothing: a configuration is a mapping of keys, such as task: my_module.MyTask."),
-        ("- a\n", "holds a list: a configuration is a mapping of keys, such as task: my_module.MyTask."),
-        ("hello\n", "holds a single value: a configuration is a mapping of keys, such as task: my_module.MyTask."),
+        ("", "contains nothing: a configuration must be a mapping of keys, such as task: my_module.MyTask."),
+        ("- a\n", "contains a list: a configuration must be a mapping of keys, such as task: my_module.MyTask."),
+        ("hello\n", "contains a single value: a configuration must be a mapping of keys"),
         (
             "task:\n\tlesson.Own:\n",
             "is not YAML: found character '\\t' that cannot start any token (indent by spaces) in line 2, column 1.",
@@ -238,7 +238,7 @@ def test_a_file_that_is_not_a_mapping(
         (
             "plugins:",
             "plugin:",
-            "There is no key 'trainer.plugin'. Did you mean 'trainer.plugins'? Known: trainer.cudnn_benchmark, "
+            "Unknown key 'trainer.plugin'. Did you mean 'trainer.plugins'? Known: trainer.cudnn_benchmark, "
             "trainer.deterministic, trainer.device, trainer.engine, trainer.gpus, trainer.plugins, trainer.precision, "
             "trainer.strict, trainer.use_cpu.",
         ),
@@ -248,11 +248,11 @@ def test_a_file_that_is_not_a_mapping(
             "{torch.optim.AdamW: {lr: 0.01}}",
             "{class_path: torch.optim.AdamW, lr: 0.01}",
             f"optimizer: {KINDS}, got {{'class_path': 'torch.optim.AdamW', 'lr': 0.01}}. "
-            "Arguments are given as init_args beside it.",
+            "Put arguments under init_args, next to it.",
         ),
-        ("{lr: 0.01}", "{lr: 0,01}", "optimizer: keys are words, got 1."),
-        ("{lr: 0.01}", "{lr: null}", "optimizer.lr: takes float or Tensor, got null."),
-        ("  plugins:\n", "  checkpoint:\n  plugins:\n", f"There is no key 'trainer.checkpoint': {PLUGIN}"),
+        ("{lr: 0.01}", "{lr: 0,01}", "optimizer: keys must be words, got 1."),
+        ("{lr: 0.01}", "{lr: null}", "optimizer.lr: must be float or Tensor, got null."),
+        ("  plugins:\n", "  checkpoint:\n  plugins:\n", f"Unknown key 'trainer.checkpoint': {PLUGIN}"),
     ],
 )
 def test_a_mistake_in_the_file_gives_the_innermost_reason(
@@ -291,7 +291,7 @@ def test_weights_that_there_are_not(
 def test_a_file_that_there_is_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "leson.yaml"]) == 2
     said = capsys.readouterr().err
-    assert said == "heliograph fit: The file leson.yaml cannot be read: No such file or directory.\n"
+    assert said == "heliograph fit: Cannot read leson.yaml: No such file or directory.\n"
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_an_option_of_a_plugin_that_is_replaced_is_a_mistake(
 ) -> None:
     shutil.copy(folder / "lesson.yaml", folder / "again.yaml")
     assert fit("--trainer.plugins.checkpoint.keep_best=2", later) == 2
-    expected = "--trainer.plugins.keep_best=2 comes before what replaces the plugins: give it after that.\n"
+    expected = "--trainer.plugins.keep_best=2 has no effect, as the plugins are replaced later: move it to the end.\n"
     assert capsys.readouterr().err == f"heliograph fit: {expected}"
 
 

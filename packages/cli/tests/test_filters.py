@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from heliograph.plugins.filters import At, Between, Every, Filter, Once
-from heliograph_cli.filters import filter_of, plain_form
+from heliograph_cli.parser import filter_of, plain_form
 
 FORMS: list[tuple[dict[str, Any], type[Filter], str]] = [
     ({"epochs": 1}, Every, "every epoch"),

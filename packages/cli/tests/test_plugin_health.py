@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from heliograph.__main__ import main
 from heliograph.plugins import discover
-from heliograph_cli.plugins_command import State, state_of
+from heliograph_cli.plugins_command import PluginState, state_of
 
 PLUGIN = '''
 from heliograph import BatchEnd, EpochEnd, Plugin, on
@@ -48,7 +48,7 @@ def weather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "weather_plugin.py"
 
 
-def state() -> State:
+def state() -> PluginState:
     """Return the state of that plugin, which is imported."""
     (plugin,) = [plugin for plugin in discover() if plugin.package == "weather"]
     return state_of(plugin)

@@ -70,10 +70,10 @@ def table(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) ->
     """Return the cells of the table of plugins of others."""
     assert main(["plugins", *options]) == status
     lines = capsys.readouterr().out.splitlines()
-    if not (heads := [number for number, line in enumerate(lines) if line.startswith("OF OTHER PACKAGES")]):
+    if not (heads := [number for number, line in enumerate(lines) if line.startswith("OTHER PACKAGES")]):
         return []
     rows = lines[heads[0] : lines.index("", heads[0]) if "" in lines[heads[0] :] else None]
-    assert rows[0].split("  ")[0] == "OF OTHER PACKAGES"
+    assert rows[0].split("  ")[0] == "OTHER PACKAGES"
     return [
         [cell.strip() for cell in line.split("  ", 1)[:1] + line.split("  ", 1)[1].split(maxsplit=1)]
         for line in rows[1:]
@@ -115,7 +115,7 @@ def test_plugins_verbose_lists_package_version_state_class_and_events(capsys: py
 def test_without_others_there_is_one_table_and_nothing_to_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins"]) == 0
     said = capsys.readouterr().out
-    assert "OF OTHER PACKAGES" not in said
+    assert "OTHER PACKAGES" not in said
     assert "--check" not in said
 
 
@@ -175,8 +175,8 @@ def test_a_broken_one_is_named_with_the_reason_and_the_others_are_listed(
 @pytest.mark.parametrize(
     ("needed", "health"),
     [
-        ("heliograph>=999", f"broken: it needs heliograph>=999, and this is {heliograph.__version__}"),
-        ("heliograph <0.0.1", f"broken: it needs heliograph<0.0.1, and this is {heliograph.__version__}"),
+        ("heliograph>=999", f"broken: it needs heliograph>=999, but {heliograph.__version__} is installed"),
+        ("heliograph <0.0.1", f"broken: it needs heliograph<0.0.1, but {heliograph.__version__} is installed"),
         ('heliograph>=999; extra == "test"', "available: Look out of the window."),
         ("heliograph>=0.0.1", "available: Look out of the window."),
         ("another>=999", "available: Look out of the window."),
@@ -194,7 +194,7 @@ def test_two_of_one_name_say_how_to_load_each(lay: Lay, capsys: pytest.CaptureFi
     lay(WELL, metadata="Summary: Forecasts.\n")
     lay(WELL, package="beta")
     lay(WELL, package="gamma", plugin="ema")
-    twin = "another package has this name, too: load it as"
+    twin = "another package has a plugin of this name: load it as"
     assert table(capsys) == [
         ["gamma:ema", "1.2", f"not imported: {twin} gamma:ema"],
         ["acme:weather", "1.2", f"not imported: Forecasts. ({twin} acme:weather)"],
@@ -332,7 +332,7 @@ def test_an_unknown_name_names_the_nearest(lay: Lay, capsys: pytest.CaptureFixtu
     lay(WELL, package="beta")
     assert main(["plugins", "Weather"]) == 2
     assert capsys.readouterr().err == (
-        "heliograph plugins: Several installed plugins are of a class 'Weather': say which, one of acme:weather, "
+        "heliograph plugins: Several installed plugins have the class 'Weather': choose one of acme:weather, "
         "beta:weather.\n"
     )
 
@@ -348,5 +348,5 @@ def test_one_that_lacks_an_extra_says_how_to_install_it(lay: Lay, capsys: pytest
 def test_one_plugin_is_neither_checked_nor_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "--check", "ema"]) == 2
     assert capsys.readouterr().err == (
-        "heliograph plugins: -v and --check are for the list of all plugins: leave ema or these out.\n"
+        "heliograph plugins: -v and --check apply to the list of all plugins: remove them, or ema.\n"
     )

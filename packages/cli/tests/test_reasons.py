@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from heliograph_cli.reasons import innermost, key_of, shown
+from heliograph_cli.errors import innermost, key_of, shown
 
 UNION = """Parser key "{key}":
   Does not validate against any of the Union subtypes

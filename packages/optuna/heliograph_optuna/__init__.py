@@ -1,4 +1,4 @@
-"""Search: studies of trials, each trial a run."""
+"""Optuna studies whose trials are Heliograph runs, and that can be resumed."""
 
 from heliograph.spi import lazy_names
 

@@ -1,10 +1,11 @@
-"""Make a run a trial of an Optuna study."""
+"""The plugin that makes a run a trial of an Optuna study."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from heliograph import (
     CheckpointLoaded,
@@ -19,97 +20,180 @@ from heliograph import (
     ValidationEnd,
     on,
 )
-from heliograph.spi import Monitor, ended_for_good, membership, on_main, require
+from heliograph.spi import Monitor, clean, ended_for_good, membership, on_main, require
 
 from .storages import is_in_memory
-from .trials import AnyTrial, check_identity, identity, live, mode_of, run_name, values_of
-from .verdict import Judge
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial, Trial
+
+AnyTrial: TypeAlias = "Trial | FrozenTrial"
+
+SAME_MOMENT = timedelta(seconds=1)  # some databases round the start of a trial
+
+
+def live(trial: AnyTrial) -> Trial | None:
+    # None for a trial that has ended: only its values are available.
+    return cast("Trial", trial) if hasattr(trial, "study") else None
+
+
+def run_name(base: str, trial: AnyTrial) -> str:
+    suffix = f"_trial-{trial.number}"
+    if not clean(base + suffix).endswith(suffix):
+        raise ValueError(f"name={base!r} is too long for file names with {suffix}: shorten it.")
+    return base + suffix
+
+
+def mode_of(trial: AnyTrial) -> Literal["min", "max"]:
+    running = live(trial)
+    return "max" if running is not None and running.study.direction.name == "MAXIMIZE" else "min"
+
+
+def values_of(trial: AnyTrial) -> dict[str, float]:
+    # The index of the choice for a categorical parameter.
+    return {name: float(trial.distributions[name].to_internal_repr(value)) for name, value in trial.params.items()}
+
+
+def identity(trial: AnyTrial) -> dict[str, Any]:
+    # Distinguishes a trial from one with the same number in another study.
+    assert trial.datetime_start is not None
+    return {"number": trial.number, "began": trial.datetime_start.isoformat(), "parameters": values_of(trial)}
+
+
+def check_identity(trial: AnyTrial, saved: Mapping[str, Any]) -> None:
+    current = identity(trial)
+    distance = abs(datetime.fromisoformat(saved["began"]) - datetime.fromisoformat(current["began"]))
+    if distance > SAME_MOMENT or (saved["number"], saved["parameters"]) != (current["number"], current["parameters"]):
+        raise ValueError(
+            f"The checkpoint belongs to {_describe(saved)}, not to {_describe(current)}: use another name= in fit or "
+            f"another folder in Checkpoint, or remove its files."
+        )
+
+
+def _describe(trial: Mapping[str, Any]) -> str:
+    return f"trial {trial['number']} of {trial['began']} with {trial['parameters']}"
+
+
+KEY = "heliograph:pruned_at"
+
+
+class PruningJudge:
+    """Reports values to a trial and asks its pruner, once per validation.
+
+    Some pruners record the progress of a trial and answer differently the second time. So a trial that continues after
+    a kill does not ask again about earlier validations, and a decision to prune is stored before it takes effect.
+    """
+
+    def __init__(self, trial: AnyTrial) -> None:
+        self._trial: Trial | None = live(trial)
+        self._reported: set[int] = set()
+        self._pruned_at: int | None = None
+        if self._trial is not None:  # refresh the trial: a rank may have an old copy
+            stored = self._trial.storage.get_trial(self._trial._trial_id)
+            self._trial._cached_frozen_trial = stored
+            self._reported, self._pruned_at = set(stored.intermediate_values), stored.system_attrs.get(KEY)
+
+    def report(self, step: int, value: float) -> bool:
+        # Returns whether to ask the pruner: not for a validation before the last reported one.
+        if self._trial is None:
+            return False
+        is_newest = step >= max(self._reported, default=step)
+        if step not in self._reported:
+            self._trial.report(value, step)
+            self._reported.add(step)
+        return is_newest
+
+    def prunes(self, step: int) -> bool:
+        assert self._trial is not None
+        if self._pruned_at is None and self._trial.should_prune():
+            self._pruned_at = step
+            self._trial.storage.set_trial_system_attr(self._trial._trial_id, KEY, step)
+        return self._pruned_at == step
+
 
 KINDS = ("categorical", "int", "float")
 PRUNED, VALIDATION = "heliograph:pruned", "heliograph:validation"
 
 
 class Optuna(Plugin):
-    """Report to an Optuna trial, and stop when it is pruned.
+    """Report to an Optuna trial, and stop the run if the trial is pruned.
 
-    A metric is reported after each validation. The pruner is asked once per validation. A run that it stops is closed
-    as any that is stopped on purpose; then `fit` raises `optuna.TrialPruned`, which the study takes for what it is, and
-    the trial's user attributes `heliograph:pruned` and `heliograph:validation` say so. A `TrialPruned` that code of
-    yours raises in the run passes unchanged, whatever `ExceptionPassThrough` lists.
+    The metric is reported after each validation, and the pruner decides once per validation. A pruned run ends like
+    every run that is stopped on purpose. Then `fit` raises `optuna.TrialPruned`, which the study expects, and the user
+    attributes `heliograph:pruned` and `heliograph:validation` of the trial record it. A `TrialPruned` of your own code
+    passes unchanged, regardless of `ExceptionPassThrough`.
 
-    The run's name is the `name=` of `fit` with `_trial-<number>` appended, so that each trial has its own checkpoints,
-    and with `Checkpoint(resume="auto")` continues from its own.
+    The name of the run is the `name=` of `fit` with the suffix `_trial-<number>`, so that each trial has its own
+    checkpoints and continues from them with `Checkpoint(resume="auto")`.
 
-    A trial is one training: of a second one in the same objective, nothing is reported for the validations that the
-    first has reported, and the pruner is not asked of them.
+    A trial is one training. A second training in the same objective does not report validations that the first one has
+    reported, and does not ask the pruner about them.
 
-    On several ranks each is given the same trial; the main one (0) reports, and all of them follow the pruner.
-    Parameters are suggested before the ranks are launched.
+    On several ranks, each rank gets the same trial; rank 0 reports, and all ranks follow the pruner. Suggest parameters
+    before the ranks are launched.
 
     Args:
-        trial: the one that the objective was called with; or one that is over, such as `study.best_trial`, to continue
-            from its checkpoint: nothing is reported of it then.
-        metric: what to report, a metric of the validation such as `validation/loss`; the study's direction says which
-            way is better. Validations count from 1.
+        trial: the trial of the objective; or a finished one, for example `study.best_trial`, to continue from its
+            checkpoint without reports.
+        metric: the validation metric to report, for example `validation/loss`; the direction of the study tells which
+            values are better. Validations are numbered from 1.
 
     Raises:
         ImportError: optuna is not installed.
-        TypeError: the trial is none.
-        ValueError: the metric is none of a validation, or the study has several objectives; at the run's start, nothing
-            would measure the metric, the ranks have different trials, or the study is in the memory of one of several;
-            when it is read, the metric does not exist (the error lists those that do); at a resume, the checkpoint is
-            of another trial.
+        TypeError: `trial` is not a trial.
+        ValueError: the metric is not of a validation, or the study has several objectives. At the start of the run:
+            nothing measures the metric, the ranks have different trials, or the study is in the memory of another
+            process. Later: the metric does not exist; at a resume, the checkpoint belongs to another trial.
         optuna.TrialPruned: the pruner stopped the run.
     """
 
     needs = ("validation",)
     exclusive = ("trial",)
-    rehearses = False  # what is reported to a study stays there
+    rehearses = False  # reports cannot be undone
 
     def __init__(self, trial: AnyTrial, metric: str = "validation/loss") -> None:
         optuna = require("optuna", "Optuna", extra="optuna")
         if not isinstance(trial, optuna.trial.Trial | optuna.trial.FrozenTrial):
-            raise TypeError(f"Optuna takes the trial that the objective is called with, got {trial!r}.")
+            raise TypeError(f"trial must be the trial of the objective, got {trial!r}.")
         if (running := live(trial)) is not None and len(running.study.directions) > 1:
             raise ValueError(
-                f"Study {running.study.study_name!r} has {len(running.study.directions)} objectives: of its trials "
-                f"nothing can be reported, and none pruned. Take suggestions from the trial, without this plugin."
+                f"Study {running.study.study_name!r} has {len(running.study.directions)} objectives, so its trials "
+                f"cannot report or be pruned: use the trial without this plugin."
             )
         self.monitor = Monitor(metric, mode_of(trial))
         if self.monitor.split != "validation":
-            raise ValueError(f"Optuna reports after each validation, so no {metric!r}, but such as 'validation/loss'.")
+            raise ValueError(f"metric must be a validation metric, for example 'validation/loss', got {metric!r}.")
         self.trial, self._pruned_type = trial, optuna.TrialPruned
         self.pruned_at: int | None = None
         self.is_pruned = False
         self._reason = ""
-        self._judge: Judge | None = None  # on the main rank
+        self._judge: PruningJudge | None = None  # on the main rank
         self._is_over = False
 
     def suggest(self, kind: Literal["categorical", "int", "float"], name: str, **options: Any) -> Any:
         """Return the trial's value of a parameter; the first call for a name chooses it.
 
         Args:
-            kind: what it is.
-            name: of the parameter, as the study knows it.
-            **options: of the trial's own `suggest_categorical`, `suggest_int` or `suggest_float`: `choices=[...]`, or
+            kind: the kind of the parameter.
+            name: its name in the study.
+            **options: the options of `suggest_categorical`, `suggest_int` or `suggest_float`: `choices=[...]`, or
                 `low=`, `high=`, `step=` and `log=`.
 
         Raises:
-            ValueError: there is no such kind.
-            RuntimeError: this is one of several ranks, and the parameter was not suggested before they were launched.
+            ValueError: the kind is unknown.
+            RuntimeError: on several ranks, the parameter was not suggested before the launch.
         """
         if kind not in KINDS:
-            raise ValueError(f"A parameter is one of {', '.join(KINDS)}; got suggest({kind!r}, {name!r}).")
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got suggest({kind!r}, {name!r}).")
         if name not in self.trial.params and membership().world_size > 1:
             raise RuntimeError(
-                f"Each rank would choose {name!r} for itself: call suggest in the objective, before launch. The ranks "
-                f"are given the trial, and read there what was chosen."
+                f"Each rank would choose its own {name!r}: call suggest in the objective, before launch. The ranks "
+                f"then read the value from the trial."
             )
         return getattr(self.trial, f"suggest_{kind}")(name, **options)
 
     @on(TrainStart, lane=Lane.TRANSFORM, before="recorder")
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Name the run after the trial, and forget the former run."""
         if run.report.is_replay:
             raise NotRecorded("the trial of a study")
         self.monitor.check_measured(run)
@@ -120,13 +204,12 @@ class Optuna(Plugin):
 
     @on(CheckpointLoaded)
     def repeat_stop_after_resume(self, run: Run, event: CheckpointLoaded) -> None:
-        """Stop a resumed run that had been pruned."""
         if self.pruned_at is not None:
             run.control.stop(self._reason)
 
     @on(ValidationEnd, optional=True)
     def report(self, run: Run, event: ValidationEnd) -> None:
-        """Report, and ask the pruner, on the main rank; do on every rank what it says."""
+        """Report the metric on the main rank, and stop all ranks if the pruner decides so."""
         if not self.monitor.is_for(run, event):
             return
         value, validation = float(self.monitor.read(event.metrics)), run.progress.validations + 1
@@ -139,18 +222,15 @@ class Optuna(Plugin):
 
     @on(LastBoundary, lane=Lane.TRANSFORM)
     def end(self, run: Run, event: LastBoundary) -> None:
-        """Ask the pruner no more: what is validated now is only reported."""
         self._is_over = True
 
     @on(RunFailed, lane=Lane.REPORT)
     def let_pass(self, run: Run, event: RunFailed) -> None:
-        """Let a pruning that other code raised leave as it is."""
         if isinstance(event.error, self._pruned_type):
             run.hooks.replace_error(event.error)
 
     @on(RunClosed, lane=Lane.REPORT)
     def report_end(self, run: Run, event: RunClosed) -> None:
-        """Write down that the trial was pruned, and have it raised; warn where nothing was reported."""
         if run.optimizer is not None and ended_for_good(run, event.status):
             self.monitor.warn_unread(run, type(self).__name__)
         if run.optimizer is None or event.status != "stopped" or self.pruned_at is None:
@@ -162,16 +242,16 @@ class Optuna(Plugin):
         run.hooks.raise_when_closed(self._pruned_type(self._reason))
 
     def check_pruned(self) -> None:
-        """Raise `optuna.TrialPruned` if the run was pruned: for a loop of your own, after which nothing else does."""
+        """Raise `optuna.TrialPruned` if the run was pruned; call it at the end of your own loop."""
         if self.is_pruned:
             raise self._pruned_type(self._reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return whose state it is, and whether it was pruned."""
+        """Return the identity of the trial, and whether it was pruned."""
         return {"trial": identity(self.trial), "pruned_at": self.pruned_at, "reason": self._reason}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue, where the state is this trial's."""
+        """Restore the state of this trial; a state of another trial is an error."""
         check_identity(self.trial, state["trial"])
         self.pruned_at, self._reason = state["pruned_at"], state["reason"]
 
@@ -179,17 +259,17 @@ class Optuna(Plugin):
         if run.engine.world_size == 1:
             return
         trials = run.engine.gather_objects((self.trial.number, values_of(self.trial)))
-        if any(each != trials[0] for each in trials):
+        if any(trial != trials[0] for trial in trials):
             listed = "; ".join(f"{number} with {values}" for number, values in trials)
-            raise ValueError(f"The ranks have different trials: {listed}. Give launch the one of the objective.")
+            raise ValueError(f"The ranks have different trials: {listed}. Pass the trial of the objective to launch.")
         if (running := live(self.trial)) is not None and is_in_memory(running.storage):
             raise ValueError(
-                "The study is in the memory of the process that launched the ranks, where their reports do not arrive: "
-                "give it storage='sqlite:///study.db', a server's database, or a journal."
+                "The study is in the memory of the launching process, which the ranks cannot access: use "
+                "storage='sqlite:///study.db', the database of a server, or a journal."
             )
 
     def _open_judge(self) -> None:
-        self._judge = Judge(self.trial)
+        self._judge = PruningJudge(self.trial)
 
     def _prunes(self, validation: int, value: float) -> bool:
         assert self._judge is not None

@@ -1,4 +1,4 @@
-"""Where a study lies."""
+"""The storages of studies: files, databases and memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 PURPOSE = "A study in a database"
-MEMORY = (None, "", ":memory:")  # what SQLite calls a database without a file
+MEMORY = (None, "", ":memory:")  # names of a database without a file
 
 
 def is_in_memory(storage: BaseStorage) -> bool:
-    """Return whether no other process could read what is stored."""
     optuna = require("optuna", "A study", extra="optuna")
     if isinstance(storage, optuna.storages.InMemoryStorage):
         return True
@@ -24,7 +23,7 @@ def is_in_memory(storage: BaseStorage) -> bool:
 
 
 def file_of(storage: BaseStorage) -> Path | None:
-    """Return the file that a study lies in; None where it is on a server, or in memory."""
+    # None for a server or memory.
     if (url := _url_of(storage)) is not None:
         return _sqlite_file(url)
     journal = getattr(getattr(storage, "_backend", None), "_file_path", None)
@@ -32,26 +31,21 @@ def file_of(storage: BaseStorage) -> Path | None:
 
 
 def absolute(url: str) -> str:
-    """Return the URL of a database so that a process in another folder finds the same file.
-
-    Raises:
-        FileNotFoundError: there is no folder for the file.
-        ValueError: it is no URL.
-    """
+    # A process in another folder must find the same file.
     try:
         parsed = _parse(url)
     except require("sqlalchemy.exc", PURPOSE, extra="optuna").ArgumentError:
         raise ValueError(
-            f"storage= is the URL of a database, such as 'sqlite:///study.db' for a file, got {url!r}."
+            f"storage= must be the URL of a database, for example 'sqlite:///study.db', got {url!r}."
         ) from None
     file = _sqlite_file(parsed)
     if file is not None and not file.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {file.parent} for the study's database {file.name}: make it.")
+        raise FileNotFoundError(f"The folder {file.parent} of the database {file.name} does not exist: create it.")
     return url if file is None else parsed.set(database=str(file)).render_as_string(hide_password=False)
 
 
 def _url_of(storage: BaseStorage) -> Any:
-    """Return the parsed URL of a database, which Optuna wraps in a cache; None where the storage is none."""
+    # Optuna wraps a database in a cache.
     url = getattr(getattr(storage, "_backend", storage), "url", None)
     return _parse(url) if isinstance(url, str) else None
 
@@ -61,7 +55,6 @@ def _parse(url: str) -> Any:
 
 
 def _sqlite_file(url: Any) -> Path | None:
-    """Return the file of a database of SQLite; None where it is in memory, named in SQLite's own way, or another."""
     if not url.drivername.startswith("sqlite") or url.database in MEMORY or url.database.startswith("file:"):
         return None
     return Path(url.database).absolute()

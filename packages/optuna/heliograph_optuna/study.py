@@ -1,4 +1,4 @@
-"""Studies that can be resumed."""
+"""`open_study` creates or continues a study."""
 
 from __future__ import annotations
 
@@ -27,47 +27,46 @@ def open_study(
     pruner: BasePruner | None = None,
     direction: Literal["minimize", "maximize"] = "minimize",
 ) -> ResumableStudy:
-    """Create an Optuna study, or continue the one of that name.
+    """Create an Optuna study, or continue the study with this name.
 
-    The states of the sampler's random generators are written, as JSON, into the system attributes of the trial that
-    something is suggested for, so that a study that was killed suggests what it would have suggested. For samplers that
-    keep nothing besides what is in the storage (TPE, random, grid, brute force, NSGA-II and NSGA-III) that is
-    exact; of any other it is not known, and a warning is logged.
+    The states of the sampler's random generators are stored as JSON in the system attributes of each trial, so that a
+    killed study suggests the same values as an uninterrupted one. This is exact for samplers without other state (TPE,
+    random, grid, brute force, NSGA-II and NSGA-III). For other samplers a warning is logged.
 
     Args:
-        name: of the study.
-        storage: the URL of a database, such as `sqlite:///study.db`, or a storage of Optuna's, such as
+        name: the name of the study.
+        storage: the URL of a database, for example `sqlite:///study.db`, or a storage of Optuna, for example
             `JournalStorage(JournalFileBackend("study.log"))`.
-        sampler: suggests; TPE by default. What a seed is good for is over with the first trial.
-        pruner: says which trials are to stop early; by default the median of the others' values decides.
-        direction: whether smaller values are better (`minimize`), or larger ones (`maximize`).
+        sampler: suggests the parameters; TPE by default. Its seed determines only a new study.
+        pruner: decides which trials stop early; by default a `MedianPruner`.
+        direction: whether smaller (`minimize`) or larger values (`maximize`) are better.
 
     Returns:
-        An `optuna.Study`, whose `optimize(objective, n_trials)` continues where the study was left.
+        An `optuna.Study` whose `optimize(objective, n_trials)` continues the study.
 
     Raises:
         ImportError: optuna is not installed.
-        FileNotFoundError: the folder of the database is not there.
-        TypeError: an argument is not of its kind.
-        ValueError: the storage is in memory, would fail trials whose process died, or its URL is none; there is no such
-            direction; the study is there, and its direction is another.
+        FileNotFoundError: the folder of the database does not exist.
+        TypeError: an argument has the wrong type.
+        ValueError: the storage is in memory, fails trials of killed processes, or has an invalid URL; the direction is
+            unknown, or differs from that of the existing study.
     """
     optuna = require("optuna", "open_study", extra="optuna")
     _check_kinds(name, storage, sampler, pruner)
-    if direction not in (known := ("minimize", "maximize")):
-        raise ValueError(f"direction= is {known[0]!r} or {known[1]!r}, got {direction!r}.")
+    if direction not in ("minimize", "maximize"):
+        raise ValueError(f"direction= must be 'minimize' or 'maximize', got {direction!r}.")
     opened = optuna.storages.RDBStorage(absolute(storage)) if isinstance(storage, str) else storage
     _check(opened, name)
     study = optuna.create_study(study_name=name, storage=opened, direction=direction, load_if_exists=True)
-    if (there := [each.name.lower() for each in study.directions]) != [direction]:
-        raise ValueError(f"Study {name!r} is there, and its direction is {' and '.join(there)}, not {direction}.")
+    if (directions := [existing.name.lower() for existing in study.directions]) != [direction]:
+        raise ValueError(f"Study {name!r} exists with direction {' and '.join(directions)}, got {direction}.")
     from .resumable_study import ResumableStudy
     from .sampler import RememberingSampler, is_exact
 
     sampler = optuna.samplers.TPESampler() if sampler is None else sampler
     if not is_exact(sampler):
         logger.warning(
-            "%s may keep more than random states: when study %r continues after a restart, it may suggest other values",
+            "%s may have more state than random generators: study %r may suggest other values after a restart",
             type(sampler).__name__,
             name,
         )
@@ -77,24 +76,23 @@ def open_study(
 def _check_kinds(name: Any, storage: Any, sampler: Any, pruner: Any) -> None:
     optuna = require("optuna", "open_study", extra="optuna")
     if not isinstance(name, str):
-        raise TypeError(f"A study's name is a string, got {name!r}.")
+        raise TypeError(f"name must be a string, got {name!r}.")
     if not isinstance(storage, str | optuna.storages.BaseStorage):
-        raise TypeError(f"storage= is the URL of a database, 'sqlite:///study.db', or a storage, got {storage!r}.")
+        raise TypeError(f"storage= must be the URL of a database, 'sqlite:///study.db', or a storage, got {storage!r}.")
     if not isinstance(sampler, optuna.samplers.BaseSampler | None):
-        raise TypeError(f"sampler= is one of optuna.samplers, such as TPESampler(seed=0), or None; got {sampler!r}.")
+        raise TypeError(f"sampler= must be an optuna sampler, such as TPESampler(seed=0), or None, got {sampler!r}.")
     if not isinstance(pruner, optuna.pruners.BasePruner | None):
-        raise TypeError(f"pruner= is one of optuna.pruners, such as MedianPruner(), or None; got {pruner!r}.")
+        raise TypeError(f"pruner= must be an optuna pruner, such as MedianPruner(), or None, got {pruner!r}.")
 
 
 def _check(storage: BaseStorage, name: str) -> None:
-    """Raise ValueError where no trial could continue after a restart."""
     if is_in_memory(storage):
         raise ValueError(
-            f"Study {name!r} would be gone with this process: give storage='sqlite:///study.db', a server's database, "
-            f"or a journal. For a study in memory, call optuna.create_study()."
+            f"Study {name!r} is in memory and cannot be resumed: use storage='sqlite:///study.db', the database of a "
+            f"server, or a journal. For a study in memory, call optuna.create_study()."
         )
     if getattr(storage, "heartbeat_interval", None) is not None:
         raise ValueError(
-            f"A storage with heartbeat_interval= fails the trials whose process died, and study {name!r} would "
-            f"continue with them: leave it out."
+            f"A storage with heartbeat_interval= fails the trials of killed processes, but study {name!r} would "
+            f"continue them: remove heartbeat_interval=."
         )

@@ -114,7 +114,7 @@ def test_suggestions_are_the_trial_s_own() -> None:
 
 
 def test_another_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"one of categorical, int, float; got suggest\('uniform', 'rate'\)"):
+    with pytest.raises(ValueError, match=r"one of categorical, int, float, got suggest\('uniform', 'rate'\)"):
         Optuna(study().ask()).suggest("uniform", "rate", low=0, high=1)  # type: ignore[arg-type]
 
 
@@ -333,7 +333,7 @@ def test_a_checkpoint_of_another_study_s_trial_is_refused(fit: Fit, tmp_path: Pa
         trial.suggest_float("rate", 0, 1)
         if each is first:
             fit([Optuna(trial), *checkpoints(tmp_path)], [0.5, 0.4])
-    with pytest.raises(ValueError, match=r"The checkpoint is of trial 0 .* give fit another name="):
+    with pytest.raises(ValueError, match=r"The checkpoint belongs to trial 0 .* another name="):
         fit([Optuna(trial), *checkpoints(tmp_path)], [0.5, 0.4])
 
 
@@ -352,12 +352,13 @@ def test_the_best_trial_is_gone_on_with_and_reports_to_nobody(fit: Fit, tmp_path
 
 @pytest.mark.parametrize("trial", [None, 3, optuna.trial.FixedTrial({})])
 def test_no_trial_is_refused(trial: Any) -> None:
-    with pytest.raises(TypeError, match="takes the trial that the objective is called with"):
+    with pytest.raises(TypeError, match="must be the trial of the objective"):
         Optuna(trial)
 
 
 @pytest.mark.parametrize(
-    ("metric", "words"), [("train/loss", "after each validation"), ("loss", "<split>/<name>"), ("test/loss", "train/")]
+    ("metric", "words"),
+    [("train/loss", "a validation metric"), ("loss", "<split>/<name>"), ("test/loss", "train/")],
 )
 def test_a_metric_is_one_of_a_validation(metric: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):

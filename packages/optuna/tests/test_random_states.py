@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from heliograph_optuna.random_states import load_states, states_of
+from heliograph_optuna.sampler import load_states, states_of
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler, TPESampler
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import optuna
 import pytest
+from heliograph_optuna.plugin import PruningJudge
 from heliograph_optuna.resumable_study import ResumableStudy
 from heliograph_optuna.sampler import KEY, RELATIVE, RememberingSampler, is_exact
-from heliograph_optuna.verdict import Judge
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, PatientPruner, SuccessiveHalvingPruner
 from optuna.samplers import (
     BaseSampler,
@@ -107,7 +107,7 @@ def objective(trial: optuna.Trial) -> float:
     value = trial.suggest_float("x", 0, 1, step=0.5) + trial.suggest_int("n", 1, 3)
     if trial.suggest_categorical("kind", ["a", "b"]) == "a":
         value += trial.suggest_float("y", 0, 1, step=0.25)
-    judge = Judge(trial)
+    judge = PruningJudge(trial)
     for step in (1, 2, 3):
         if judge.report(step, value + (trial.number * step) % 3) and judge.prunes(step):
             raise optuna.TrialPruned
@@ -214,7 +214,7 @@ def test_another_sampler_begins_with_states_of_its_own(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, "heliograph"):
         process(store, RandomSampler(seed=2), NopPruner())
 
-    assert caplog.messages[0] == "the study was sampled by TPESampler: RandomSampler begins with states of its own"
+    assert caplog.messages[0] == "the study was sampled by TPESampler: RandomSampler starts with new random states"
     assert len(facts(store)) == TRIALS
 
 

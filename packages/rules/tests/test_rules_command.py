@@ -116,7 +116,7 @@ controllers:
         ("11, controller 'b', column 28 of its rule", "Unknown variable 'lost'"),
         ("12, controller 'b'", "Invalid operation repor.should_log"),
         ("14, controller 'c'", "must be a list of names"),
-        ("16, controller 'c'", "is at least 0"),
+        ("16, controller 'c'", "must be at least 0"),
         ("16, controller 'c'", "got 'never'"),
         ("17, controller 'c'", "got 'panic'"),
         ("18, controller 'c'", "is text, got 5"),

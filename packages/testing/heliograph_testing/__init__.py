@@ -1,4 +1,4 @@
-"""Checks for your tests: `check_plugin(lambda: MyPlugin(...))` and `assert_resume_exact(make_trainer)`."""
+"""Checks for your tests: `check_plugin`, `check_tracker`, `check_resume` and `assert_resume_exact`."""
 
 from heliograph.spi import lazy_names
 

@@ -1,4 +1,4 @@
-"""`python -m heliograph verify-resume module:function`."""
+"""The command `heliograph verify-resume module:function`."""
 
 from __future__ import annotations
 
@@ -16,38 +16,35 @@ def verify_resume(arguments: Sequence[str]) -> int:
     """Check that a training that is killed and resumed equals an uninterrupted one."""
     parser = argparse.ArgumentParser(
         prog=f"heliograph {NAME}",
-        description="Exit status 0: equal, bit for bit; 1: not equal; 2: it could not be checked.",
+        description="Exit status 0: bitwise identical; 1: different; 2: the check failed.",
     )
     parser.add_argument(
         "function",
         metavar="module:function",
-        help="returns a new trainer and the keywords of its fit; takes nothing, or a folder to write to",
+        help="returns a new trainer and the keywords of its fit; takes no argument, or a folder to write to",
     )
     parser.add_argument(
         "--kill-at",
         action="append",
         metavar="POINT",
-        help="7 (after the seventh batch of the run) or validation_batch_end:3 (at the third such event); several, for "
-        "kills in a row; by default three points are chosen",
+        help="7 (after the seventh batch of the run) or validation_batch_end:3 (at the third such event); repeat for "
+        "several kills; by default --resumes points are chosen",
     )
-    parser.add_argument("--resumes", type=int, default=3, metavar="N", help="how many points to choose (%(default)s)")
-    parser.add_argument("--save-every", type=int, default=3, metavar="BATCHES", help="how often to save (%(default)s)")
+    parser.add_argument("--resumes", type=int, default=3, metavar="N", help="number of kill points (%(default)s)")
+    parser.add_argument(
+        "--save-every", type=int, default=3, metavar="BATCHES", help="batches between saves (%(default)s)"
+    )
     parser.add_argument(
         "--ignore",
         action="append",
         default=[],
         metavar="NAME",
-        help="a plugin or metric not to compare; several",
+        help="a plugin or metric that is not compared; may be repeated",
     )
     return run(parser.parse_args(arguments))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check, print the report, and return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
     from heliograph.spi import UsageError, find_function
 
     from .resume.check import check_resume
@@ -64,10 +61,10 @@ def run(options: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"heliograph {NAME}: {error}", file=sys.stderr)
         return 2
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; status 1 means not equal
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; status 1 means different
         traceback.print_exc()
         text = describe_error(error)
-        print(f"heliograph {NAME}: could not check: {options.function} failed with {text}", file=sys.stderr)
+        print(f"heliograph {NAME}: the check failed: {options.function} raised {text}", file=sys.stderr)
         return 2
     print(check)
     return 0 if check.is_exact else 1

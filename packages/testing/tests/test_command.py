@@ -104,8 +104,8 @@ def test_options(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "Name the module, not its file: deep.program:good instead of ./deep/program.py:good.",
         ),
         ("heliograph:Trainer --resumes 0", "resumes= must be a whole number of at least 1, got 0."),
-        ("program_to_verify:endless", "The check trains several times: pass epochs= or steps="),
-        ("program_to_verify:good --kill-at soon", "A run is killed after a batch or at an event, as in --kill-at 7 or"),
+        ("program_to_verify:endless", "The check trains several times: epochs= or steps="),
+        ("program_to_verify:good --kill-at soon", "--kill-at must be a batch or an event"),
         ("program_to_verify:good --kill-at 99", "kill_at=99 is never reached: the uninterrupted run has 10 batches"),
         ("program_to_verify:good --resumes 0", "resumes= must be a whole number of at least 1, got 0."),
     ],
@@ -147,7 +147,7 @@ def test_the_status_is_2_if_the_program_fails(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("Traceback (most recent call last):\n")
-    assert printed.err.endswith(f"\nheliograph verify-resume: could not check: {function} failed with {error}\n")
+    assert printed.err.endswith(f"\nheliograph verify-resume: the check failed: {function} raised {error}\n")
 
 
 def test_it_runs_with_python_m(program: Path) -> None:

@@ -1,4 +1,4 @@
-"""Trackers of Heliograph runs: MLflow, Weights & Biases, Trackio, OpenTelemetry, traces of torch's profiler."""
+"""Trackers: MLflow, Weights & Biases, Trackio, OpenTelemetry, and traces of torch's profiler."""
 
 from heliograph.spi import lazy_names
 

@@ -1,4 +1,4 @@
-"""Runs in the local database of Trackio."""
+"""The Trackio tracker."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ REMOTE: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 
 class Trackio(Tracker):
-    """Show a run in Trackio's dashboard: metrics, images, texts, histograms, files and hyper-parameters.
+    """Track a run in Trackio's dashboard: metrics, images, texts, histograms, files and hyper-parameters.
 
-    All that is logged is in the database before a checkpoint is saved: `trackio.log` keeps rows in memory for half a
-    second, and a killed process loses them. The steps of Trackio are the optimizer's. Steps that come again after the
-    run went back are all there, with `rollbacks`, how often it had gone back; `epoch`, `samples`, `seconds` and
-    `attempt` are beside them, too, once for all that is logged there and waits to be written. The run's id in the
-    database is in the checkpoints: a resumed run continues its rows, whatever else has the same name. Trackio knows no
-    status of runs, so `status` is in the configuration, `running` until the end, and the last row says it as a text.
-    Everything is on this machine, in `TRACKIO_DIR`, by default `~/.cache/huggingface/trackio`: `trackio show` draws it,
-    and `trackio sync` copies it to a Space.
+    All values are in the database before a checkpoint is saved; `trackio.log` keeps rows in memory for half a second,
+    which a killed process would lose. Steps are optimizer steps. Steps that are repeated after a rollback are shown
+    with `rollbacks`, the number of rollbacks before them; rows also have `epoch`, `samples`, `seconds` and `attempt`.
+    Checkpoints contain the id of the run in the database, so a resumed run continues its rows. Trackio has no status of
+    runs, so `status` is in the configuration, `running` until the end, and the last row has it as text. All data are on
+    this machine, in `TRACKIO_DIR`, by default `~/.cache/huggingface/trackio`: `trackio show` displays them, and
+    `trackio sync` copies them to a Space.
 
     Args:
         project: the project in the dashboard.
-        name: the run's name there; None is the run's own.
-        group: what to group runs by.
+        name: the name there; None is the name of the run.
+        group: the group of the run.
 
     Raises:
         ImportError: trackio is not installed.
-        ValueError: Trackio allows no such project, or it is set up to write elsewhere than to a local database.
+        ValueError: the name of the project is not allowed, or Trackio is configured for a remote database.
     """
 
     name = "trackio"
     shares_rows = is_local = True
     collects = ("scalars", "hyper_parameters", "image", "text", "histogram")
-    outages = (OSError, OperationalError)  # the second where another process locks the database, or the disk is full
+    outages = (OSError, OperationalError)  # a locked database, or a full disk
 
     def __init__(self, project: str, name: str | None = None, group: str | None = None) -> None:
         super().__init__()
@@ -49,8 +48,8 @@ class Trackio(Tracker):
         for variable in REMOTE:
             if os.environ.get(variable):
                 raise ValueError(
-                    f"Trackio writes to this machine, and {variable} is set: unset it, and run `trackio sync` for a "
-                    "copy elsewhere."
+                    f"Trackio writes to this machine, but {variable} is set: unset it, and run `trackio sync` for a "
+                    "remote copy."
                 )
         if _trackio("utils").get_storage_mode() != "sqlite":
             raise ValueError(
@@ -60,56 +59,48 @@ class Trackio(Tracker):
         self.project, self.title, self.group = project, name, group
         self._id = self._title = ""
         self._step = 0
-        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}  # by step and all that is beside it but the seconds
+        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}  # by place, without seconds
         self._config: dict[str, Any] = {}
         self._config_is_new = False
-        self._shown: dict[tuple[str, int], int] = {}  # the last step of each name, for each number of rollbacks
+        self._shown: dict[tuple[str, int], int] = {}  # last step per name and number of rollbacks
 
     def describe(self, run: Run) -> str:
-        """Say which project it is, and where."""
         return f"logs to Trackio's project {self.project}, in {_trackio('utils').TRACKIO_DIR}"
 
     # In the thread.
 
     def open(self, page: Page) -> str:
-        """Begin a run of the project, or continue one."""
         self._id, self._title = page.id or page.training_id, self.title or page.name
         self._step, self._rows = page.resumed_at or 0, {}
-        began = {"_Username": None, "_Created": datetime.now(UTC).isoformat(), "_Group": self.group}
-        former = _storage().get_run_config(self.project, run_id=self._id)
-        self._config, self._config_is_new = {**began, **(former or {}), "status": "running"}, True
+        metadata = {"_Username": None, "_Created": datetime.now(UTC).isoformat(), "_Group": self.group}
+        previous = _storage().get_run_config(self.project, run_id=self._id)
+        self._config, self._config_is_new = {**metadata, **(previous or {}), "status": "running"}, True
         self._shown = {} if page.resumed_at is None else self._find_shown()
         return self._id
 
     def holds(self, place: Place, name: str) -> bool:
-        """Return whether a resumed run has this already."""
         return place.step <= self._shown.get((name, place.rollbacks), -1)
 
     def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
-        """Add a row."""
         self._write_row(place, values)
 
     def write_hyper_parameters(self, values: Mapping[str, Any]) -> None:
-        """Add them to the configuration, which the next row brings."""
+        # Written with the next row.
         self._config |= values
         self._config_is_new = True
 
     def write_image(self, place: Place, name: str, image: Any) -> None:
-        """Add an image."""
         media = _trackio().Image(image)
         media._save(self.project, self._title, place.step)
         self._write_row(place, {name: media._to_dict()})
 
     def write_text(self, place: Place, name: str, text: str) -> None:
-        """Add a text, which Trackio reads as Markdown."""
         self._write_row(place, {name: _trackio().Markdown(text)._to_dict()})
 
     def write_histogram(self, place: Place, name: str, values: Any) -> None:
-        """Add a histogram of the finite values."""
         self._write_row(place, {name: _trackio().Histogram(values)._to_dict()})
 
     def write_file(self, place: Place, name: str, path: Path) -> None:
-        """Keep an artifact; the same name again is its next version."""
         artifact = _trackio().Artifact(clean(f"run-{self._id}-{name}"), type="file", metadata=asdict(place))
         artifact.add_file(path)
         _storage().commit_artifact_version(
@@ -125,7 +116,6 @@ class Trackio(Tracker):
         )
 
     def flush(self) -> None:
-        """Insert the collected rows, with the configuration where it has changed."""
         if not self._rows:
             return
         config = self._config if self._config_is_new else None
@@ -139,7 +129,6 @@ class Trackio(Tracker):
         self._config_is_new = False
 
     def finish(self, status: str) -> None:
-        """Write how the run ended."""
         self._config["status"], self._config_is_new = status, True
         self._collect((self._step,), {"status": _trackio().Markdown(status)._to_dict()})
         self.flush()
@@ -150,13 +139,15 @@ class Trackio(Tracker):
         self._collect(astuple(replace(place, epoch=0.0, seconds=0.0)), {**values, **axes})
 
     def _collect(self, place: tuple[Any, ...], row: Mapping[str, Any]) -> None:
-        """Add values to the row of a place, which begins with the step; where it has others of a name, to a new row."""
+        # A row with another value of the same name starts a new row.
         reserved = _trackio("utils").RESERVED_KEYS
         named = {f"__{name}" if name in reserved else name: value for name, value in row.items()}
-        former = self._rows.get(place, {})
-        if any(former.get(name, value) != value for name, value in named.items() if name not in ("epoch", "seconds")):
-            place, former = (*place, len(self._rows)), {}
-        self._rows[place] = former | named
+        collected = self._rows.get(place, {})
+        if any(
+            collected.get(name, value) != value for name, value in named.items() if name not in ("epoch", "seconds")
+        ):
+            place, collected = (*place, len(self._rows)), {}
+        self._rows[place] = collected | named
 
     def _find_shown(self) -> dict[tuple[str, int], int]:
         shown: dict[tuple[str, int], int] = {}

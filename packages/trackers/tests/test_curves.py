@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from heliograph_trackers.curves import precision_recall
+from heliograph_trackers.wandb import precision_recall
 
 
 @pytest.mark.parametrize(

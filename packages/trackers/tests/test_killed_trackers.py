@@ -21,7 +21,7 @@ from heliograph.packages.trackers.tests.tracker_runs import (
     wandb_files,
     wandb_losses,
 )
-from heliograph_trackers.wandb_file import rows
+from heliograph_trackers.wandb import rows
 
 SCENARIOS = ("lost", "seen", "back")
 

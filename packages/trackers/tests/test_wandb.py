@@ -25,7 +25,7 @@ from heliograph.spi import Place
 from heliograph.tests.kit import class_batches, fit
 from heliograph_testing import check_tracker
 from heliograph_trackers import WandB
-from heliograph_trackers.wandb_file import rows
+from heliograph_trackers.wandb import rows
 from wandb.errors import CommError
 
 LOG = h.LogSchedule(h.Every(steps=1))
@@ -189,13 +189,13 @@ def test_without_a_key_the_page_stays_here(tmp_path: Path) -> None:
 
     assert len(wandb_files(tmp_path)) == 1
     assert result.notes == (
-        "wandb: no API key of W&B is known, so the page is written to this machine; `wandb sync` sends it, and `wandb "
-        "login` or WANDB_API_KEY lets the next run be sent as it goes",
+        "wandb: no API key, so the page is written to this machine: send it by `wandb sync`, and set a key by `wandb "
+        "login` or WANDB_API_KEY for the next run",
     )
 
 
 def test_online_without_a_key_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs an API key of W&B, and none is known: run `wandb login`, set"):
+    with pytest.raises(ValueError, match="needs an API key of W&B: run `wandb login`, set"):
         WandB(mode="online")
 
 
@@ -219,7 +219,7 @@ def test_a_server_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
     (path,) = wandb_files(tmp_path)
     name = path.stem.removeprefix("run-").removesuffix("-offline")
     assert result.warnings == (
-        "wandb could not begin a page online, so it is on this machine: `wandb sync --id "
+        "wandb could not start a page online, so it is on this machine: `wandb sync --id "
         f"{name} {path.parent}` sends it (no answer in 30 seconds).",
     )
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
@@ -229,14 +229,14 @@ def test_disabled_by_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("WANDB_MODE", "disabled")
     result = fit(LOG, WandB(folder=tmp_path))
 
-    assert (result.notes, result.warnings) == (("wandb: nothing is logged, since W&B is disabled",), ())
+    assert (result.notes, result.warnings) == (("wandb: nothing is logged, because W&B is disabled",), ())
     assert wandb_files(tmp_path) == []
 
 
 def test_what_is_no_mode_and_no_list_of_tags() -> None:
-    with pytest.raises(ValueError, match=r"WandB\(mode='off'\): it is one of 'online', 'offline', 'disabled' and None"):
+    with pytest.raises(ValueError, match=r"mode must be 'online', 'offline', 'disabled' or None, got 'off'"):
         WandB(mode="off")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"tags are a list of strings, such as \['small'\]"):
+    with pytest.raises(TypeError, match=r"tags must be a list of strings, for example \['small'\]"):
         WandB(tags="small")
 
 

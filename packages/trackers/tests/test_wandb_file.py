@@ -10,7 +10,7 @@ import wandb
 from heliograph.packages.trackers.tests.tracker_runs import wandb_files
 from heliograph.tests.kit import class_batches, fit
 from heliograph_trackers import WandB
-from heliograph_trackers.wandb_file import BLOCK, last_steps, rows
+from heliograph_trackers.wandb import BLOCK, last_steps, rows
 
 STEPS = 300
 

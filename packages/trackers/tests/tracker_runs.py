@@ -23,7 +23,7 @@ from heliograph.tests.kills import in_a_child
 from heliograph.tests.kit import class_batches, fit, linear_classifier, saving
 from heliograph_trackers import Trackio, WandB
 from heliograph_trackers import wandb as wandb_module
-from heliograph_trackers.wandb_file import records, rows
+from heliograph_trackers.wandb import records, rows
 
 SAVED_AT, KILLED_AT, STEPS = 10, 13, 20
 Loss = tuple[int, int, float]  # the step, the number of rollbacks, the loss

@@ -1,4 +1,4 @@
-"""Attempts of a training, one after the other, as a scheduler starts them; a watchdog ends what hangs."""
+"""Runs a training attempt by attempt, like a scheduler; a watchdog ends hanging attempts."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from .processes import Child, Start, end_group, free_port, rank_variables
 
 PACKAGE = "heliograph-chaos"
 PLUGINS = "HELIOGRAPH_PLUGINS"  # adds the plugin to every trainer
-LOOKS = 0.02  # seconds from one look at the processes to the next
-AFTER_ANOTHER = 15.0  # seconds that a rank has to end by itself when another one has
-HOPELESS = 3  # attempts in a row that fail though no fault has acted
+POLL_INTERVAL = 0.02  # seconds between two polls of the processes
+END_TIMEOUT = 15.0  # seconds for a rank to end after another rank ended
+MOST_FAILURES = 3  # consecutive failures without a fault
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ChaosAttempt:
     """One start of the training.
 
     Attributes:
         statuses: the exit status of each rank, negative for a signal.
-        seconds: how long it took.
-        silence: the longest time without a sign of life, in seconds.
-        hung: whether the watchdog has ended it.
-        faults: the kinds of the faults that have acted in it.
-        failed: whether the training has ended with an error on some rank.
-        output: the file with what it has printed.
+        seconds: its duration.
+        silence: the longest time without progress, in seconds.
+        hung: whether the watchdog ended it.
+        faults: the kinds of the faults that acted.
+        failed: whether the training failed on some rank.
+        output: the file with its output.
     """
 
     statuses: tuple[int, ...]
@@ -45,20 +45,19 @@ class Attempt:
 
     @property
     def completed(self) -> bool:
-        """Whether every process has ended without an error."""
         return not any(self.statuses)
 
 
-class Training:
-    """A training in a folder, with a journal beside it, and faults.
+class ChaosTraining:
+    """A training in a folder, with faults, and with journals and outputs in the folder `notes`.
 
     Args:
         start: starts a process.
-        folder: where it runs.
-        notes: a folder for the journals and the outputs.
-        ranks: how many processes train together.
-        faults: what is to happen.
-        seed: of the faults in numbers.
+        folder: the folder of the training.
+        notes: a new folder for the journals and outputs.
+        ranks: the number of processes.
+        faults: the faults to inject.
+        seed: the seed of faults in numbers.
         on_attempt: called with a line after each attempt.
     """
 
@@ -78,44 +77,36 @@ class Training:
         notes.mkdir(parents=True)
         plan = {"faults": [fault.as_dict() for fault in faults], "seed": seed, "disk": str(folder)}
         (notes / "plan.json").write_text(json.dumps(plan))
-        self.attempts: list[Attempt] = []
+        self.attempts: list[ChaosAttempt] = []
 
     @property
     def journals(self) -> list[Path]:
-        """The journals that the ranks have written so far, that of the main one first."""
         return journals(self._notes)
 
     def run(self, patience: float, limit: int) -> bool:
-        """Start it again until it has completed; return whether it has.
-
-        Args:
-            patience: after how many seconds without a sign of life the watchdog ends it.
-            limit: how many attempts at most.
-        """
         failures = 0
         while len(self.attempts) < limit:
             self.attempts.append(attempt := self._attempt(patience))
             if attempt.completed:
                 return True
             failures = 0 if attempt.faults else failures + 1
-            if failures == HOPELESS:
+            if failures == MOST_FAILURES:
                 return False
         return False
 
     def _entries(self) -> dict[Path, list[Entry]]:
-        """Return what each rank has noted, by its journal."""
         return {path: [*read(path)] for path in self.journals}
 
-    def _attempt(self, patience: float) -> Attempt:
+    def _attempt(self, patience: float) -> ChaosAttempt:
         output = self._notes / f"attempt-{len(self.attempts) + 1}.log"
         before, began, port = self._entries(), monotonic(), free_port() if self._ranks > 1 else 0
         children: list[Child] = []
-        watch = _Watch(self._notes)
+        watchdog = _Watchdog(self._notes)
         try:
             for rank in range(self._ranks):
                 variables = {**self._variables(), **rank_variables(rank, self._ranks, port)}
                 children.append(self._start(self._folder, variables, output))
-            hung = watch.until_end(children, patience)
+            hung = watchdog.until_end(children, patience)
         finally:
             for child in children:
                 end_group(child)
@@ -127,10 +118,10 @@ class Training:
         if self._on_attempt is not None:
             line = _describe(new, statuses, hung=hung, seconds=seconds)
             self._on_attempt(f"{self._folder.name}, attempt {len(self.attempts) + 1}: {line}")
-        return Attempt(statuses, seconds, watch.silence, hung, kinds, failed, output)
+        return ChaosAttempt(statuses, seconds, watchdog.silence, hung, kinds, failed, output)
 
     def _variables(self) -> dict[str, str]:
-        """Return the variables by which a trainer finds the plugin: a package with an entry point lies on the path."""
+        # A package with an entry point on PYTHONPATH adds the plugin to every trainer.
         package = self._notes / "package"
         info = package / "heliograph_chaos-1.dist-info"
         if not info.exists():
@@ -143,12 +134,8 @@ class Training:
         return {VARIABLE: str(self._notes), PLUGINS: added, "PYTHONPATH": path}
 
 
-class _Watch:
-    """The signs of life of some processes: their journals grow.
-
-    Args:
-        notes: the folder of the journals.
-    """
+class _Watchdog:
+    """Detects a hanging training: its journals stop growing."""
 
     def __init__(self, notes: Path) -> None:
         self._notes = notes
@@ -156,53 +143,42 @@ class _Watch:
         self.silence = 0.0
 
     def until_end(self, children: Sequence[Child], patience: float) -> bool:
-        """Wait until all processes have ended, or one of them hangs; return whether one does."""
         first_end: float | None = None
         while True:
-            left = [child for child in children if child.poll() is None]
-            if not left:
+            running = [child for child in children if child.poll() is None]
+            if not running:
                 return False
             now, size = monotonic(), self._measure()
             silence = now - self._last
             self.silence = max(self.silence, silence)
             if size != self._size:
                 self._size, self._last = size, now
-            if len(left) < len(children):
+            if len(running) < len(children):
                 first_end = first_end or now
-                if now - first_end > AFTER_ANOTHER:
-                    return any(child.poll() == 0 for child in children)  # else the scheduler ends the others
+                if now - first_end > END_TIMEOUT:
+                    return any(child.poll() == 0 for child in children)  # a failed rank: the scheduler ends the others
             if silence > patience:
                 return True
-            sleep(LOOKS)
+            sleep(POLL_INTERVAL)
 
     def _measure(self) -> int:
         return sum(path.stat().st_size for path in journals(self._notes))
 
 
 def journals(notes: Path) -> list[Path]:
-    """Return the journals in a folder, that of the main rank first."""
     stem, _, suffix = JOURNAL.partition(".")
     return [*notes.glob(JOURNAL), *sorted(notes.glob(f"{stem}.rank-*.{suffix}"))]
 
 
 def _status(child: Child) -> int:
-    """Return the exit status of a process that was ended or is about to end."""
     while (status := child.poll()) is None:
-        sleep(LOOKS)
+        sleep(POLL_INTERVAL)
     return status
 
 
 def _describe(entries: Sequence[Entry], statuses: Sequence[int], *, hung: bool, seconds: float) -> str:
-    """Return where an attempt began, which faults have acted, and how it ended.
-
-    Args:
-        entries: what its ranks have noted.
-        statuses: the exit status of each rank.
-        hung: whether the watchdog has ended it.
-        seconds: how long it took.
-    """
     resumed = next((entry["batch"] for entry in entries if entry["what"] == "resumed"), None)
-    met = [f"{entry['kind']} at {entry['where']}" for entry in entries if entry["what"] == "fault"]
+    faults = [f"{entry['kind']} at {entry['where']}" for entry in entries if entry["what"] == "fault"]
     how = f"ended with status {', '.join(map(str, statuses))}" if any(statuses) else "completed"
     end = f"{'ended by the watchdog' if hung else how} after {seconds:.1f} s"
-    return "; ".join(["from the start" if resumed is None else f"from batch {resumed}", *met, end])
+    return "; ".join(["from the start" if resumed is None else f"from batch {resumed}", *faults, end])

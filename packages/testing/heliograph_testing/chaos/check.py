@@ -1,4 +1,4 @@
-"""The check: a training without faults, twice, then one with faults, restarted until it ends, and compared."""
+"""`check_script` and `check_function`: compare a training with faults with one without."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from tempfile import mkdtemp
 from heliograph.spi import UsageError, check_whole_number, known_names
 
 from ..resume.check import varying
-from .attempts import Training
-from .comparison import Story
-from .faults.fault import HARMLESS, KINDS, Fault
-from .faults.plan import draw_faults
+from .attempts import ChaosTraining
+from .comparison import RankStory
+from .faults.fault import HARMLESS, KINDS, Fault, draw_faults
 from .processes import Start, function_starter, script_starter
-from .reference import check_saves, read_reference
 from .report import ChaosReport
-from .rounds import Aside, Round, close_round, first_difference_of_ranks
-from .summary import report_of
+from .rounds import Aside, ChaosRound, check_saves, close_round, first_difference_of_ranks, read_reference, report_of
 from .workspace import copy_folder
 
-MORE_ATTEMPTS = 10  # than faults
-PATIENCE = 900.0  # seconds without a sign of life, where nothing is known of the training
-SHORTEST = 10.0  # seconds that the watchdog waits at least
+MORE_ATTEMPTS = 10  # in addition to one per fault
+PATIENCE = 900.0  # seconds without progress, for a training of unknown speed
+SHORTEST = 10.0  # minimum seconds of the watchdog
 Faults = int | Sequence[Fault]
 
 
@@ -41,37 +38,37 @@ def check_script(
     leave_out: Sequence[str] = (),
     on_attempt: Callable[[str], object] | None = None,
 ) -> ChaosReport:
-    """Run a training script with faults, restart it after each death as a scheduler would, and compare its end.
+    """Run a training script with faults, restart it like a scheduler, and compare its result.
 
-    The script is run three times, each in a copy of the folder `source`: twice without faults, for what it should do,
-    and to see whether it does the same twice; and once with faults. It must resume by itself (`resume="auto"`), and
-    write to paths that are relative to the current folder. Where some of a number of faults did not act, it is run
-    again, with others of the same kinds, until all have acted, or none does.
+    The script runs three times, each time in a copy of the folder `source`: twice without faults, for the expected
+    result and to test whether it is deterministic, and once with faults. The script must resume (`resume="auto"`) and
+    write to paths relative to the current folder. If some drawn faults did not act, it runs again with other faults of
+    the same kinds, until all have acted or none acts.
 
     Args:
-        script: the file, within `source`.
+        script: the file, in `source`.
         arguments: its arguments.
-        seed: of all choices: the same faults at the same events.
-        faults: how many, or which.
-        kinds: of faults that are drawn; by default all that change no numbers.
-        ranks: how many processes to start for each attempt, as `torchrun` does.
-        source: the folder that the script is run in.
-        folder: where to run; it must not exist and is kept. By default a temporary one, removed where all is equal.
-        leave_out: names in `source` that are not copied, such as `data` or `runs`.
-        on_attempt: called with a line after each attempt, such as `print`.
+        seed: the seed of all choices: equal seeds give equal faults at equal events.
+        faults: the number of faults, or a list of them.
+        kinds: the kinds of drawn faults; by default all that do not change numbers.
+        ranks: the number of processes per attempt, as with `torchrun`.
+        source: the folder in which the script runs.
+        folder: where to run; it must not exist and is kept. By default a temporary folder, removed if all is equal.
+        leave_out: names in `source` that are not copied, for example `data` or `runs`.
+        on_attempt: called with a line after each attempt, for example `print`.
 
     Returns:
-        The verdict, with what was lost.
+        The report.
 
     Raises:
-        UsageError: it cannot be said: the script fails without faults, or differs from run to run; it writes outside of
-            its copy; it trains nothing, or saves nothing though faults are to end it.
+        UsageError: the check is impossible: the script fails without faults or is not deterministic, writes outside its
+            copy, trains nothing, or saves nothing although faults end it.
     """
     path, root = Path(script).resolve(), Path(source).resolve()
     if not path.is_file():
-        raise UsageError(f"There is no file {script}.")
+        raise UsageError(f"{script} is not a file.")
     if not path.is_relative_to(root):
-        raise UsageError(f"{path} is not in {root}, which is copied: change to the folder of the script.")
+        raise UsageError(f"{path} is not in {root}, the folder that is copied: change to the folder of the script.")
     start = script_starter(path.relative_to(root), arguments)
 
     def copy(to: Path) -> None:
@@ -89,15 +86,18 @@ def check_function(
     ranks: int = 1,
     folder: str | Path | None = None,
 ) -> ChaosReport:
-    """Do as `check_script` with a function, in copies of this process (Linux, macOS): quicker, as torch is there.
+    """Run `check_script` with a function, in forks of this process (Linux, macOS), which start faster.
 
     Args:
-        train: trains on the CPU, in a current folder that is empty, or where an attempt before it has left its files.
-        seed: see `check_script`, as for the rest.
-        faults: see there.
-        kinds: see there.
-        ranks: see there.
-        folder: see there.
+        train: trains on the CPU, in a current folder that is empty or has the files of the previous attempt.
+        seed: see `check_script`.
+        faults: see `check_script`.
+        kinds: see `check_script`.
+        ranks: see `check_script`.
+        folder: see `check_script`.
+
+    Returns:
+        The report.
     """
     return _check(function_starter(train), lambda to: to.mkdir(parents=True), folder, seed, faults, kinds, ranks)
 
@@ -112,17 +112,16 @@ def _check(
     ranks: int,
     on_attempt: Callable[[str], object] | None = None,
 ) -> ChaosReport:
-    """Check in a folder that is given and kept, or in a temporary one, which is kept where something differs."""
     for kind in kinds:
         if kind not in KINDS:
-            raise UsageError(f"There is no fault {kind!r}.{known_names(kind, KINDS)}")
+            raise UsageError(f"Unknown fault {kind!r}.{known_names(kind, KINDS)}")
     check_whole_number("ranks", ranks, at_least=1)
     if isinstance(faults, int):
         check_whole_number("faults", faults, at_least=1)
     if folder is not None and Path(folder).exists():
-        raise UsageError(f"{folder} exists: give a folder that does not, in which nothing can be overwritten.")
+        raise UsageError(f"{folder} exists: choose a new folder, so that nothing is overwritten.")
     place = Path(mkdtemp(prefix="chaos-")) if folder is None else Path(folder).resolve()
-    check = _Check(start, copy, place, seed, ranks, on_attempt)
+    check = _ChaosCheck(start, copy, place, seed, ranks, on_attempt)
     try:
         report = check.run(faults, kinds)
     except (UsageError, KeyboardInterrupt):
@@ -135,18 +134,7 @@ def _check(
     return replace(report, folder=place)
 
 
-class _Check:
-    """The trainings of a check: two without faults, then some with them.
-
-    Args:
-        start: starts a process.
-        copy: makes the folder of a training.
-        place: where all folders are made.
-        seed: of all choices.
-        ranks: how many processes train together.
-        on_attempt: called with a line after each attempt.
-    """
-
+class _ChaosCheck:
     def __init__(
         self,
         start: Start,
@@ -160,56 +148,50 @@ class _Check:
         self._on_attempt = on_attempt
 
     def run(self, faults: Faults, kinds: Sequence[str]) -> ChaosReport:
-        """Run all, and return what came of it.
-
-        Raises:
-            UsageError: nothing can be said.
-        """
         pair = [self._train(name, (), PATIENCE, 1) for name in ("reference", "again")]
         expected, again = (read_reference(training) for training in pair)
-        aside = [varying(one.in_order, other.in_order) for one, other in zip(expected, again, strict=True)]
+        aside = [varying(story.in_order, twin.in_order) for story, twin in zip(expected, again, strict=True)]
         if difference := first_difference_of_ranks(expected, again, aside):
             raise UsageError(
-                f"The training differs from run to run without any fault, so nothing can be said: {difference}. "
-                f"`python -m heliograph verify-resume` may find out why."
+                f"The training is not deterministic even without faults: {difference}. "
+                f"`python -m heliograph verify-resume` may show the cause."
             )
         counts = expected[0].counts
-        plan = self._aim(self._seed, faults, kinds, counts) if isinstance(faults, int) else list(faults)
+        plan = self._draw(self._seed, faults, kinds, counts) if isinstance(faults, int) else list(faults)
         check_saves(plan, counts)
         patience = max(SHORTEST, 4 * max(training.attempts[0].silence for training in pair))
-        rounds = [self._meet(1, plan, patience, expected, aside)]
-        while isinstance(faults, int) and (missed := rounds[-1].missed) and self._may_aim_again(rounds[-1]):
+        rounds = [self._run_with_faults(1, plan, patience, expected, aside)]
+        while isinstance(faults, int) and (missed := rounds[-1].missed) and self._can_draw_again(rounds[-1]):
             number = len(rounds) + 1
-            plan = self._aim(f"{self._seed} {number}", len(missed), [fault.kind for fault in missed], counts)
-            rounds.append(self._meet(number, plan, patience, expected, aside))
+            plan = self._draw(f"{self._seed} {number}", len(missed), [fault.kind for fault in missed], counts)
+            rounds.append(self._run_with_faults(number, plan, patience, expected, aside))
         return report_of(rounds, expected[0], self._seed, min(training.attempts[0].seconds for training in pair))
 
-    def _aim(self, seed: int | str, number: int, kinds: Sequence[str], counts: Mapping[str, int]) -> list[Fault]:
+    def _draw(self, seed: int | str, number: int, kinds: Sequence[str], counts: Mapping[str, int]) -> list[Fault]:
         return draw_faults(seed, number, counts, kinds, ranks=self._ranks)
 
-    def _may_aim_again(self, last: Round) -> bool:
-        """Return whether more can be found out: some fault has acted, and nothing is wrong that none explains."""
+    def _can_draw_again(self, last: ChaosRound) -> bool:
+        # Some fault has acted, and faults explain any difference.
         is_explained = last.verdict == "equal" or (last.verdict == "differs" and last.changes_numbers)
         return is_explained and len(last.missed) < len(last.met)
 
-    def _meet(
+    def _run_with_faults(
         self,
         number: int,
         plan: Sequence[Fault],
         patience: float,
-        expected: Sequence[Story],
+        expected: Sequence[RankStory],
         aside: Sequence[Aside],
-    ) -> Round:
-        """Let a training meet faults, until it ends."""
+    ) -> ChaosRound:
         name = "chaos" if number == 1 else f"chaos-{number}"
         training = self._train(name, plan, patience, len(plan) + MORE_ATTEMPTS)
         return close_round(training, plan, expected, aside)
 
-    def _train(self, name: str, plan: Sequence[Fault], patience: float, limit: int) -> Training:
+    def _train(self, name: str, plan: Sequence[Fault], patience: float, limit: int) -> ChaosTraining:
         folder = self._place / name
         self._copy(folder)
         notes = self._place / f"{name}-notes"
-        training = Training(
+        training = ChaosTraining(
             self._start,
             folder,
             notes,

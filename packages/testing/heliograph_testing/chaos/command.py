@@ -1,4 +1,4 @@
-"""`python -m heliograph chaos train.py`."""
+"""The command `heliograph chaos train.py`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from types import FrameType
 NAME = "chaos"
 
 
-class Terminated(KeyboardInterrupt):
-    """The process got a SIGTERM, which ends it as a Ctrl-C does."""
+class CheckTerminated(KeyboardInterrupt):
+    pass
 
 
 def chaos(arguments: Sequence[str]) -> int:
-    """Run a script with faults and kills, and check that its result is the same.
-
-    Args:
-        arguments: those of the command, and after `--` those of the script.
-    """
+    """Run a script with faults and kills, and check that its result is the same."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     options = _parser().parse_args(arguments[:at])
     return _check(options, arguments[at + 1 :])
@@ -32,20 +28,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"heliograph {NAME}",
         usage="heliograph chaos [options] script [-- arguments]",
-        description="Runs a script in a copy of the current folder, twice without faults and once with them, started "
-        "again when it was ended. Exit status 0: equal, bit for bit, or differing as was noticed; 1: it differs, loses "
-        "work, or does not end; 2: it could not be checked, or no fault could act.",
+        description="Runs a script in copies of the current folder, twice without faults and once with them, and "
+        "restarts it after each fault. Exit status 0: bitwise identical, or all causes of a difference were noticed; "
+        "1: it differs, loses work, or does not end; 2: the check failed, or no fault could act.",
     )
-    parser.add_argument("script", type=Path, help="the program, which resumes by itself: resume='auto'")
-    parser.add_argument("--seed", type=int, default=0, help="of all choices (%(default)s)")
-    parser.add_argument("--faults", type=int, default=50, metavar="N", help="how many are to act (%(default)s)")
+    parser.add_argument("script", type=Path, help="the program; it must resume: resume='auto'")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all choices (%(default)s)")
+    parser.add_argument("--faults", type=int, default=50, metavar="N", help="number of faults (%(default)s)")
     parser.add_argument(
-        "--kinds", help="of faults, with commas between them; by default all that change no numbers", metavar="KINDS"
+        "--kinds",
+        help="comma-separated kinds of faults; by default all that do not change numbers",
+        metavar="KINDS",
     )
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of an attempt (%(default)s)")
-    parser.add_argument("--folder", type=Path, help="where to run and leave all files; it must not exist")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes per attempt (%(default)s)")
+    parser.add_argument("--folder", type=Path, help="new folder to run in, which is kept")
     parser.add_argument(
-        "--leave-out", action="append", default=[], metavar="NAME", help="what of the current folder is not copied"
+        "--leave-out",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name in the current folder to exclude",
     )
     return parser
 
@@ -67,26 +69,25 @@ def _check(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                 leave_out=options.leave_out,
                 on_attempt=lambda line: print(line, file=sys.stderr, flush=True),
             )
-    except ValueError as error:  # what a user can cause
+    except ValueError as error:  # a usage error
         print(f"heliograph {NAME}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
-        files = "the files are removed" if options.folder is None else f"the files are in {options.folder}"
-        print(f"heliograph {NAME}: interrupted; the processes are ended, and {files}", file=sys.stderr)
-        return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+        files = "the files were removed" if options.folder is None else f"the files are in {options.folder}"
+        print(f"heliograph {NAME}: interrupted; all processes were ended, and {files}", file=sys.stderr)
+        return 128 + (signal.SIGTERM if isinstance(error, CheckTerminated) else signal.SIGINT)
     print(report)
     return 1 if not report.is_good else 0 if report.acted else 2
 
 
 @contextmanager
 def _ended_by_notice() -> Iterator[None]:
-    """Let a SIGTERM end the check as a Ctrl-C does: the processes are in groups of their own, and would not end."""
-
+    # The processes have their own process groups, so a SIGTERM of this one must end them.
     def end(signum: int, frame: FrameType | None) -> None:
-        raise Terminated
+        raise CheckTerminated
 
-    former = signal.signal(signal.SIGTERM, end)
+    previous = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, former)
+        signal.signal(signal.SIGTERM, previous)

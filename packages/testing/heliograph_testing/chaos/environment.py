@@ -1,4 +1,4 @@
-"""The plugin as the environment of a process says it: for a script that knows nothing of it."""
+"""Adds the plugin to a script that does not know it, by environment variables."""
 
 from __future__ import annotations
 
@@ -20,14 +20,7 @@ JOURNAL = "journal.jsonl"
 
 
 class ConfinedChaos(Chaos):
-    """Chaos in a copy of a folder, outside of which nothing may be written.
-
-    Args:
-        faults: see `Chaos`.
-        seed: see there.
-        journal: see there.
-        disk: the copy.
-    """
+    """Chaos in a copy of a folder; ends the process if the training would write outside the copy."""
 
     name = "chaos"
 
@@ -37,29 +30,23 @@ class ConfinedChaos(Chaos):
 
     @on(TrainStart, ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, before="file_log")
     def stay_inside(self, run: Run, event: Event) -> None:
-        """End the process of what would leave the copy: after an error, logs there would still note it."""
         self._check_paths(run)
 
     @on(PluginChanged, lane=Lane.TRANSFORM, before="file_log")
-    def look_again(self, run: Run, event: PluginChanged) -> None:
-        """Look at a plugin that was enabled."""
+    def check_enabled_plugin(self, run: Run, event: PluginChanged) -> None:
         self._check_paths(run)
 
     def _check_paths(self, run: Run) -> None:
         if reason := reason_to_refuse(run, self._copy):
             Journal(self._refusals).note("refused", text=reason)
-            os._exit(1)
+            os._exit(1)  # after an error, plugins would still write outside the copy
 
 
 def make_chaos() -> Chaos:
-    """Return the plugin with the plan and the journal that the variable HELIOGRAPH_CHAOS names the folder of.
-
-    Raises:
-        ValueError: the variable is not set.
-    """
-    if not (named := os.environ.get(VARIABLE)):
-        raise ValueError(f"{VARIABLE} is not set: `python -m heliograph chaos train.py` sets it for what it starts.")
-    folder = Path(named)
+    """Return the plugin with the plan in the folder that HELIOGRAPH_CHAOS names."""
+    if not (notes := os.environ.get(VARIABLE)):
+        raise ValueError(f"{VARIABLE} is not set: start the training by `python -m heliograph chaos train.py`.")
+    folder = Path(notes)
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    faults = [Fault(**each) for each in plan["faults"]]
+    faults = [Fault(**fault) for fault in plan["faults"]]
     return ConfinedChaos(faults, seed=plan["seed"], journal=folder / JOURNAL, disk=Path(plan["disk"]))

@@ -1,4 +1,4 @@
-"""The processes of one attempt: a script's, or copies of this process that call a function."""
+"""The processes of an attempt: a script, or forks of this process that call a function."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import NoReturn, Protocol
 
 
 class Child(Protocol):
-    """A process that leads a process group of its own."""
+    """A process that leads its own process group."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """Return its exit status, negative for a signal; None while it runs."""
+        """Return the exit status, negative for a signal; None while it runs."""
 
 
 Start = Callable[[Path, Mapping[str, str], Path], Child]
 
 
 def script_starter(script: Path, arguments: Sequence[str]) -> Start:
-    """Return what starts a script in a folder, with variables added to the environment, its output in a file."""
+    """Return a function that starts a script in a folder, with variables and an output file."""
 
     def start(folder: Path, variables: Mapping[str, str], output: Path) -> Child:
         with output.open("ab") as file:
@@ -46,43 +46,36 @@ def script_starter(script: Path, arguments: Sequence[str]) -> Start:
 
 
 def function_starter(train: Callable[[], object]) -> Start:
-    """Return what calls a function in a copy of this process, which has imported all that it needs."""
+    """Return a function that forks this process and calls `train` in the fork."""
 
     def start(folder: Path, variables: Mapping[str, str], output: Path) -> Child:
         if child := os.fork():
-            with suppress(OSError):  # the child has done it
+            with suppress(OSError):  # the child has set it already
                 os.setpgid(child, child)
-            return Copy(child)
+            return Fork(child)
         become(partial(_train_in, folder, variables, train), output)
 
     return start
 
 
-class Copy:
-    """A copy of this process.
-
-    Args:
-        pid: its number.
-    """
-
+class Fork:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        """Return its exit status, negative for a signal; None while it runs."""
         if self._status is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            self._status = os.waitstatus_to_exitcode(status) if found else None
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status
 
 
 def become(action: Callable[[], object], output: Path) -> NoReturn:
-    """In a copy of a process: lead a process group, do something and end, with status 1 where it failed.
+    """In a fork: lead a process group, call a function and exit, with status 1 after an error.
 
     Args:
-        action: what to do; one that exits has its own status.
-        output: the file to which its output goes.
+        action: the function; its own exit status is kept.
+        output: the file for the output.
     """
     status = 1
     try:
@@ -90,12 +83,12 @@ def become(action: Callable[[], object], output: Path) -> NoReturn:
         log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)  # who has forked may have replaced them
+        sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)  # the parent may have replaced them
         action()
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001  # in the output, and by the status
+    except BaseException:  # noqa: BLE001  # printed, and in the status
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -105,12 +98,12 @@ def become(action: Callable[[], object], output: Path) -> NoReturn:
 def _train_in(folder: Path, variables: Mapping[str, str], train: Callable[[], object]) -> None:
     os.chdir(folder)
     os.environ.update(variables)
-    sys.path[:0] = variables["PYTHONPATH"].split(os.pathsep)  # which Python has read long ago
+    sys.path[:0] = variables["PYTHONPATH"].split(os.pathsep)  # Python reads the variable only at its start
     train()
 
 
 def rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """Return what torch reads of the environment in one of several processes; nothing for a single one."""
+    # The variables that torch.distributed reads.
     if ranks == 1:
         return {}
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
@@ -118,13 +111,11 @@ def rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def end_group(child: Child) -> None:
-    """Kill what is left of the process group that a child leads."""
-    with suppress(ProcessLookupError, PermissionError):  # nothing is left; macOS says it otherwise
+    with suppress(ProcessLookupError, PermissionError):  # no process is left; macOS raises PermissionError
         os.killpg(child.pid, signal.SIGKILL)

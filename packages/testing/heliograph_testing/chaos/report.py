@@ -1,4 +1,4 @@
-"""What became of a training that met faults, in words and numbers."""
+"""The report of a chaos check."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Verdict = Literal["equal", "differs", "lost work", "did not end"]
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    """A fault of the plan, and what became of it.
+class FaultOutcome:
+    """The outcome of a fault of the plan.
 
     Attributes:
-        fault: which.
-        where: in the training it acted, in words; empty where it did not.
-        text: what it did.
-        noticed_by: of one that changes numbers: the plugin that noticed it; empty where none did.
-        answer: what that did or said.
-        why_not: of one that did not act: why.
+        fault: the fault.
+        where: its position in the training as text; empty if it did not act.
+        text: its effect.
+        noticed_by: for a fault in numbers: the plugin that noticed it, or empty.
+        answer: the request, warning or error of that plugin.
+        why_not: why it did not act.
     """
 
     fault: Fault
@@ -35,7 +35,6 @@ class Met:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it changed a number, and nobody noticed."""
         return bool(self.where) and KINDS[self.fault.kind].changes_numbers and not self.noticed_by
 
     def __str__(self) -> str:
@@ -44,36 +43,37 @@ class Met:
         text = f"{self.fault}: {self.where}: {self.text}"
         if not KINDS[self.fault.kind].changes_numbers:
             return text
-        return f"{text}; " + (f"noticed by {self.noticed_by}: {self.answer}" if self.noticed_by else "nobody noticed")
+        return f"{text}; " + (f"noticed by {self.noticed_by}: {self.answer}" if self.noticed_by else "not noticed")
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosReport:
-    """The result of `check_script`.
+    """The result of `check_script` and `check_function`.
 
     Attributes:
-        verdict: `equal`: the losses of every batch, each time that it was done, and what the training ended with equal
-            those without faults, bit for bit, and every restart has continued from the newest checkpoint, if there was
-            one; `lost work`: only that is not so; `differs`; or `did not end`.
-        difference: the first difference, or how it failed; empty where there is none.
-        seed: of the faults.
-        met: the faults of the plan, in its order; where others were drawn for those that did not act, these instead.
-        trainings: how many times the training was done, from its start to its end, until all faults had acted.
-        attempts: how many times it was started for that.
-        hung: how many of these were ended by the watchdog.
-        resumed: how many of these continued from a checkpoint.
-        restarted: how many of these began from the start once more.
-        batches: how many batches the training has.
-        batches_done: how many were done, with those that were repeated.
-        seconds: without faults.
-        seconds_spent: with them.
-        folder: where the files are, None where they were removed.
+        verdict: `equal`: all losses, including those of repeated batches, and the final state are bitwise identical to
+            the training without faults, and each restart continued from the newest checkpoint, if there was one; `lost
+            work`: equal, but a restart did not; `differs`; or `did not end`.
+        difference: the first difference, or the failure; empty if there is none.
+        seed: the seed of the faults.
+        met: the faults of the plan with their outcomes. Faults that did not act are replaced by those drawn for the
+            next training.
+        trainings: the number of trainings until all faults had acted.
+        attempts: the number of starts.
+        hung: the attempts that the watchdog ended.
+        resumed: the attempts that continued from a checkpoint.
+        restarted: the attempts that repeated the training from its start.
+        batches: the batches of the training.
+        batches_done: the batches that were trained, including repeated ones.
+        seconds: the duration without faults.
+        seconds_spent: the duration with faults.
+        folder: the folder of the files; None if it was removed.
     """
 
     verdict: Verdict
     difference: str
     seed: int
-    met: tuple[Met, ...]
+    met: tuple[FaultOutcome, ...]
     trainings: int
     attempts: int
     hung: int
@@ -86,39 +86,39 @@ class ChaosReport:
     folder: Path | None = None
 
     @property
-    def acted(self) -> tuple[Met, ...]:
-        """The faults that have acted."""
-        return tuple(each for each in self.met if each.where)
+    def acted(self) -> tuple[FaultOutcome, ...]:
+        """The faults that acted."""
+        return tuple(outcome for outcome in self.met if outcome.where)
 
     @property
-    def silent(self) -> tuple[Met, ...]:
-        """The faults that changed numbers, which nobody noticed, where the end differs."""
-        return () if self.verdict == "equal" else tuple(each for each in self.met if each.is_silent)
+    def silent(self) -> tuple[FaultOutcome, ...]:
+        """Unnoticed faults in numbers, if the training differs."""
+        return () if self.verdict == "equal" else tuple(outcome for outcome in self.met if outcome.is_silent)
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing differs but for what was noticed."""
-        noticed = any(each.noticed_by for each in self.met)
+        """Whether nothing differs, or all causes of a difference were noticed."""
+        noticed = any(outcome.noticed_by for outcome in self.met)
         return self.verdict == "equal" or (self.verdict == "differs" and noticed and not self.silent)
 
     @property
     def goodput(self) -> float:
-        """Which part of the batches that were done counts, from 0 to 1."""
+        """The fraction of the trained batches that was needed, from 0 to 1."""
         return self._needed[0] / max(1, self.batches_done)
 
     @property
     def goodput_of_time(self) -> float:
-        """Which part of the time would have been needed without faults, from 0 to 1."""
+        """The fraction of the time that was needed, from 0 to 1."""
         return min(1.0, self._needed[1] / max(self.seconds_spent, 1e-9))
 
     @property
     def _needed(self) -> tuple[int, float]:
-        """The batches and the seconds that the trainings would have needed without faults."""
+        # Batches and seconds of the trainings without faults.
         return self.batches * self.trainings, self.seconds * self.trainings
 
     def __str__(self) -> str:
         texts = {
-            "equal": "equal, bit for bit: every loss, each time that its batch was done, and the end",
+            "equal": "equal, bit for bit: every loss, including repeated batches, and the final state",
             "differs": f"differs: {self.difference}",
             "lost work": f"equal, but work was lost: {self.difference}",
             "did not end": f"did not end: {self.difference}",
@@ -128,15 +128,15 @@ class ChaosReport:
             f"{count(len(self.acted), 'fault', 'faults')} acted (seed {self.seed})"
             + (f", in {self.trainings} trainings" if self.trainings > 1 else "")
             + (f"; {unmet} did not" if unmet else ""),
-            *(f"  {each}" for each in sorted(self.met, key=lambda each: not each.where)),
+            *(f"  {outcome}" for outcome in sorted(self.met, key=lambda outcome: not outcome.where)),
             f"{count(self.attempts, 'attempt', 'attempts')}: {self.resumed} continued from a checkpoint, "
-            f"{self.restarted} began from the start again; {self.hung} were ended by the watchdog",
+            f"{self.restarted} restarted from scratch; the watchdog ended {self.hung}",
             f"goodput: {self.goodput:.0%} of the batches ({batches} of {self.batches_done}: "
             f"{self.batches_done - batches} were repeated), {self.goodput_of_time:.0%} of the time "
             f"({seconds:.1f} s of {self.seconds_spent:.1f} s)",
         ]
         if self.silent:
-            lines.append(f"silent: {count(len(self.silent), 'fault', 'faults')} in numbers, which nobody noticed")
+            lines.append(f"silent: {count(len(self.silent), 'fault', 'faults')} in numbers not noticed")
         if self.folder is not None:
             lines.append(f"the files are in {self.folder}")
         return "\n".join([*lines, texts[self.verdict]])

@@ -1,4 +1,4 @@
-"""Copies of the folder that a script runs in, and what would leave one."""
+"""Copies of the folder of a script, and the check that a training stays in its copy."""
 
 from __future__ import annotations
 
@@ -15,21 +15,16 @@ from heliograph.spi import UsageError, is_first_party
 if TYPE_CHECKING:
     from heliograph import Run
 
-MOST = 500 * 2**20  # bytes of a copy
+MOST = 500 * 2**20  # bytes per copy
 NEVER = frozenset({"__pycache__", "node_modules"})
-WRITTEN = ("folder", "path")  # attributes of plugins that say where they write
+WRITTEN = ("folder", "path")  # attributes of plugins with the paths that they write
 
 
 def copy_folder(source: Path, to: Path, leave_out: Collection[str]) -> None:
-    """Copy a folder without hidden names, virtual environments, and some other names; links stay links.
-
-    Raises:
-        UsageError: there is much to copy, or a name to leave out is not there.
-    """
     for name in leave_out:
         if not (source / name).exists():
-            raise UsageError(f"There is no {name} in {source} to leave out.")
-    left = {(source / name).resolve() for name in leave_out}
+            raise UsageError(f"--leave-out {name}: {source} has no such entry.")
+    excluded = {(source / name).resolve() for name in leave_out}
 
     def ignored(folder: str, names: list[str]) -> set[str]:
         here = Path(folder)
@@ -38,7 +33,7 @@ def copy_folder(source: Path, to: Path, leave_out: Collection[str]) -> None:
             for name in names
             if name.startswith(".")
             or name in NEVER
-            or (here / name).resolve() in left
+            or (here / name).resolve() in excluded
             or (here / name / "pyvenv.cfg").exists()
         }
 
@@ -49,24 +44,18 @@ def copy_folder(source: Path, to: Path, leave_out: Collection[str]) -> None:
         size += sum((Path(folder) / name).lstat().st_size for name in files if name not in skipped)
         if size > MOST:
             raise UsageError(
-                f"{source} holds more than {MOST // 2**20} MB, and is copied three times: leave out what the script "
-                f"does not read, as in --leave-out data, or run this in a smaller folder."
+                f"{source} has more than {MOST // 2**20} MB and is copied three times: exclude what the script does "
+                f"not read, for example --leave-out data, or run this in a smaller folder."
             )
     shutil.copytree(source, to, symlinks=True, ignore=ignored)
 
 
 def reason_to_refuse(run: Run, folder: Path) -> str:
-    """Return why a training must not begin, as it would leave a folder; empty where it would not.
-
-    Args:
-        run: which begins.
-        folder: all that it may write to and resume from.
-    """
+    # Empty if the training stays in the folder.
     return next(_reasons(run, folder.resolve()), "")
 
 
 def is_outside(path: Path, folder: Path) -> bool:
-    """Return whether a path is not in a folder, once links are followed."""
     return not path.resolve().is_relative_to(folder.resolve())
 
 
@@ -78,21 +67,21 @@ def _reasons(run: Run, folder: Path) -> Iterator[str]:
             continue
         for path in _written(plugin, folder):
             if is_outside(path, folder):
-                yield _of_written(name, path)
+                yield _describe_escape(name, path)
         for path in _paths(plugin, ("resume",)):
             if is_outside(path, folder):
                 yield (
-                    f"The training would resume {path}, which is outside of the copy of the current folder. Nothing "
-                    f"was read. Let {name} continue what the training itself has saved: resume='auto'."
+                    f"The training would resume {path}, which is outside the copy of the current folder. Resume from "
+                    f"the training's own checkpoints: {name} with resume='auto'."
                 )
 
 
 def _written(plugin: Plugin, folder: Path) -> Iterator[Path]:
-    """Yield where a plugin writes: by its attributes, or by what one of somebody else's says in a rehearsal."""
+    # Foreign plugins declare their paths in rehearse().
     if type(plugin).rehearse is Plugin.rehearse or is_first_party(type(plugin).__module__):
         yield from _paths(plugin, WRITTEN)
     else:
-        yield from map(Path, copy(plugin).rehearse(folder))  # which sets attributes, and opens nothing
+        yield from map(Path, copy(plugin).rehearse(folder))  # sets attributes, opens no file
 
 
 def _paths(plugin: Any, attributes: tuple[str, ...]) -> Iterator[Path]:
@@ -102,16 +91,16 @@ def _paths(plugin: Any, attributes: tuple[str, ...]) -> Iterator[Path]:
             yield Path(value)
 
 
-def _of_written(name: str, path: Path) -> str:
+def _describe_escape(name: str, path: Path) -> str:
     if path.is_absolute():
-        mend = f"Give {name} a path that is relative to the current folder, such as {Path('runs', path.name)}."
+        fix = f"Use a path for {name} that is relative to the current folder, for example {Path('runs', path.name)}."
     else:
-        mend = (
-            f"A link or '..' leads there: leave the link out of the copy, as in --leave-out {path.parts[0]}, or give "
-            f"{name} a path within the current folder."
+        fix = (
+            f"The path contains a link or '..': exclude the link, for example --leave-out {path.parts[0]}, or use a "
+            f"path for {name} in the current folder."
         )
     where = path if path.is_absolute() else f"{path}, which is {path.resolve()}"
     return (
-        f"The training would write to {where}, outside of the copy of the current folder, where the runs would meet. "
-        f"Nothing was written there. {mend}"
+        f"The training would write to {where}, outside the copy of the current folder, so its runs would share files. "
+        f"Nothing was written. {fix}"
     )

@@ -1,4 +1,4 @@
-"""`check_plugin`: a plugin against every rule."""
+"""`check_plugin` checks a plugin against every rule."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ RULES = (
 
 
 def step_lr(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.StepLR:
-    """Return the default scheduler of the runs that check a plugin."""
     return torch.optim.lr_scheduler.StepLR(optimizer, 1)
 
 
@@ -57,14 +56,14 @@ def check_plugin(
     """Check a plugin against every rule for plugins; docs/plugin_rules.md lists them.
 
     Args:
-        make_plugin: returns a new plugin object, with the same options every time. It is used in short runs with a
-            small model, two epochs, validation, saves and a scheduler.
-        make_scheduler: returns the scheduler of these runs, for a plugin that needs a certain one.
+        make_plugin: returns a new plugin object, with the same options every time. The plugin runs in short trainings
+            of a small model: two epochs, with validation, saves and a scheduler.
+        make_scheduler: returns the scheduler of these trainings.
         old_states: for a plugin with a `state_version`, a state of each older version.
-        draws: whether the plugin draws from the global random generators on purpose, such as one that adds noise.
+        draws: whether the plugin draws from the global random generators on purpose, for example to add noise.
 
     Raises:
-        AssertionError: a rule is broken; says which one, what was found, and how to mend it.
+        AssertionError: the plugin breaks a rule; the message has the rule, what was found, and how to fix it.
     """
     subject = Subject(make_plugin, make_scheduler, old_states or {}, draws)
     for rule in RULES:

@@ -1,29 +1,126 @@
-"""Rules on what a plugin does to the training and to other plugins."""
+"""Rules on the effects of a plugin on the training and on other plugins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from heliograph import Plugin, Run, TrainStart, on
+from heliograph import BatchEnd, BatchStart, Lane, Plugin, Run, TrainStart, ValidationBatchEnd, ValidationBatchStart, on
 from heliograph.core.objects.program import plugin_options
-from heliograph.events import Event, Receiver
-from heliograph.spi import capture, encode
+from heliograph.events import Event
+from heliograph.spi import Receiver, capture, encode
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from .attributes import Value, class_attributes, is_same, list_changes
-from .kept_batches import BatchWatch
-from .rule import rule
-from .subject import Subject, name_of
+from .subject import Subject, Value, class_attributes, is_same, list_changes, name_of, rule
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A tensor that must be freed: its description, and whether it is gone or shares memory with another."""
+
+    description: str
+    is_gone: Callable[[], bool]
+    is_same: Callable[[Tensor], bool]
+
+
+class BatchWatch(Plugin):
+    """Reports batches, outputs and losses that outlive their batch; must be the first plugin.
+
+    The loop keeps the previous batch until it has the next one, and the previous loss until the next forward pass. So a
+    batch must be gone when the batch after the next one starts. The previous batch is searched only in the plugin's
+    attributes.
+    """
+
+    def __init__(self, plugin: Any) -> None:
+        self._plugin = plugin
+        self._awaited: defaultdict[str, list[list[Awaited]]] = defaultdict(list)  # by phase, the latest last
+        self._numbers = Counter[str]()
+        self._place = ""
+        self.leaks: list[str] = []
+
+    @on(BatchStart, ValidationBatchStart, lane=Lane.TRANSFORM)
+    def begin(self, run: Run, event: BatchStart | ValidationBatchStart) -> None:
+        gc.collect()
+        batches = self._awaited[run.phase]
+        for awaited in batches[-1] if batches else ():
+            if (name := self._holder(awaited)) is not None:
+                self.leaks.append(f"{awaited.description} is still in the attribute {name}")
+        if len(batches) > 1:
+            self._look(batches.pop(0))
+        self._place = f"{run.phase} batch {self._numbers[run.phase]}"
+        self._numbers[run.phase] += 1
+        batches.append([*self._memories(run)])
+
+    @on(BatchEnd, ValidationBatchEnd, lane=Lane.TRANSFORM)
+    def end(self, run: Run, event: BatchEnd | ValidationBatchEnd) -> None:
+        losses = _tensors(run.loss) if isinstance(event, BatchEnd) else ()
+        graphs = (_graph(f"run.loss of {self._place}", loss) for loss in losses)
+        self._awaited[run.phase][-1] += [*self._memories(run), *graphs]
+
+    def look(self) -> None:
+        gc.collect()
+        for batches in self._awaited.values():
+            for batch in batches:
+                self._look(batch)
+
+    def _look(self, batch: list[Awaited]) -> None:
+        for awaited in batch:
+            if not awaited.is_gone():
+                name = self._holder(awaited)
+                where = "referenced outside the plugin's attributes" if name is None else f"in the attribute {name}"
+                self.leaks.append(f"{awaited.description} is still {where}")
+
+    def _holder(self, awaited: Awaited) -> str | None:
+        for name, value in vars(self._plugin).items():
+            if any(map(awaited.is_same, _tensors(value))):
+                return str(name)
+        return None
+
+    def _memories(self, run: Run) -> Iterator[Awaited]:
+        for name in ("batch", "outputs"):
+            for tensor in _tensors(getattr(run, name)):
+                yield _memory(f"run.{name} of {self._place}", tensor)
+
+
+def _memory(description: str, tensor: Tensor) -> Awaited:
+    storage = _weak_storage(tensor)
+    return Awaited(description, storage.expired, lambda tensor: _weak_storage(tensor).cdata == storage.cdata)
+
+
+def _weak_storage(tensor: Tensor) -> Any:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch has no types for it
+
+
+def _graph(description: str, loss: Tensor) -> Awaited:
+    alive = weakref.ref(loss)
+    return Awaited(description, lambda: alive() is None, lambda tensor: tensor is alive())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
 
 DECLARED = ("stop", "validation", "save", "log", "skip_batch", "skip_step")
 
 
 @rule(
-    "Write asks = (...) in the class, with all that it may request: else the trainer refuses a run whose only end it "
-    "is, and on several ranks nobody votes on the batches or steps that it skips."
+    "List all requests in asks = (...) in the class. Without it, the trainer refuses a run that only this plugin would "
+    "end, and several ranks do not agree on skipped batches or steps."
 )
 def declares_requests(subject: Subject) -> None:
-    """What a plugin requests of the loop is declared in its `asks`."""
+    """A plugin declares in `asks` what it requests of the loop."""
     plugin = subject.make()
     trainer = subject.trainer(plugin)
     runs: list[Run] = []
@@ -36,22 +133,22 @@ def declares_requests(subject: Subject) -> None:
     trainer.plugins.register(Witness())
     subject.fit(trainer)
     name, asks = name_of(trainer, plugin), tuple(getattr(plugin, "asks", ()))
-    requested = {each.verb for each in runs[0].control.history if each.by == name}
-    lacking = [verb for verb in DECLARED if verb in requested and verb not in asks]
-    wanted = tuple(verb for verb in DECLARED if verb in {*asks, *lacking})
-    assert not lacking, f"It requested {', '.join(lacking)}, and has asks = {asks!r}: write asks = {wanted!r}."
+    requested = {request.verb for request in runs[0].control.history if request.by == name}
+    missing = [verb for verb in DECLARED if verb in requested and verb not in asks]
+    complete = tuple(verb for verb in DECLARED if verb in {*asks, *missing})
+    assert not missing, f"It requested {', '.join(missing)}, but asks = {asks!r}: write asks = {complete!r}."
 
 
 @rule(
-    "Draw from a generator of its own, such as random.Random(seed), or make it an observer (policy = 'observer', with "
-    "draws = True): RNGCapture keeps its draws apart. If it draws for the training, as one that adds noise does, give "
-    "check_plugin draws=True."
+    "Draw from a private generator, for example random.Random(seed), or make the plugin an observer (policy = "
+    "'observer', draws = True), whose draws RNGCapture isolates. If it draws for the training, for example to add "
+    "noise, pass draws=True to check_plugin."
 )
 def leaves_draws(subject: Subject) -> None:
-    """A plugin draws nothing from the global random generators of Python, NumPy and torch, which the training uses."""
+    """A plugin does not draw from the global random generators of Python, NumPy and torch."""
     plugin = subject.make()
-    is_apart = getattr(plugin, "policy", "critical") == "observer" and getattr(plugin, "draws", True)
-    if subject.draws or is_apart:
+    is_isolated = getattr(plugin, "policy", "critical") == "observer" and getattr(plugin, "draws", True)
+    if subject.draws or is_isolated:
         return
     trainer = subject.trainer(plugin)
     name, drawn = name_of(trainer, plugin), dict[str, str]()
@@ -71,32 +168,32 @@ def leaves_draws(subject: Subject) -> None:
         before = capture()
         plugin.state_dict()
         drawn |= dict.fromkeys(_changed(before, capture()), "state_dict()")
-    found = ", ".join(f"that of {library} changed in {where}" for library, where in drawn.items())
-    assert not drawn, f"Of the global generators, {found}."
+    changes = ", ".join(f"the generator of {library} changed in {where}" for library, where in drawn.items())
+    assert not drawn, f"Random state: {changes}."
 
 
-@rule("Keep what is needed of it, not the tensor itself: a copy made by .detach().clone(), or a mean, with run.track.")
+@rule("Keep a copy, made by .detach().clone(), or a mean, by run.track, instead of the tensor.")
 def lets_batches_go(subject: Subject) -> None:
-    """A plugin keeps no batch, outputs or loss beyond its batch: they keep memory, and the graph of the gradients."""
+    """A plugin does not keep a batch, its outputs or its loss, which would keep memory and the graph."""
     plugin = subject.make()
     watch = BatchWatch(plugin)
     subject.fit(subject.trainer(watch, plugin))
     watch.look()
-    assert not watch.kept, f"When the next batch begins or later, {watch.kept[0]}."
+    assert not watch.leaks, f"After the batch, {watch.leaks[0]}."
 
 
-@rule("Make its lists, dicts and the like in __init__, not in the class or as a default of an argument.")
+@rule("Create lists, dicts and other mutable objects in __init__, not in the class or as default arguments.")
 def shares_nothing(subject: Subject) -> None:
-    """A run with one plugin object leaves another object of the same class as it is."""
-    one, other = subject.make(), subject.make()
-    assert one is not other, "make_plugin returned the same object twice: let it make a new one."
-    before = _held(other)
-    subject.fit(subject.trainer(one))
-    changes = list(list_changes(before, _held(other)))
-    assert not changes, f"During a run with one object, of another {', '.join(changes)}."
+    """A run with one plugin object does not change another object of the same class."""
+    plugin, unused = subject.make(), subject.make()
+    assert plugin is not unused, "make_plugin returned the same object twice: return a new one."
+    before = _state_and_attributes(unused)
+    subject.fit(subject.trainer(plugin))
+    changes = list(list_changes(before, _state_and_attributes(unused)))
+    assert not changes, f"A run with one object changed another one: {', '.join(changes)}."
 
 
-def _held(plugin: Any) -> dict[str, Value]:
+def _state_and_attributes(plugin: Any) -> dict[str, Value]:
     state = {"the state": encode(plugin.state_dict())} if hasattr(plugin, "state_dict") else {}
     return {**class_attributes(plugin), **plugin_options(plugin), **state}
 

@@ -1,4 +1,4 @@
-"""Rules on the state of a plugin: fresh in every training, plain, saved, restored, migrated."""
+"""Rules on the state of a plugin: reset, plain, saved, restored and migrated."""
 
 from __future__ import annotations
 
@@ -10,50 +10,45 @@ from heliograph import BatchEnd, CheckpointLoaded, EpochEnd, EpochStart, Lane, P
 from heliograph.core.objects.program import plugin_options
 from heliograph.spi import Tracker, as_plain, differing, encode
 
-from .attributes import Value, is_same, list_changes
-from .rule import rule
-from .subject import Subject, name_of
+from .subject import Subject, Value, is_same, list_changes, name_of, rule
 
 
 class Resumer(Plugin):
-    """Resumes a run from a saved state."""
-
     def __init__(self, saved: Mapping[str, Any]) -> None:
         self._saved = saved
 
     @on(TrainStart)
     def resume(self, run: Run, event: TrainStart) -> None:
-        """Resume from the saved state."""
         run.resume(self._saved)
 
 
 @rule(
-    "Forget the previous run in reset(), or in a handler of TrainStart. If no bit of the training depends on it, set "
-    "affects_training = False on a plugin that only looks."
+    "Reset the state of the previous run in reset(), or in a handler of TrainStart. Set affects_training = False if no "
+    "bit of the training depends on the plugin."
 )
 def starts_fresh(subject: Subject) -> None:
-    """When a training begins, a plugin holds nothing of the former one, neither in its state nor in its attributes."""
+    """A training starts without state or attributes of the previous one."""
     plugin = subject.make()
     trainer = subject.trainer(plugin)
-    found: list[dict[str, Value]] = []
+    starts: list[dict[str, Value]] = []
 
     class Inspector(Plugin):
         @on(EpochStart, lane=Lane.TRANSFORM, before=(name_of(trainer, plugin),))
         def look(self, run: Run, event: EpochStart) -> None:
             if event.epoch == 0:
-                found.append(_held(plugin))
+                starts.append(_observable(plugin))
 
     trainer.plugins.register(Inspector())
     subject.fit(trainer)
-    left = _held(plugin)
+    end = _observable(plugin)
     subject.fit(trainer)
-    first, second = found
-    if not _affects_training(plugin):  # it may hold what is new in every run, such as the name of a file
-        renewed = {name for name, *_ in differing(second, left)}
+    first, second = starts
+    if not _affects_training(plugin):  # new values per run are allowed, for example a file name
+        renewed = {name for name, *_ in differing(second, end)}
         second = {name: value for name, value in second.items() if name not in renewed}
         first = {name: value for name, value in first.items() if name in second}
     changes = list(list_changes(first, second))
-    assert not changes, f"Before any batch, in the first run {', '.join(changes)} in the second."
+    assert not changes, f"Before the first batch of the second run, {', '.join(changes)}."
 
 
 def _affects_training(plugin: Any) -> bool:
@@ -61,33 +56,33 @@ def _affects_training(plugin: Any) -> bool:
 
 
 def _writes_elsewhere(plugin: Any) -> bool:
-    """Return whether it is a tracker whose page is not undone where the run goes back."""
+    # The page of a remote tracker is not rolled back.
     return isinstance(plugin, Tracker) and not plugin.is_local
 
 
-def _held(plugin: Any) -> dict[str, Value]:
-    """Return the state and the attributes of a plugin; of one that cannot affect the training the state alone."""
+def _observable(plugin: Any) -> dict[str, Value]:
+    # Attributes are compared only if the plugin can affect the training.
     state = plugin.state_dict() if hasattr(plugin, "state_dict") else {}
     states = {f"{name!r} of its state": encode(value) for name, value in state.items()}
     return states | (plugin_options(plugin) if _affects_training(plugin) else {})
 
 
-@rule("Return numbers, text, None, tensors, and lists and dicts of them, and change nothing in state_dict().")
+@rule("Return numbers, text, None, tensors, and lists and dicts of them, without side effects.")
 def state_is_plain(subject: Subject) -> None:
-    """The state after a run consists of plain types and tensors, and is not changed by reading it."""
+    """`state_dict()` returns plain types and tensors, and the same value twice."""
     plugin = subject.make()
     subject.fit(subject.trainer(plugin))
     if hasattr(plugin, "state_dict"):
         state = plugin.state_dict()
         as_plain(state, "state_dict()")
-        assert is_same(state, plugin.state_dict()), "Reading the state twice gives two results."
+        assert is_same(state, plugin.state_dict()), "Two calls of state_dict() return different values."
 
 
 @rule(
-    "Let load_state_dict() put back all that state_dict() returns, and no handler change it before the run continues."
+    "Restore everything that state_dict() returns in load_state_dict(), and do not change it before the run continues."
 )
 def resumes(subject: Subject) -> None:
-    """A state that a new plugin object loads in a new run equals the state that was saved."""
+    """A new plugin object that loads a state in a new run has the saved state."""
     plugin = subject.make()
     if not hasattr(plugin, "state_dict"):
         return
@@ -101,30 +96,30 @@ def resumes(subject: Subject) -> None:
         def read(self, run: Run, event: CheckpointLoaded) -> None:
             loaded.append(deepcopy(copy.state_dict()))
 
-    for each in (Resumer(saved), Reader()):
-        trainer.plugins.register(each)
+    trainer.plugins.register(Resumer(saved))
+    trainer.plugins.register(Reader())
     subject.fit(trainer)
-    was = _state_in(saved, name)
-    assert is_same(as_plain(loaded[0], name), was), (
-        f"The state that {name!r} loaded is not the one that it saved: {loaded[0]} and {was[0]}."
+    expected = _state_in(saved, name)
+    assert is_same(as_plain(loaded[0], name), expected), (
+        f"{name!r} loaded another state than it saved: {loaded[0]} and {expected[0]}."
     )
 
 
 def _state_in(saved: Mapping[str, Any], name: str) -> tuple[Any, Any]:
-    """Return the state of a plugin in a snapshot, as `as_plain` returns it."""
+    # In the form that as_plain returns.
     return saved["plugins"].get(name), saved.get("number_types", {}).get("plugins", {}).get(name)
 
 
-@rule("Let load_state_dict() take an empty state, too: then the plugin is as reset() and TrainStart leave it.")
+@rule("Accept an empty state in load_state_dict(), with the result of reset() and TrainStart.")
 def rolls_back(subject: Subject) -> None:
-    """When a run rolls back to a checkpoint, the plugin's state is that of the checkpoint, even if it is empty."""
+    """When a run rolls back to a checkpoint, the plugin has the state of the checkpoint, even an empty one."""
     plugin = subject.make()
     if not hasattr(plugin, "state_dict") or _writes_elsewhere(plugin):
         return
     trainer = subject.trainer(plugin)
     name = name_of(trainer, plugin)
     saved: dict[str, Any] = {}
-    found: list[Any] = []
+    loaded: list[Any] = []
 
     class Rewinder(Plugin):
         @on(EpochStart, lane=Lane.REPORT, after=(name,))
@@ -134,27 +129,27 @@ def rolls_back(subject: Subject) -> None:
 
         @on(BatchEnd, lane=Lane.REPORT)
         def roll_back(self, run: Run, event: BatchEnd) -> None:
-            if run.progress.epoch and not run.control.is_rolling_back and not found:
+            if run.progress.epoch and not run.control.is_rolling_back and not loaded:
                 run.roll_back(saved)
 
         @on(CheckpointLoaded, lane=Lane.TRANSFORM, before=(name,))
         def read(self, run: Run, event: CheckpointLoaded) -> None:
-            found.append(deepcopy(plugin.state_dict()))
+            loaded.append(deepcopy(plugin.state_dict()))
 
     trainer.plugins.register(Rewinder())
     subject.fit(trainer)
     state = _state_in(saved, name)
-    assert all(is_same(as_plain(each, name), state) for each in found), (
-        f"{name!r} rolled back to {state[0]}, but has {found}."
+    assert all(is_same(as_plain(loaded_state, name), state) for loaded_state in loaded), (
+        f"{name!r} rolled back to {state[0]}, but has {loaded}."
     )
 
 
-@rule("Convert each older state in migrate_state(), and give check_plugin one of each version: old_states={1: {...}}.")
+@rule("Convert older states in migrate_state(), and pass one of each version: old_states={1: {...}}.")
 def migrates(subject: Subject) -> None:
-    """A run can be resumed with the plugin's state of every older version."""
+    """A run can be resumed with a state of every older version."""
     plugin = subject.make()
     lacking = sorted({*range(1, getattr(plugin, "state_version", 1))} - subject.old_states.keys())
-    assert not lacking, f"There is no old state of version {', '.join(map(str, lacking))} to check it with."
+    assert not lacking, f"old_states has no state of version {', '.join(map(str, lacking))}."
     for version, state in subject.old_states.items():
         saved, copy = _state_after(subject, subject.make()), subject.make()
         trainer = subject.trainer(copy)
@@ -165,7 +160,7 @@ def migrates(subject: Subject) -> None:
 
 
 def _state_after(subject: Subject, plugin: Any) -> dict[str, Any]:
-    """Return what a run with a plugin saved at the end of its first epoch, or where it was stopped before."""
+    # The state at the end of the first epoch, or at an earlier stop.
     saved: dict[str, Any] = {}
 
     class Saver(Plugin):

@@ -1,4 +1,4 @@
-"""`check_tracker`: a tracker against what every tracker promises, by what is read back from its page."""
+"""`check_tracker` checks a tracker by the content of its page."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ STEPS = 6  # two epochs of three batches
 HYPER_PARAMETERS = {"rate": 0.01, "layers": [4, 2], "deep": False, "kind": "linear"}
 
 
-class CrashError(Exception):
-    """Raised on purpose."""
+class TrackerCrashError(Exception):
+    pass
 
 
 def check_tracker(
@@ -49,22 +49,22 @@ def check_tracker(
     read_status: Callable[[Path], str] | None = None,
     statuses: Mapping[str, str] | None = None,
 ) -> None:
-    """Check a tracker by what it shows of short trainings: every point once, also after a resume.
+    """Check that a tracker shows every point of short trainings once, also after a resume.
 
     Args:
-        make_tracker: returns a new tracker whose page is in, or belongs to, a folder; called several times with one.
-        read: returns what the page of a folder shows: by the name of each metric, its steps and values in their order.
-        read_status: returns how the page says that the run ended; None where it cannot say that.
-        statuses: the page's words for `completed`, `stopped`, `preempted` and `failed`; by default these.
+        make_tracker: returns a new tracker whose page belongs to a folder; called several times per folder.
+        read: returns the content of the page of a folder: for each metric its (step, value) points in order.
+        read_status: returns how the page shows the end of the run; None if it does not show it.
+        statuses: the page's words for `completed`, `stopped`, `preempted` and `failed`; by default the same words.
 
     Raises:
-        AssertionError: the tracker breaks a promise; says which.
+        AssertionError: the tracker breaks a promise; the message names the metric and step.
     """
     for promise in (
         shows_every_point_once,
         continues_its_page,
-        shows_what_came_after_a_roll_back,
-        leaves_the_loop_alone,
+        shows_steps_after_a_roll_back,
+        writes_in_the_background,
     ):
         with TemporaryDirectory() as folder:
             promise(make_tracker, read, Path(folder))
@@ -73,12 +73,11 @@ def check_tracker(
         for status in ("completed", "stopped", "preempted", "failed"):
             with TemporaryDirectory() as folder:
                 _end(make_tracker(Path(folder)), status)
-                found, expected = read_status(Path(folder)), words.get(status, status)
-                assert found == expected, f"A run that ended {status} is shown as {found!r}, not as {expected!r}."
+                shown, expected = read_status(Path(folder)), words.get(status, status)
+                assert shown == expected, f"A run that ended {status} is shown as {shown!r} instead of {expected!r}."
 
 
 def shows_every_point_once(make_tracker: MakeTracker, read: Callable[[Path], Points], folder: Path) -> None:
-    """A training, its validations and all that it logs are shown, each point once, and no warning is given."""
     tracker, logged = make_tracker(folder), _Logged()
     result = _fit(tracker, logged.listen, _log_everything)
     assert result.warnings == (), f"The result has warnings: {result.warnings}"
@@ -86,22 +85,25 @@ def shows_every_point_once(make_tracker: MakeTracker, read: Callable[[Path], Poi
 
 
 def continues_its_page(make_tracker: MakeTracker, read: Callable[[Path], Points], folder: Path) -> None:
-    """A run that fails after its checkpoint, and another that resumes from there, show every step once, on one page."""
     saved: list[dict[str, Any]] = []
     logged = _Logged()
 
     def fail(run: Run, event: BatchStart) -> None:
         if run.progress.steps == STEPS - 1:
-            raise CrashError("on purpose")
+            raise TrackerCrashError("on purpose")
 
-    with suppress(CrashError):
-        _fit(make_tracker(folder), logged.listen, _keep(saved), lambda trainer: trainer.bus.on(BatchStart, fail))
+    with suppress(TrackerCrashError):
+        _fit(
+            make_tracker(folder),
+            logged.listen,
+            _save_second_step(saved),
+            lambda trainer: trainer.bus.on(BatchStart, fail),
+        )
     _fit(make_tracker(folder), logged.listen, lambda trainer: trainer.bus.on(TrainStart, _resume(saved[0])))
     _compare(read(folder), logged.points)
 
 
-def shows_what_came_after_a_roll_back(make_tracker: MakeTracker, read: Callable[[Path], Points], folder: Path) -> None:
-    """Where a training goes back and continues differently, the last point of each step is that of the second time."""
+def shows_steps_after_a_roll_back(make_tracker: MakeTracker, read: Callable[[Path], Points], folder: Path) -> None:
     saved: list[dict[str, Any]] = []
     logged = _Logged()
 
@@ -113,13 +115,14 @@ def shows_what_came_after_a_roll_back(make_tracker: MakeTracker, read: Callable[
             for group in run.optimizer.param_groups:
                 group["lr"] = 0.5
 
-    _fit(make_tracker(folder), logged.listen, _keep(saved), lambda trainer: trainer.bus.on(StepEnd, go_back))
+    _fit(
+        make_tracker(folder), logged.listen, _save_second_step(saved), lambda trainer: trainer.bus.on(StepEnd, go_back)
+    )
     shown = {name: sorted(dict(points).items()) for name, points in read(folder).items()}
     _compare(shown, logged.points)
 
 
-def leaves_the_loop_alone(make_tracker: MakeTracker, read: Callable[[Path], Points], folder: Path) -> None:
-    """Nothing is written in the thread of the training, and an error while writing is a warning of the result."""
+def writes_in_the_background(make_tracker: MakeTracker, read: Callable[[Path], Points], folder: Path) -> None:
     tracker: Any = make_tracker(folder)
     threads: set[int] = set()
     write = tracker.write_scalars
@@ -127,18 +130,18 @@ def leaves_the_loop_alone(make_tracker: MakeTracker, read: Callable[[Path], Poin
     def watch(place: Any, values: Any) -> None:
         threads.add(threading.get_ident())
         if place.step == 2:
-            raise CrashError("on purpose")
+            raise TrackerCrashError("on purpose")
         write(place, values)
 
     tracker.write_scalars = watch
     result = _fit(tracker)
-    assert threading.get_ident() not in threads, "write_scalars was called in the thread of the training."
-    assert result.status == "completed", f"An error while writing ended the run as {result.status}."
-    assert any(tracker.name in each for each in result.warnings), "A record was lost, and the result does not say so."
+    assert threading.get_ident() not in threads, "write_scalars was called in the training thread."
+    assert result.status == "completed", f"A write error ended the run as {result.status}."
+    assert any(tracker.name in warning for warning in result.warnings), "A lost record is missing in result.warnings."
 
 
 class _Logged:
-    """What a training logs: the last value of each name at each step."""
+    """The last logged value of each metric at each step."""
 
     def __init__(self) -> None:
         self.points: dict[str, dict[int, float]] = {}
@@ -154,8 +157,8 @@ class _Logged:
 
 def _fit(tracker: Tracker, *listen: Callable[[Trainer], object]) -> RunResult:
     trainer = Trainer([LogSchedule(Every(steps=1)), ValidationSchedule(Every(epochs=1)), tracker], device="cpu")
-    for each in listen:
-        each(trainer)
+    for subscribe in listen:
+        subscribe(trainer)
     task = small_task()
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.01)
     return trainer.fit(
@@ -163,9 +166,7 @@ def _fit(tracker: Tracker, *listen: Callable[[Trainer], object]) -> RunResult:
     )
 
 
-def _keep(saved: list[dict[str, Any]]) -> Callable[[Trainer], None]:
-    """Keep the state after the second step, once."""
-
+def _save_second_step(saved: list[dict[str, Any]]) -> Callable[[Trainer], None]:
     def keep(run: Run, event: SavePoint) -> None:
         if not saved:
             saved.append(deepcopy(run.state_dict()))
@@ -198,22 +199,22 @@ def _log_everything(trainer: Trainer) -> None:
 def _end(tracker: Tracker, status: str) -> None:
     def end(run: Run, event: StepEnd) -> None:
         if status == "failed":
-            raise CrashError("on purpose")
+            raise TrackerCrashError("on purpose")
         if status != "completed":
             run.control.stop("enough", required=status == "preempted")
 
-    with suppress(CrashError):
+    with suppress(TrackerCrashError):
         _fit(tracker, lambda trainer: trainer.bus.on(StepEnd, end))
 
 
 def _compare(shown: Points, logged: Mapping[str, Mapping[int, float]]) -> None:
     for name, points in logged.items():
-        if name.endswith("_per_second"):  # measured anew by each run, and not in its first log
+        if name.endswith("_per_second"):  # differs between runs
             continue
-        assert name in shown, f"{name} is not shown; there is {sorted(shown)}."
+        assert name in shown, f"{name} is not shown, only {sorted(shown)}."
         steps = [step for step, _ in shown[name]]
-        assert steps == sorted(points), f"{name} is shown at the steps {steps}, and was logged at {sorted(points)}."
+        assert steps == sorted(points), f"{name} is shown at steps {steps}, but was logged at {sorted(points)}."
         for step, value in shown[name]:
             expected = points[step]
             close = abs(value - expected) <= 1e-5 * max(1.0, abs(expected))
-            assert close, f"{name} is shown as {value} at step {step}, and was {expected}."
+            assert close, f"{name} is shown as {value} at step {step}, but was {expected}."

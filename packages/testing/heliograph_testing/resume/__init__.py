@@ -1,4 +1,4 @@
-"""Check that a training which is killed and resumed equals an uninterrupted one."""
+"""Checks that a training that is killed and resumed equals an uninterrupted one."""
 
 from .check import assert_resume_exact, check_resume
 from .report import InterruptedAttempt, ResumeCheck

@@ -1,4 +1,4 @@
-"""The moments of a run at which it can be killed: every emission of an event is one."""
+"""Kill points: every emission of an event is a moment at which a run can be killed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Moment:
     """The emission of an event.
 
     Attributes:
-        event: the event's name.
-        epoch: finished epochs.
-        batch: finished batches of the epoch.
-        number: counts the event's emissions at these counters, from 1.
+        event: the name of the event.
+        epoch: the finished epochs.
+        batch: the finished batches of the epoch.
+        number: the number of the emission at these counters, from 1.
     """
 
     event: str
@@ -42,82 +42,61 @@ class Moment:
 
 
 class MomentCounter:
-    """Numbers the emissions of a run; the numbers are the same in an uninterrupted and a resumed run."""
+    """Numbers the emissions of a run, with the same numbers in an uninterrupted and a resumed run."""
 
     def __init__(self) -> None:
-        self._at = (-1, -1)
+        self._counters = (-1, -1)
         self._counts: Counter[str] = Counter()
 
     def count(self, event: Event, progress: Progress) -> Moment:
-        """Return the moment of an emission."""
-        at = (progress.epoch, progress.batch)
-        if at != self._at:
-            self._at = at
+        counters = (progress.epoch, progress.batch)
+        if counters != self._counters:
+            self._counters = counters
             self._counts.clear()
         self._counts[event.name] += 1
-        return Moment(event.name, *at, self._counts[event.name])
+        return Moment(event.name, *counters, self._counts[event.name])
 
 
 def parse_kill_point(text: str) -> KillPoint:
-    """Return the kill point of a command-line argument, `7` or `validation_batch_end:3`.
-
-    Raises:
-        UsageError: it is neither a number nor an event with a number.
-    """
     event, _, number = text.rpartition(":")
     if not number.isdecimal():
         raise UsageError(
-            f"A run is killed after a batch or at an event, as in --kill-at 7 or --kill-at validation_batch_end:3; "
+            f"--kill-at must be a batch or an event, for example --kill-at 7 or --kill-at validation_batch_end:3, "
             f"got {text!r}."
         )
     return (event, int(number)) if event else int(number)
 
 
 def list_kill_points(kill_at: KillPoint | Sequence[KillPoint]) -> list[KillPoint]:
-    """Return one or several kill points as a list.
-
-    Raises:
-        UsageError: something is not a kill point.
-    """
     points: Any = [kill_at] if _is_kill_point(kill_at) else kill_at
     if not isinstance(points, list | tuple) or not points or not all(map(_is_kill_point, points)):
         raise UsageError(
-            f"kill_at= takes the number of a batch (7: after the seventh of the run), an event and which of its "
-            f"emissions ('validation_batch_end', 3), or a list of these for kills in a row; got {kill_at!r}."
+            f"kill_at= must be the number of a batch (7: after the seventh of the run), an event and the number of its "
+            f"emission ('validation_batch_end', 3), or a list of these, got {kill_at!r}."
         )
     return [*points]
 
 
 def find_moment(point: KillPoint, moments: Sequence[Moment]) -> Moment:
-    """Return the moment of a kill point.
-
-    Raises:
-        UsageError: there is no such event, or the run ends before.
-    """
     event, number = point if isinstance(point, tuple) else ("batch_end", point)
-    own = [moment for moment in moments if moment.event == event]
-    known = ({kind.name for kind in CATALOGUE} | {moment.event for moment in moments}) - {*AFTER_THE_END}
-    if event not in known:
-        raise UsageError(f"There is no event {event!r} to kill a run at.{known_names(event, known)}")
-    if not 1 <= number <= len(own):
-        count = f"{len(own)} batches" if isinstance(point, int) else f"{len(own)} emissions of {event!r}"
+    emissions = [moment for moment in moments if moment.event == event]
+    events = ({kind.name for kind in CATALOGUE} | {moment.event for moment in moments}) - {*AFTER_THE_END}
+    if event not in events:
+        raise UsageError(f"Unknown event {event!r} in a kill point.{known_names(event, events)}")
+    if not 1 <= number <= len(emissions):
+        count = f"{len(emissions)} batches" if isinstance(point, int) else f"{len(emissions)} emissions of {event!r}"
         raise UsageError(f"kill_at={point!r} is never reached: the uninterrupted run has {count}, counted from 1.")
-    return own[number - 1]
+    return emissions[number - 1]
 
 
 def choose_moments(moments: Sequence[Moment], count: int) -> list[Moment]:
-    """Return moments to kill a run at, spread over the run and its stages; always the same.
-
-    Raises:
-        UsageError: the run is too short.
-    """
-    first = next((index for index, each in enumerate(moments) if each.event == "save_point"), len(moments)) + 1
-    last = max((index for index, each in enumerate(moments) if each.event == "batch_end"), default=0) + 1
+    first = next((index for index, moment in enumerate(moments) if moment.event == "save_point"), len(moments)) + 1
+    last = max((index for index, moment in enumerate(moments) if moment.event == "batch_end"), default=0) + 1
     ends = [first + (last - first) * part // count for part in range(count + 1)]
     if min(later - earlier for earlier, later in pairwise(ends)) < 1:
-        batches = sum(each.event == "batch_end" for each in moments)
+        batches = sum(moment.event == "batch_end" for moment in moments)
         raise UsageError(
-            f"The run is too short to be killed {count} times after a first save: it has {batches} batches. Train "
+            f"The run is too short for {count} kills after its first save: it has {batches} batches. Train "
             f"longer, or lower resumes= or save_every=."
         )
     unused: list[Stage] = []
@@ -139,10 +118,10 @@ def _is_kill_point(value: object) -> bool:
 
 
 STAGES: tuple[Stage, ...] = (
-    lambda each: each.event == "batch_end",
-    lambda each: each.event == "epoch_start",
-    lambda each: each.event == "validation_batch_end",
-    lambda each: each.event == "gradients_ready",
-    lambda each: each.event == "epoch_end",
-    lambda each: each.event == "batch_start" and each.batch == 0,
+    lambda moment: moment.event == "batch_end",
+    lambda moment: moment.event == "epoch_start",
+    lambda moment: moment.event == "validation_batch_end",
+    lambda moment: moment.event == "gradients_ready",
+    lambda moment: moment.event == "epoch_end",
+    lambda moment: moment.event == "batch_start" and moment.batch == 0,
 )

@@ -1,4 +1,4 @@
-"""The result of a check."""
+"""The report of a resume check."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .moments import Moment
 
 @dataclass(frozen=True, slots=True)
 class InterruptedAttempt:
-    """One attempt of the interrupted run.
+    """An attempt of the interrupted run.
 
     Attributes:
-        resumed_at: finished epochs, batches of the epoch and steps; None if the attempt began at the start.
-        killed_at: where it was killed; None if it ran to the end.
+        resumed_at: finished epochs, batches of the epoch and steps; None if the attempt started from scratch.
+        killed_at: the moment of the kill; None if the attempt ran to the end.
     """
 
     resumed_at: tuple[int, int, int] | None
@@ -32,18 +32,18 @@ class InterruptedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ResumeCheck:
-    """The result of a check; `str` gives a report.
+    """The result of a resume check; `str` returns a report.
 
     Attributes:
-        position: how the data reach their position, as in `result.resume`.
-        reasons: what the runs themselves report that may make a resume differ.
-        difference: the first one; None if the runs are equal, bit for bit.
-        causes: its likely causes.
-        is_deterministic: whether two uninterrupted runs are equal; if not, nothing was killed.
-        attempts: those of the interrupted run, up to the first difference.
-        batches: how many batches they trained on.
-        draws: the first difference of the random state, with or without a later difference.
-        set_aside: what was not compared, since it differs even without a kill.
+        position: how the loader reaches its position, as in `result.resume`.
+        reasons: reasons reported by the runs why a resume may differ.
+        difference: the first difference; None if the runs are bitwise identical.
+        causes: likely causes of the difference.
+        is_deterministic: whether two uninterrupted runs are equal; if not, no run was killed.
+        attempts: the attempts of the interrupted run, up to the first difference.
+        batches: the number of batches in these attempts.
+        draws: the first difference of the random state, even if nothing else differs.
+        set_aside: the values that were not compared because they differ between uninterrupted runs.
     """
 
     position: Position
@@ -63,7 +63,7 @@ class ResumeCheck:
 
     @property
     def kills(self) -> tuple[Moment, ...]:
-        """Where the run was killed."""
+        """The moments at which the run was killed."""
         return tuple(attempt.killed_at for attempt in self.attempts if attempt.killed_at is not None)
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class ResumeCheck:
     def _lines(self) -> Iterator[str]:
         count = len(self.attempts)
         if self.difference is None:
-            yield f"exact: {self.batches} batches in {count} attempts equal those of an uninterrupted run"
+            yield f"exact: {self.batches} batches in {count} attempts equal an uninterrupted run"
         elif self.is_deterministic:
             yield f"NOT exact: attempt {count} differs from an uninterrupted run"
         else:

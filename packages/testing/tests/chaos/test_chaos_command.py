@@ -89,11 +89,11 @@ def test_the_script_of_the_readme_survives_fifty_faults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["nothing.py"], "There is no file nothing.py."),
-        (["train.py", "--kinds", "kil"], "There is no fault 'kil'. Did you mean 'kill'?"),
+        (["nothing.py"], "nothing.py is not a file."),
+        (["train.py", "--kinds", "kil"], "Unknown fault 'kil'. Did you mean 'kill'?"),
         (["train.py", "--faults", "0"], "faults must be a whole number, at least 1"),
         (["train.py", "--faults", "-1"], "faults must be a whole number, at least 1"),
-        (["fails.py"], "The training fails without any fault: attempt 1 ended with status 1"),
+        (["fails.py"], "The training fails without faults: attempt 1 ended with status 1"),
         (["train.py", "--folder", "."], "exists: give a folder that does not"),
         (["train.py", "--leave-out", "runs"], "There is no runs in "),
     ],
@@ -125,8 +125,8 @@ def test_a_ctrl_c_or_a_notice_ends_the_processes(tmp_path: Path, signum: int, fo
     (tmp_path / "here").mkdir()
     (tmp_path / "here/train.py").write_text(INTERRUPTS)
     done = chaos(tmp_path / "here", "train.py", *folder, "--", str(pid), str(int(signum)), TMPDIR=str(tmp_path / "tmp"))
-    files = "the files are in kept" if folder else "the files are removed"
-    assert done.stderr == f"heliograph chaos: interrupted; the processes are ended, and {files}\n"
+    files = "the files are in kept" if folder else "the files were removed"
+    assert done.stderr == f"heliograph chaos: interrupted; all processes were ended, and {files}\n"
     assert (done.returncode, done.stdout) == (128 + signum, "")
     assert not list((tmp_path / "tmp").iterdir())
     assert (tmp_path / "here/kept/reference/train.py").exists() == bool(folder)
@@ -156,4 +156,4 @@ def test_a_checkpoint_of_before_is_refused(
     assert main(["chaos", "train.py", "--", "runs/x"]) == 2
     done = capsys.readouterr()
     assert done.out == ""
-    assert "The training continued from a checkpoint that was there before: leave its folder out" in done.err
+    assert "The training resumed from a checkpoint that existed before" in done.err

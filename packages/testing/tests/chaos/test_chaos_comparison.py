@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from heliograph.core.rehearsal.trace import Fact, leaves
 from heliograph_testing.chaos import ChaosReport, Fault
-from heliograph_testing.chaos.comparison import Story, first_difference, story_of
+from heliograph_testing.chaos.comparison import RankStory, first_difference, story_of
 from heliograph_testing.chaos.journal import Journal, pack
-from heliograph_testing.chaos.report import Met
+from heliograph_testing.chaos.report import FaultOutcome
 from heliograph_testing.resume.check import varying
 
 BEGIN = ("begin", {"resumes": True})
@@ -50,7 +50,7 @@ def of_second(entry: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
     return entry[0], {**entry[1], "training": 1}
 
 
-def written(path: Path, *entries: tuple[str, dict[str, Any]], weight: float = 1.0) -> Story:
+def written(path: Path, *entries: tuple[str, dict[str, Any]], weight: float = 1.0) -> RankStory:
     """Write a journal and read it."""
     journal = Journal(path)
     for what, facts in entries:
@@ -79,14 +79,14 @@ def test_a_line_that_a_kill_has_cut_short_is_not_read(tmp_path: Path) -> None:
 def test_the_first_difference(tmp_path: Path) -> None:
     one = written(tmp_path / "a.jsonl", BEGIN, loss(1), loss(2), end(2))
     wrong = written(tmp_path / "b.jsonl", BEGIN, loss(1), loss(2, 0.25), BEGIN, resumed(1), loss(2), end(2))
-    text = "the loss differs in batch 2: 0.5 in the reference, 0.25 in the other run"
+    text = "the loss differs in batch 2: 0.5 in the reference, 0.25 in the run with faults"
     assert first_difference(one, wrong) == text
     assert first_difference(one, wrong, only_last=True) is None
     short = written(tmp_path / "c.jsonl", BEGIN, loss(1), end(1))
     for pair in ((one, short), (short, one)):
         assert "has the loss in batch 2" in (first_difference(*pair) or "")
     heavy = written(tmp_path / "d.jsonl", BEGIN, loss(1), loss(2), end(2), weight=2.0)
-    text = "the weights (model.weight) differ at the end of the run: 1.0 in the reference, 2.0 in the other run"
+    text = "the weights (model.weight) differ at the end of the run: 1.0 in the reference, 2.0 in the run with faults"
     assert first_difference(one, heavy) == text
     assert varying(one.in_order, heavy.in_order) == {("metrics", "speed")}
     assert first_difference(one, heavy, frozenset({("modules", "model.weight"), ("metrics", "speed")})) is None
@@ -107,7 +107,7 @@ def test_a_metric_that_differs(tmp_path: Path) -> None:
     same = written(tmp_path / "b.jsonl", BEGIN, loss(1), log(1, mean=2.0), end(1))
     assert first_difference(one, same) is None
     other = written(tmp_path / "c.jsonl", BEGIN, loss(1), log(1, loss=0.25), log(1, mean=2.0), end(1))
-    text = "the metrics (loss) differ in the log after batch 1: 0.5 in the reference, 0.25 in the other run"
+    text = "the metrics (loss) differ in the log after batch 1: 0.5 in the reference, 0.25 in the run with faults"
     assert first_difference(one, other) == text
     assert varying(one.in_order, other.in_order) == {("metrics", "loss")}
     assert first_difference(one, other, frozenset({("metrics", "loss")})) is None
@@ -115,9 +115,9 @@ def test_a_metric_that_differs(tmp_path: Path) -> None:
 
 def test_work_that_was_lost(tmp_path: Path) -> None:
     older = written(tmp_path / "a.jsonl", BEGIN, saved(4), saved(8), BEGIN, resumed(4), batch(5))
-    assert older.lost == "attempt 2 continued at batch 4, and there was a checkpoint of batch 8"
+    assert older.lost == "attempt 2 continued at batch 4, but a checkpoint of batch 8 existed"
     fresh = written(tmp_path / "b.jsonl", BEGIN, batch(1), saved(4), BEGIN, batch(1))
-    assert fresh.lost == "attempt 2 began from the start, and there was a checkpoint of batch 4"
+    assert fresh.lost == "attempt 2 began from the start, but a checkpoint of batch 4 existed"
     assert (fresh.resumed, fresh.restarted) == (0, 1)
     never = written(tmp_path / "c.jsonl", BEGIN, saved(4), ("begin", {"resumes": False}), batch(1))
     assert never.lost == f"{fresh.lost}: Checkpoint(..., resume='auto') continues from it"
@@ -146,20 +146,20 @@ def test_a_notice_is_of_one_training(tmp_path: Path) -> None:
 
 def test_a_report_in_words() -> None:
     met = (
-        Met(Fault("kill"), "epoch 0, batch 1, step 1, in batch_end", "the process is killed by SIGKILL"),
-        Met(Fault("bit-in-weight"), "epoch 0, batch 2, step 2, in step_end", "bit 3 is another one"),
-        Met(Fault("slow", count=99), why_not="there were 20 of these events"),
+        FaultOutcome(Fault("kill"), "epoch 0, batch 1, step 1, in batch_end", "the process is killed by SIGKILL"),
+        FaultOutcome(Fault("bit-in-weight"), "epoch 0, batch 2, step 2, in step_end", "bit 3 is another one"),
+        FaultOutcome(Fault("slow", count=99), why_not="there were 20 of these events"),
     )
     difference = "the loss of batch 3 is 1.0 instead of 0.5"
     report = ChaosReport("differs", difference, 7, met, 2, 4, 0, 1, 1, 10, 24, 1.0, 8.0)
     assert str(report).splitlines() == [
         "2 faults acted (seed 7), in 2 trainings; 1 did not",
         "  kill at batch_end 1: epoch 0, batch 1, step 1, in batch_end: the process is killed by SIGKILL",
-        "  bit-in-weight at step_end 1: epoch 0, batch 2, step 2, in step_end: bit 3 is another one; nobody noticed",
+        "  bit-in-weight at step_end 1: epoch 0, batch 2, step 2, in step_end: bit 3 is another one; not noticed",
         "  slow at batch_end 99: did not act: there were 20 of these events",
-        "4 attempts: 1 continued from a checkpoint, 1 began from the start again; 0 were ended by the watchdog",
+        "4 attempts: 1 continued from a checkpoint, 1 restarted from scratch; the watchdog ended 0",
         "goodput: 83% of the batches (20 of 24: 4 were repeated), 25% of the time (2.0 s of 8.0 s)",
-        "silent: 1 fault in numbers, which nobody noticed",
+        "silent: 1 fault in numbers not noticed",
         "differs: the loss of batch 3 is 1.0 instead of 0.5",
     ]
     assert not report.is_good

@@ -99,7 +99,7 @@ def test_a_request_to_save_is_lost(tmp_path: Path) -> None:
     result = train(*saving(tmp_path, h.Every(steps=2), keep_last=None), chaos)
     assert result.status == "completed"
     assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run_epoch_0_iter_4.pth", "run_epoch_0_iter_6.pth"]
-    assert chaos.acts[0].text == "the request to save is lost"
+    assert chaos.acts[0].text == "the request for a save is lost"
 
 
 def test_a_clock_jumps_until_the_run_ends() -> None:
@@ -133,12 +133,12 @@ def test_counts_continue_after_a_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"kind": "kil"}, "There is no fault 'kil'. Did you mean 'kill'?"),
-        ({"kind": "kill", "at": "batch_ende"}, "No fault can be at 'batch_ende': it is not an event of the loop."),
-        ({"kind": "kill", "at": "run_closed"}, "No fault can be at 'run_closed'"),
-        ({"kind": "lost-request", "at": "verdict"}, "No fault can be at 'verdict'"),
-        ({"kind": "nan-loss", "at": "step_end"}, "A fault 'nan-loss' can be at forward_end, not at 'step_end'."),
-        ({"kind": "hang", "operation": 2}, "A fault 'hang' is at an event, not at an operation on files"),
+        ({"kind": "kil"}, "Unknown fault 'kil'. Did you mean 'kill'?"),
+        ({"kind": "kill", "at": "batch_ende"}, "A fault cannot occur at 'batch_ende'"),
+        ({"kind": "kill", "at": "run_closed"}, "A fault cannot occur at 'run_closed'"),
+        ({"kind": "lost-request", "at": "verdict"}, "A fault cannot occur at 'verdict'"),
+        ({"kind": "nan-loss", "at": "step_end"}, "A fault 'nan-loss' can only occur at forward_end, got 'step_end'."),
+        ({"kind": "hang", "operation": 2}, "operation must be 0, got 2"),
         ({"kind": "kill", "count": 0}, "count"),
     ],
 )
@@ -150,8 +150,8 @@ def test_a_wrong_fault_is_refused(options: dict[str, Any], text: str) -> None:
 
 def test_what_ends_the_process_needs_a_journal() -> None:
     with pytest.raises(
-        ValueError, match=r"^kill at batch_end 1 ends the process, and the next one would meet it again"
+        ValueError, match=r"^kill at batch_end 1 ends the process, and the next process would repeat it"
     ):
         Chaos([Fault("kill")])
-    with pytest.raises(TypeError, match="takes a list of Fault"):
+    with pytest.raises(TypeError, match="must be a list of Fault"):
         Chaos(["kill"])  # type: ignore[list-item]

@@ -1,4 +1,4 @@
-"""Plugins that break a rule are found, each with the rule, what was found and how to mend it; honest ones pass."""
+"""Plugins that break a rule are found, each with the rule, what was found and how to fix it; honest ones pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def finding(make_plugin: Callable[[], Any], rule: str, **options: Any) -> str:
     assert broken.name == rule, caught.value
     title = re.escape(f" breaks the rule {broken.name}: {broken.sentence}\nFound: ")
     match = re.fullmatch(
-        f"(?:Plugin '\\w+'|The plugin \\w+){title}(.*)\nTo mend it: {re.escape(broken.mend)}",
+        f"(?:Plugin '\\w+'|The plugin \\w+){title}(.*)\nTo fix it: {re.escape(broken.fix)}",
         str(caught.value),
         re.DOTALL,
     )
@@ -152,7 +152,7 @@ def test_finds_a_lost_nan(other: Any) -> None:
         def load_state_dict(self, state: Any) -> None:
             self.last = other if state else torch.tensor([torch.nan])
 
-    assert "is not the one that it saved" in finding(Bad, "resumes")
+    assert "loaded another state than it saved" in finding(Bad, "resumes")
 
 
 # Requests
@@ -166,7 +166,7 @@ def test_finds_a_stop_that_is_not_declared() -> None:
         def end(self, run: h.Run, event: h.BatchEnd) -> None:
             run.control.stop("one batch is enough")
 
-    assert finding(Bad, "declares_requests") == "It requested stop, and has asks = (): write asks = ('stop',)."
+    assert finding(Bad, "declares_requests") == "It requested stop, but asks = (): write asks = ('stop',)."
     Bad.asks = ("stop",)
     check_plugin(Bad)
 
@@ -186,7 +186,7 @@ def test_finds_each_kind_of_request_that_is_not_declared() -> None:
             run.control.request_log("now")
             run.control.request_save("now")
 
-    found = "It requested save, skip_batch, and has asks = ('log',): write asks = ('save', 'log', 'skip_batch')."
+    found = "It requested save, skip_batch, but asks = ('log',): write asks = ('save', 'log', 'skip_batch')."
     assert finding(Bad, "declares_requests") == found
 
 
@@ -207,7 +207,7 @@ def test_finds_a_state_of_the_former_run() -> None:
             pass
 
     changes = "'batches' of its state was 0 and is 6, batches was 0 and is 6"
-    assert finding(Bad, "starts_fresh") == f"Before any batch, in the first run {changes} in the second."
+    assert finding(Bad, "starts_fresh") == f"Before the first batch of the second run, {changes}."
 
 
 @pytest.mark.parametrize("policy", ["critical", "observer"])
@@ -270,7 +270,7 @@ def test_finds_a_plugin_that_ends_the_second_run_early() -> None:
                 run.control.stop("ten batches")
 
     found = finding(Bad, "runs_twice")
-    assert found == "The second fit's status differs from the first's: completed and stopped."
+    assert found == "The second fit's status differs from the first: completed and stopped."
 
 
 def test_finds_a_state_that_is_loaded_wrongly() -> None:
@@ -278,7 +278,7 @@ def test_finds_a_state_that_is_loaded_wrongly() -> None:
         def load_state_dict(self, state: Any) -> None:
             self.batches = state["batches"] + 1
 
-    found = "The state that 'bad' loaded is not the one that it saved: {'batches': 4} and {'batches': 3}."
+    found = "'bad' loaded another state than it saved: {'batches': 4} and {'batches': 3}."
     assert finding(Bad, "resumes") == found
 
 
@@ -319,7 +319,7 @@ class Renamed(Counting):
 
 def test_states_of_older_versions_are_loaded() -> None:
     check_plugin(Renamed, old_states={1: {"batches": 3}})
-    assert finding(Renamed, "migrates") == "There is no old state of version 1 to check it with."
+    assert finding(Renamed, "migrates") == "old_states has no state of version 1."
     found = finding(Renamed, "migrates", old_states={1: {"seen": 3}})
     assert re.match("It raised ValueError: .* raised KeyError: 'batches'", found)
 
@@ -336,9 +336,7 @@ def test_finds_a_draw_from_a_global_generator(library: str, draw: Callable[[], o
         def watch(self, run: h.Run, event: h.StepEnd) -> None:
             draw()
 
-    assert (
-        finding(Bad, "leaves_draws") == f"Of the global generators, that of {library} changed in a handler of StepEnd."
-    )
+    assert finding(Bad, "leaves_draws") == f"Random state: the generator of {library} changed in a handler of StepEnd."
     check_plugin(Bad, draws=True)
 
 
@@ -348,7 +346,7 @@ def test_finds_a_draw_in_state_dict() -> None:
             random.random()
             return super().state_dict()
 
-    assert finding(Bad, "leaves_draws") == "Of the global generators, that of python changed in state_dict()."
+    assert finding(Bad, "leaves_draws") == "Random state: the generator of python changed in state_dict()."
 
 
 @pytest.mark.parametrize("draws", [True, False])
@@ -400,7 +398,7 @@ def kept_by(event: type[h.Event], keep: Callable[[h.Run], Any], *, frees: bool =
 )
 def test_finds_what_is_kept_of_a_batch(event: Any, keep: Callable[[h.Run], Any], what: str, frees: bool) -> None:
     found = finding(kept_by(event, keep, frees=frees), "lets_batches_go")
-    assert found == f"When the next batch begins or later, {what} is still in the plugin's attribute kept."
+    assert found == f"After the batch, {what} is still in the attribute kept."
 
 
 @pytest.mark.parametrize("keep", [lambda run: run.batch[0].clone(), lambda run: run.loss.detach(), lambda run: 3])
@@ -416,8 +414,8 @@ def test_finds_a_batch_that_is_kept_elsewhere() -> None:
         def keep(self, run: h.Run, event: h.BatchEnd) -> None:
             elsewhere.append(run.batch)
 
-    found = "run.batch of train batch 0 is still somewhere outside of the plugin's attributes."
-    assert finding(Bad, "lets_batches_go") == f"When the next batch begins or later, {found}"
+    found = "run.batch of train batch 0 is still referenced outside the plugin's attributes."
+    assert finding(Bad, "lets_batches_go") == f"After the batch, {found}"
 
 
 def test_finds_an_object_that_a_class_shares() -> None:
@@ -430,7 +428,7 @@ def test_finds_an_object_that_a_class_shares() -> None:
             self.seen.append(run.progress.batch)
 
     finding_ = finding(Bad, "shares_nothing")
-    assert finding_.startswith("During a run with one object, of another ")
+    assert finding_.startswith("A run with one object changed another one: ")
     assert ".Bad.seen was a list of " in finding_
 
 
@@ -445,12 +443,12 @@ def test_finds_a_default_that_objects_share() -> None:
         def keep(self, run: h.Run, event: h.BatchEnd) -> None:
             self.seen.append(run.progress.batch)
 
-    assert "of another seen was a list of " in finding(Bad, "shares_nothing")
+    assert "seen was a list of " in finding(Bad, "shares_nothing")
 
 
 def test_finds_a_function_that_makes_one_object() -> None:
     plugin = Counting()
-    found = "make_plugin returned the same object twice: let it make a new one."
+    found = "make_plugin returned the same object twice: return a new one."
     assert finding(lambda: plugin, "shares_nothing") == found
 
 
@@ -481,7 +479,7 @@ def test_finds_a_file_that_stays_open(closes: bool, rule: str, tmp_path: Path) -
     found = finding(Bad, rule)
     for each in opened:
         each.close()
-    assert found == f"After the run {tmp_path}/left.txt is open."
+    assert found == f"Open after the run: {tmp_path}/left.txt."
 
 
 def test_finds_a_thread_that_outlives_the_run() -> None:
@@ -494,7 +492,7 @@ def test_finds_a_thread_that_outlives_the_run() -> None:
         def begin(self, run: h.Run, event: h.TrainStart) -> None:
             threading.Thread(target=ends.wait, name="a thread of bad", daemon=True).start()
 
-    assert finding(Bad, "closes_after_failure") == "Threads are left: a thread of bad."
+    assert finding(Bad, "closes_after_failure") == "Threads are still running: a thread of bad."
     ends.set()
 
 
@@ -510,7 +508,7 @@ def test_finds_a_log_handler_that_outlives_the_run() -> None:
 
     found = finding(Bad, "closes_after_failure")
     logger.handlers[:] = handlers
-    assert found == "Handlers of the logger 'heliograph' are left: <NullHandler (NOTSET)>."
+    assert found == "Handlers of the logger 'heliograph' were not removed: <NullHandler (NOTSET)>."
 
 
 def test_finds_a_close_that_works_only_once() -> None:
@@ -549,4 +547,4 @@ def test_finds_a_close_that_needs_a_run() -> None:
 def test_the_page_lists_every_rule() -> None:
     page = (ROOT / "docs/plugin_rules.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", page, re.MULTILINE)
-    assert rows == [(rule.name, rule.sentence, rule.mend) for rule in RULES]
+    assert rows == [(rule.name, rule.sentence, rule.fix) for rule in RULES]

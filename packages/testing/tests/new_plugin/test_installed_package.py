@@ -13,7 +13,7 @@ from typing import Any
 
 import heliograph
 import pytest
-from heliograph_testing.new_plugin.new_package import write_package
+from heliograph_testing.new_plugin.command import write_package
 
 ROOT = Path(heliograph.__file__).parent
 BEGIN = """

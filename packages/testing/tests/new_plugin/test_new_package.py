@@ -12,8 +12,8 @@ from pathlib import Path
 import heliograph
 import pytest
 from heliograph.__main__ import main
-from heliograph_testing.new_plugin import new_package
-from heliograph_testing.new_plugin.new_package import LONGEST, TEMPLATE, names_of, write_package
+from heliograph_testing.new_plugin import command as new_plugin_command
+from heliograph_testing.new_plugin.command import LONGEST, TEMPLATE, names_of, write_package
 
 ROOT = Path(heliograph.__file__).parent
 LONG = "z" * LONGEST
@@ -37,7 +37,7 @@ def test_the_command_writes_a_package_and_says_what_to_do_next(
         "heliograph-loss-report/tests/test_loss_report.py",
     ]
     said = capsys.readouterr().out
-    assert said.startswith("heliograph-loss-report has the plugin 'loss_report', with its tests. Next:\n")
+    assert said.startswith("Wrote the plugin 'loss_report' and its tests to heliograph-loss-report. Next:\n")
     assert "trainer.plugins.load('loss_report')" in said
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and "$" in path.read_text(encoding="utf-8")]
     assert (tmp_path / "heliograph-loss-report").stat().st_mode == tmp_path.stat().st_mode | 0o055
@@ -54,18 +54,18 @@ def test_one_name_has_several_spellings(given: str) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("", "cannot be the name of a plugin"),
-        ("Loss", "cannot be the name of a plugin: take small letters"),
+        ("", "Invalid plugin name"),
+        ("Loss", "use lower-case letters"),
         ("1st", "a letter first"),
-        ("a__b", "single underscores or hyphens between"),
-        ("My-Pkg", "take small letters and digits, with single underscores or hyphens between them, a letter first"),
-        ("../elsewhere", "cannot be the name of a plugin"),
-        ("caf\u00e9", "cannot be the name of a plugin"),
+        ("a__b", "single underscores or hyphens"),
+        ("My-Pkg", "use lower-case letters and digits with single underscores or hyphens, a letter first"),
+        ("../elsewhere", "Invalid plugin name"),
+        ("caf\u00e9", "Invalid plugin name"),
         (LONG + "z", "at most 30 characters"),
-        ("ema", "There is a plugin 'ema' already, of package heliograph: choose another name"),
+        ("ema", "'ema' exists in the package heliograph"),
         ("ray", "The package heliograph-ray is part of Heliograph: choose another name"),
-        ("log", "The class of 'log' would be called Log, as another one"),
-        ("mapping", "would be called Mapping"),
+        ("log", "The class of 'log' would be Log"),
+        ("mapping", "would be Mapping"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused_and_nothing_is_written(
@@ -81,20 +81,20 @@ def test_a_name_that_cannot_be_used_is_refused_and_nothing_is_written(
 def test_a_folder_that_exists_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "heliograph-mine").mkdir()
     assert main(["new-plugin", "mine", "--folder", str(tmp_path)]) == 2
-    assert "heliograph-mine exists already: choose another name" in capsys.readouterr().err
+    assert "heliograph-mine exists: choose another name" in capsys.readouterr().err
     assert files(tmp_path) == []
 
 
 def test_a_parent_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new-plugin", "mine", "--folder", str(tmp_path / "nowhere")]) == 2
-    assert f"There is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+    assert f"{tmp_path / 'nowhere'} is not a folder" in capsys.readouterr().err
 
 
 def test_an_error_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     template = tmp_path / "template"
     shutil.copytree(TEMPLATE, template)
     (template / "test_plugin.py.in").unlink()
-    monkeypatch.setattr(new_package, "TEMPLATE", template)
+    monkeypatch.setattr(new_plugin_command, "TEMPLATE", template)
     (tmp_path / "here").mkdir()
     with pytest.raises(FileNotFoundError, match="test_plugin"):
         write_package("mine", tmp_path / "here")

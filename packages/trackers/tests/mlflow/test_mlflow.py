@@ -198,7 +198,7 @@ def test_names_that_mlflow_refuses_get_another_and_that_is_said(uri: str) -> Non
     assert run.data.params == {"rate_max_": "1"}
     assert run.data.tags["heliograph.metric.recall_5"] == "recall@5"
     assert run.data.tags["heliograph.parameter.rate_max_"] == "rate(max)"
-    assert "mlflow: it does not take the name 'recall@5', which is shown as 'recall_5'" in result.notes
+    assert "mlflow: the name 'recall@5' is not allowed and is shown as 'recall_5'" in result.notes
     assert len(result.notes) == 5
     assert result.warnings == ()
 
@@ -217,7 +217,7 @@ def test_more_than_fits_into_a_request(uri: str) -> None:
 def test_a_long_hyper_parameter_is_cut_and_that_is_said(uri: str) -> None:
     result = log(uri, hyper_parameters={"prompt": "x" * 7000}, steps=1)
     assert run_of(uri).data.params == {"prompt": "x" * 6000}
-    assert result.notes == ("mlflow: prompt has 7000 characters, of which 6000 are shown",)
+    assert result.notes == ("mlflow: prompt has 7000 characters, only 6000 are shown",)
 
 
 def test_images_texts_and_files(uri: str, tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_a_run_that_is_gone_is_followed_by_a_new_one(
     assert [step for step, _ in curve(uri)] == [3, 4]
     (note,) = [each for each in result.notes if each.startswith("mlflow: ")]
     assert former in note
-    assert note.endswith("this is a new one")
+    assert note.endswith("started a new one")
 
 
 def test_a_run_whose_page_no_checkpoint_names_is_found(uri: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import heliograph as h
 import pytest
 from heliograph.tests import kit
 from heliograph_trackers import OpenTelemetry
-from heliograph_trackers.open_telemetry import providers
+from heliograph_trackers import open_telemetry as providers
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -201,18 +201,18 @@ def test_what_could_not_be_sent_is_a_warning(tmp_path: Path, caplog: pytest.LogC
         result = fit(OpenTelemetry(f"{address}/"), h.LogSchedule(h.Every(steps=2)))
     assert result.status == "completed"
     assert [each for each in result.warnings if "OpenTelemetry" in each] == [
-        "OpenTelemetry could not send everything: 2 requests failed; is there a collector at its endpoint?"
+        "OpenTelemetry could not send everything: 2 requests failed. Is a collector at the endpoint?"
     ]
 
 
 def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "theirs")
-    made = providers.Providers("http://127.0.0.1:9", "ours", None, None)
+    made = providers.TelemetryProviders("http://127.0.0.1:9", "ours", None, None)
     assert made._resource().attributes["service.name"] == "theirs"
 
 
 def test_an_endpoint_that_nothing_would_use_is_an_error(memory: Memory) -> None:
-    with pytest.raises(ValueError, match="give it, or both providers, not both"):
+    with pytest.raises(ValueError, match="pass either endpoint or both providers"):
         OpenTelemetry("http://x", tracer_provider=memory.tracers, meter_provider=memory.meters)
 
 
@@ -223,7 +223,7 @@ def test_without_the_sdk_the_line_that_installs_it_is_given(monkeypatch: pytest.
 
 
 def test_the_exporters_are_those_of_the_sdk() -> None:
-    made = providers.Providers("http://127.0.0.1:9/", "ours", None, None)
+    made = providers.TelemetryProviders("http://127.0.0.1:9/", "ours", None, None)
     exporter = made._exporter("trace_exporter", "OTLPSpanExporter", "v1/traces")
     assert isinstance(exporter, OTLPSpanExporter)
     assert exporter._endpoint == "http://127.0.0.1:9/v1/traces"

@@ -1,1 +1,1 @@
-"""What goes wrong: the faults, and what each does to the process, its numbers, its files and its clock."""
+"""Faults, and their effects on the process, its numbers, its files and its clock."""

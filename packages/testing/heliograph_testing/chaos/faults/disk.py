@@ -1,33 +1,38 @@
-"""The operations on files of a folder, each shown to a function that may refuse it."""
+"""Faults of the disk: intercepts the file operations in a folder."""
 
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import os
+import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .acts import kill
+from .fault import KINDS, Fault
 from .replacements import Replacements
 
 Watch = Callable[[str, str], None]
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 WRITING = frozenset("wax+")
-BUFFER = 8192  # bytes, as `open` has
+BUFFER = 8192  # bytes, the default of open()
 
 
-class Disk:
-    """Shows what changes files of a folder: create, write, sync, rename, remove.
+class WatchedDisk:
+    """Intercepts operations that change files of a folder: create, write, sync, rename, remove.
 
-    Covers this process, all threads: `open`, `io.FileIO`, `os.open`, and what has gone through these; of files that
-    were open before, only `os.write`, `os.pwrite` and `os.fsync` on Linux. Does not cover memory maps and what C++ code
-    writes by itself, as `torch.save` does when it is given a path.
+    Covers all threads of this process: `open`, `io.FileIO`, `os.open`, and files opened by them. For files that were
+    open before, only `os.write`, `os.pwrite` and `os.fsync` on Linux. Does not cover memory maps and files that C++
+    code writes, for example `torch.save` with a path.
 
     Args:
-        folder: whose files, also in folders below it.
-        watch: called with the kind and the path before each operation; what it raises, the operation raises. A write
-            that is refused leaves half of what it was given.
+        folder: the folder, including its subfolders.
+        watch: called with the kind and the path before each operation. The operation raises its errors; a refused write
+            writes half of its content.
     """
 
     def __init__(self, folder: Path, watch: Watch) -> None:
@@ -50,31 +55,28 @@ class Disk:
         )
 
     def apply(self) -> None:
-        """Begin to show operations."""
         self._replacements.apply()
 
     def undo(self) -> None:
-        """Let operations be as they were; files that are open stay shown."""
         self._replacements.undo()
 
     def show(self, kind: str, path: str | None) -> None:
-        """Show an operation, if its file is in the folder."""
         if path is not None and f"{path}{os.sep}".startswith(self._folder):
             self._watch(kind, path)
 
     def path_of(self, file: int) -> str | None:
-        """Return the path of an open file, None where it cannot be known."""
+        # None if the path is unknown.
         try:
-            return os.readlink(f"/proc/self/fd/{file}")  # noqa: PTH115  # for each write
-        except OSError:  # no Linux, or it is closed
+            return os.readlink(f"/proc/self/fd/{file}")  # noqa: PTH115  # fast, called for each write
+        except OSError:  # not on Linux, or closed
             return self._opened.get(file)
 
     def full_path(self, path: Any, folder: int | None = None) -> str | None:
-        """Return a path from the root, with links in its folders followed."""
+        # Follows links in the folders of the path, but not the path itself.
         if isinstance(path, int):
             return self.path_of(path)
         base = "" if folder is None else self.path_of(folder) or ""
-        head, tail = os.path.split(os.path.join(base, os.fsdecode(path)))  # noqa: PTH118  # it may be bytes
+        head, tail = os.path.split(os.path.join(base, os.fsdecode(path)))  # noqa: PTH118  # may be bytes
         return os.path.join(os.path.realpath(head or "."), tail)  # noqa: PTH118
 
     def _opening(self, original: Callable[..., int]) -> Callable[..., int]:
@@ -121,9 +123,7 @@ class Disk:
         return change
 
 
-def _watched_file(disk: Disk, write_some: Callable[..., int]) -> type[io.FileIO]:
-    """Return a `FileIO` that shows its operations to a disk."""
-
+def _watched_file(disk: WatchedDisk, write_some: Callable[..., int]) -> type[io.FileIO]:
     class WatchedFile(io.FileIO):
         def __init__(self, file: Any, mode: str = "r", *args: Any, **options: Any) -> None:
             if WRITING.intersection(mode):
@@ -141,9 +141,7 @@ def _watched_file(disk: Disk, write_some: Callable[..., int]) -> type[io.FileIO]
     return WatchedFile
 
 
-def _opener(disk: Disk, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an `open` whose writing files show their operations."""
-
+def _opener(disk: WatchedDisk, original: Callable[..., Any]) -> Callable[..., Any]:
     def open_file(
         file: Any,
         mode: str = "r",
@@ -156,7 +154,9 @@ def _opener(disk: Disk, original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if not WRITING.intersection(mode):
             return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
-        raw = io.FileIO(file, mode.replace("b", "").replace("t", ""), closefd, opener)  # the double, while it is there
+        raw = io.FileIO(
+            file, mode.replace("b", "").replace("t", ""), closefd, opener
+        )  # the double, while it is in place
         if buffering == 0:
             return raw
         size = BUFFER if buffering < 2 else buffering
@@ -166,3 +166,40 @@ def _opener(disk: Disk, original: Callable[..., Any]) -> Callable[..., Any]:
         return io.TextIOWrapper(buffer, encoding, errors, newline, line_buffering=buffering == 1)
 
     return open_file
+
+
+class DiskFaults:
+    """Faults whose event has occurred and that wait for their file operation, one after the other."""
+
+    def __init__(self, folder: Path, note: Callable[[int, str], None], ignored: Path | None) -> None:
+        self._note, self._ignored = note, str(ignored)
+        self._waiting: deque[tuple[int, Fault]] = deque()
+        self._seen = 0  # operations while the first fault waits
+        self._disk = WatchedDisk(folder, self._operate)
+        self._disk.apply()
+
+    def add(self, number: int, fault: Fault) -> None:
+        self._waiting.append((number, fault))
+
+    def close(self) -> None:
+        self._disk.undo()
+
+    def _operate(self, kind: str, path: str) -> None:
+        if not self._waiting or path == self._ignored:
+            return
+        number, fault = self._waiting[0]
+        self._seen += 1
+        first = max(1, fault.operation)
+        if self._seen < first:
+            return
+        if self._seen == first:
+            self._note(number, f"{KINDS[fault.kind].text}, starting at {kind} {Path(path).name}")
+        if self._seen == first + fault.times - 1:
+            self._waiting.popleft()
+            self._seen = 0
+        if fault.kind == "full-disk":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        if fault.kind == "slow-disk":
+            time.sleep(fault.seconds)
+        else:
+            kill()

@@ -1,14 +1,16 @@
-"""Faults: what happens, at which event, for how long."""
+"""Faults and plans of faults."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from random import Random
 from typing import Any
 
 from heliograph.events import CATALOGUE
 from heliograph.spi import check_number, check_whole_number, known_names
 
-# Emitted in every process that runs the training, or by plugins: their number is not a function of the training.
+# The number of these emissions depends on the processes or plugins, not only on the training.
 OF_A_PROCESS = frozenset(
     {
         "train_start",
@@ -33,15 +35,15 @@ DISK = ("full-disk", "slow-disk")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FaultKind:
     """What faults of a kind have in common.
 
     Attributes:
-        text: what happens, in words.
-        at: the event where none is given.
-        only: the events at which it can be; empty for any.
+        text: a description of the fault.
+        at: the default event.
+        only: the allowed events; empty allows all.
         changes_numbers: whether the training computes something else after it.
-        ends: whether the process ends by it.
+        ends: whether it ends the process.
     """
 
     text: str
@@ -52,42 +54,43 @@ class Kind:
 
 
 KINDS = {
-    "kill": Kind("the process is killed by SIGKILL", ends=True),
-    "hang": Kind("the process hangs", ends=True),
-    "preempt": Kind("SIGTERM is sent to the process, as a cluster does before it takes the machine", ends=True),
-    "lost-notice": Kind("a notice (SIGTERM) does not arrive, and two batches later SIGKILL comes", ends=True),
-    "lost-request": Kind("what was requested to be saved at the next boundary is forgotten"),
-    "slow": Kind("the rank sleeps"),
-    "full-disk": Kind("operations on files fail: no space left on device", "save_point"),
-    "slow-disk": Kind("operations on files are slow", "save_point"),
-    "clock-jump": Kind("the clock of the system (`time.time`) is put forward or back"),
-    "nan-loss": Kind(
-        "a loss is NaN, and so are the gradients of it", "forward_end", ("forward_end",), changes_numbers=True
+    "kill": FaultKind("the process is killed by SIGKILL", ends=True),
+    "hang": FaultKind("the process hangs", ends=True),
+    "preempt": FaultKind("SIGTERM is sent to the process, as at a preemption", ends=True),
+    "lost-notice": FaultKind("a SIGTERM is lost, and SIGKILL follows two batches later", ends=True),
+    "lost-request": FaultKind("the request for a save at the next boundary is lost"),
+    "slow": FaultKind("the rank sleeps"),
+    "full-disk": FaultKind("operations on files fail: no space left on device", "save_point"),
+    "slow-disk": FaultKind("operations on files are slow", "save_point"),
+    "clock-jump": FaultKind("the system clock (`time.time`) jumps forward or back"),
+    "nan-loss": FaultKind(
+        "a loss is NaN, and so are its gradients", "forward_end", ("forward_end",), changes_numbers=True
     ),
-    "nan-gradient": Kind("a number of a gradient is NaN", "backward_end", BACKWARD, changes_numbers=True),
-    "bit-in-gradient": Kind("a bit of a gradient is another one", "backward_end", BACKWARD, changes_numbers=True),
-    "bit-in-weight": Kind("a bit of a weight is another one", "step_end", changes_numbers=True),
+    "nan-gradient": FaultKind("a number of a gradient is NaN", "backward_end", BACKWARD, changes_numbers=True),
+    "bit-in-gradient": FaultKind("a bit of a gradient is flipped", "backward_end", BACKWARD, changes_numbers=True),
+    "bit-in-weight": FaultKind("a bit of a weight is flipped", "step_end", changes_numbers=True),
 }
 HARMLESS = tuple(name for name, kind in KINDS.items() if not kind.changes_numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong once in a training, at an event.
+    """A fault that occurs once in a training, at an event.
 
     Args:
         kind: `kill`, `hang`, `preempt`, `lost-notice`, `lost-request`, `slow`, `full-disk`, `slow-disk`, `clock-jump`;
             or one that changes numbers: `nan-loss`, `nan-gradient`, `bit-in-gradient`, `bit-in-weight`.
-        at: the name of the event, such as `batch_end`; by default one that fits the kind.
-        count: at which emission of it in the training, counted from 1; a resumed run counts on from its checkpoint.
-        rank: of which of several processes.
-        operation: of `kill`, `full-disk` and `slow-disk`: begin with the so-many-th operation on files after the event
-            (before its other handlers are called); 0 for a `kill` at the event itself, after its other handlers.
-        times: of `full-disk` and `slow-disk`: how many operations in a row fail or are slow.
-        seconds: how long `slow` and each operation of `slow-disk` take, or how far a `clock-jump` goes.
+        at: the name of the event, for example `batch_end`; by default one that fits the kind.
+        count: the number of the emission in the training, from 1; a resumed run continues to count.
+        rank: the rank on which it occurs.
+        operation: for `kill`, `full-disk` and `slow-disk`: the number of the file operation after the event at which
+            the fault starts (the other handlers of the event run later); 0 is a `kill` at the event itself, after its
+            other handlers.
+        times: for `full-disk` and `slow-disk`: the number of consecutive operations that fail or are slow.
+        seconds: the duration of `slow` and of each operation of `slow-disk`, or the size of a `clock-jump`.
 
     Raises:
-        ValueError: there is no such kind or event, they do not fit each other, or a number is out of its range.
+        ValueError: the kind or the event does not exist, they cannot be combined, or a number is out of range.
     """
 
     kind: str
@@ -100,28 +103,28 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"There is no fault {self.kind!r}.{known_names(self.kind, KINDS)}")
+            raise ValueError(f"Unknown fault {self.kind!r}.{known_names(self.kind, KINDS)}")
         kind = KINDS[self.kind]
         object.__setattr__(self, "at", self.at or kind.at)
         if self.at not in NAMES:
-            raise ValueError(f"No fault can be at {self.at!r}: it is not an event of the loop.{_known(self.at)}")
+            raise ValueError(
+                f"A fault cannot occur at {self.at!r}, which is not an event of the loop.{known_names(self.at, NAMES)}"
+            )
         if kind.only and self.at not in kind.only:
-            raise ValueError(f"A fault {self.kind!r} can be at {' or '.join(kind.only)}, not at {self.at!r}.")
+            raise ValueError(f"A fault {self.kind!r} can only occur at {' or '.join(kind.only)}, got {self.at!r}.")
         check_whole_number("count", self.count, at_least=1)
         check_whole_number("rank", self.rank, at_least=0)
         check_whole_number("operation", self.operation, at_least=0)
         check_whole_number("times", self.times, at_least=1)
         check_number("seconds", self.seconds, of="seconds")
         if self.operation and self.kind != "kill" and self.kind not in DISK:
-            raise ValueError(f"A fault {self.kind!r} is at an event, not at an operation on files: leave operation=0.")
+            raise ValueError(f"A fault {self.kind!r} has no file operation: operation must be 0, got {self.operation}.")
 
     @property
     def is_at_operation(self) -> bool:
-        """Whether it waits for an operation on files once its event has come."""
         return self.kind in DISK or self.operation > 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON takes it."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -130,5 +133,64 @@ class Fault:
         return where + (f", rank {self.rank}" if self.rank else "")
 
 
-def _known(name: str) -> str:
-    return known_names(name, NAMES)
+OPERATIONS = 24  # file operations after the event of a fault
+JUMPS = (-86400.0, -3600.0, -1.0, 3600.0, 86400.0)  # seconds
+AT_SAVES = 3  # every third kill occurs during a save
+TRIES = 20  # draws to find an emission without a fault: a second fault that ends the process could not act
+
+
+def draw_faults(
+    seed: int | str, number: int, counts: Mapping[str, int], kinds: Sequence[str], *, ranks: int = 1
+) -> list[Fault]:
+    """Return faults, spread over a training and its events; equal arguments return equal faults.
+
+    Args:
+        seed: the seed of all choices.
+        number: the number of faults.
+        counts: the number of emissions of each event in the training without faults, by name.
+        kinds: the kinds of faults, drawn equally often.
+        ranks: the number of ranks.
+
+    Raises:
+        ValueError: the training emitted no event at which a fault of some kind can occur.
+    """
+    random = Random(seed)
+    faults: list[Fault] = []
+    taken: set[tuple[str, int, int]] = set()
+    for index in range(number):
+        kind, saves = kinds[index % len(kinds)], index // len(kinds) % AT_SAVES == 0
+        for _ in range(TRIES):
+            fault = _draw(random, kind, counts, ranks, saves=saves)
+            if (place := (fault.at, fault.count, fault.rank)) not in taken:
+                break
+        taken.add(place)
+        faults.append(fault)
+    random.shuffle(faults)
+    return faults
+
+
+def _draw(random: Random, kind: str, counts: Mapping[str, int], ranks: int, *, saves: bool) -> Fault:
+    fault_kind = KINDS[kind]
+    at_save = kind in DISK or (kind == "kill" and saves)
+    events = ["save_point"] if at_save and counts.get("save_point") else sorted(fault_kind.only or counts)
+    events = [event for event in events if counts.get(event)]
+    if kind == "bit-in-weight":
+        events = [event for event in events if event in ("step_end", "batch_end")]
+    if not events:
+        raise ValueError(
+            f"A fault {kind!r} can only occur at {', '.join(fault_kind.only)}, and the training has no such event."
+        )
+    event = random.choice(events)
+    operation = random.randint(1, OPERATIONS) if at_save else 0
+    seconds = random.choice(JUMPS) if kind == "clock-jump" else 0.05
+    last = counts[event] - 1 if at_save or kind.startswith("lost") else counts[event]  # not at the last one
+    rank = random.randrange(ranks) if kind not in DISK and not operation else 0  # the main rank writes
+    return Fault(
+        kind,
+        event,
+        random.randint(1, max(1, last)),
+        rank,
+        operation,
+        random.choice((1, 2, 5)) if kind in DISK else 1,
+        seconds,
+    )

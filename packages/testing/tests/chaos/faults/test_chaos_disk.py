@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.checkpoint.storage.files import SYSTEM, write_whole
-from heliograph_testing.chaos.faults.disk import Disk
+from heliograph_testing.chaos.faults.disk import WatchedDisk
 
 Seen = list[tuple[str, str]]
 
@@ -27,7 +27,7 @@ class Watch:
     def __init__(self, folder: Path, refused: str = "") -> None:
         self.seen: Seen = []
         self.refused, self.folder = refused, folder
-        self.disk = Disk(folder, self.look)
+        self.disk = WatchedDisk(folder, self.look)
 
     def look(self, kind: str, path: str) -> None:
         self.seen.append((kind, str(Path(path).relative_to(self.folder))))

@@ -1,10 +1,12 @@
-"""Runs as traces and metrics of OpenTelemetry."""
+"""The OpenTelemetry plugin: traces and metrics of a run."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
+from random import SystemRandom
 from time import time_ns
 from typing import Any
 
@@ -32,36 +34,105 @@ from heliograph import (
     on,
 )
 from heliograph.events import Event
-from heliograph.spi import version
+from heliograph.spi import require, version
 
-from .providers import Providers, keep_from_drawing, sdk
+PATIENCE = 5  # seconds per request, including retries
+EVERY = 10_000  # milliseconds between exports of metrics
+EXTRA = "opentelemetry"
+DRAWING = ("sdk.trace.id_generator", "exporter.otlp.common.http")  # modules that use the global random generator
+
+
+def sdk(module: str) -> Any:
+    return require(f"opentelemetry.{module}", "OpenTelemetry", extra=EXTRA)
+
+
+def keep_from_drawing() -> None:
+    # The training uses the global random generator.
+    for module in DRAWING:
+        sdk(module).random = SystemRandom()
+
+
+class TelemetryProviders:
+    """The providers of one run, each created when it is first used, unless given by the user."""
+
+    def __init__(self, endpoint: str | None, service: str, tracers: Any, meters: Any) -> None:
+        self._endpoint, self._service = endpoint, service
+        self._tracers, self._meters = tracers, meters
+        self._created: list[Any] = []
+        self._exporters: list[Any] = []
+
+    @property
+    def failures(self) -> int:
+        return sum(exporter.failures for exporter in self._exporters)
+
+    def tracers(self) -> Any:
+        if self._tracers is None:
+            exporter = self._exporter("trace_exporter", "OTLPSpanExporter", "v1/traces")
+            self._tracers = sdk("sdk.trace").TracerProvider(resource=self._resource(), shutdown_on_exit=False)
+            self._tracers.add_span_processor(sdk("sdk.trace.export").BatchSpanProcessor(exporter))
+            self._created.append(self._tracers)
+        return self._tracers
+
+    def meters(self) -> Any:
+        if self._meters is None:
+            exporter = self._exporter("metric_exporter", "OTLPMetricExporter", "v1/metrics")
+            readers = [sdk("sdk.metrics.export").PeriodicExportingMetricReader(exporter, EVERY, PATIENCE * 1000)]
+            make = sdk("sdk.metrics").MeterProvider
+            self._meters = make(readers, resource=self._resource(), shutdown_on_exit=False)
+            self._created.append(self._meters)
+        return self._meters
+
+    def shut_down(self) -> None:
+        created, self._created = self._created, []
+        for provider in created:
+            provider.shutdown()
+
+    def _exporter(self, module: str, name: str, path: str) -> Any:
+        kind: Any = getattr(sdk(f"exporter.otlp.proto.http.{module}"), name)
+
+        class Exporter(kind):  # type: ignore[misc]  # known only at run time
+            failures = 0
+
+            def export(self, *args: Any, **options: Any) -> Any:
+                result = super().export(*args, **options)
+                self.failures += result.name != "SUCCESS"
+                return result
+
+        endpoint = None if self._endpoint is None else f"{self._endpoint.rstrip('/')}/{path}"
+        exporter = Exporter(endpoint=endpoint, timeout=PATIENCE)
+        self._exporters.append(exporter)
+        return exporter
+
+    def _resource(self) -> Any:
+        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": self._service}
+        return sdk("sdk.resources").Resource.create(named)
+
 
 SCOPE = "heliograph"
 NAME, CHARACTERS = 200, re.compile(r"[^A-Za-z0-9_./-]")  # of an instrument
 
 
 class OpenTelemetry(Plugin):
-    """Send a run to an OpenTelemetry collector: spans of it, its epochs, validations, tests and saves, and metrics.
+    """Send a run to an OpenTelemetry collector: metrics, and spans of the run and its parts.
 
-    The span of the run has the hyper-parameters and the status; checkpoints, verdicts and failures of plugins are
-    events of it, an error is its exception. Each metric of a log or a validation is a gauge, `heliograph.train/loss`,
-    and so are the steps per second. All attempts of a training are one trace: the checkpoints hold its id. After a kill
-    what had ended by then is there, but for the last 5 seconds, and the spans that were open are missing. The end of a
-    run waits for a collector that does not answer, 5 seconds for the spans and 5 for the metrics.
+    Spans are the run, its epochs, validations, tests and saves. The span of the run has the hyper-parameters and the
+    status; checkpoints, verdicts and plugin failures are its events, and an error is its exception. Each metric of a
+    log or a validation is a gauge, for example `heliograph.train/loss`, and so are the steps per second. All attempts
+    of a training form one trace, whose id is in the checkpoints. A killed run loses its open spans and the last 5
+    seconds. If the collector does not answer, the end of a run waits 5 seconds for the spans and 5 for the metrics.
 
-    It is sent by threads of the SDK over HTTP (OTLP), to the address in `endpoint`, else in
-    `OTEL_EXPORTER_OTLP_ENDPOINT`, else `http://localhost:4318`. Where it could not all be sent, the result has a
-    warning. On several ranks the main rank sends.
+    Threads of the SDK send by HTTP (OTLP) to `endpoint`, else to `OTEL_EXPORTER_OTLP_ENDPOINT`, else to
+    `http://localhost:4318`. The result warns if something could not be sent. Only the main rank sends.
 
     Args:
         endpoint: the address of the collector.
-        service: the name of the service, where `OTEL_SERVICE_NAME` gives none.
-        tracer_provider: one that your program has set up already; it is not shut down. By default a new one for a run.
+        service: the name of the service, unless `OTEL_SERVICE_NAME` is set.
+        tracer_provider: a provider of your program, which is not shut down; by default a new one per run.
         meter_provider: the same for metrics.
 
     Raises:
         ImportError: the SDK is not installed.
-        ValueError: an endpoint is given together with both providers, which would not use it.
+        ValueError: an endpoint is given together with both providers, which do not use it.
     """
 
     name = "open_telemetry"
@@ -81,54 +152,47 @@ class OpenTelemetry(Plugin):
         meter_provider: Any = None,
     ) -> None:
         if endpoint is not None and tracer_provider is not None and meter_provider is not None:
-            raise ValueError("OpenTelemetry(endpoint) is for its own providers: give it, or both providers, not both.")
+            raise ValueError("endpoint has no effect with both providers: pass either endpoint or both providers.")
         keep_from_drawing()
         self.endpoint, self.service = endpoint, service
         self.tracer_provider, self.meter_provider = tracer_provider, meter_provider
-        self._providers: Providers | None = None
-        self._spans: dict[str, Any] = {}  # those that are open, from the outermost
+        self._providers: TelemetryProviders | None = None
+        self._spans: dict[str, Any] = {}  # open spans, the outermost first
         self._gauges: dict[str, Any] = {}
         self._parent = ""
         self.reset()
 
     def reset(self) -> None:
-        """Forget the former run."""
         self._began, self._parent = time_ns(), ""
         self._logged: tuple[int, float] | None = None
 
     def describe(self, run: Run) -> str:
-        """Say where it goes."""
         return f"sends spans and metrics to {self.endpoint or 'the OpenTelemetry collector'}"
 
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Close the former run; the span begins here, once it is known of which trace it is."""
+        # The span starts later, when its trace is known.
         self.close()
         self._began = time_ns()
 
     @on(CheckpointLoaded)
     def add_load(self, run: Run, event: CheckpointLoaded) -> None:
-        """Add the checkpoint that the run continues from."""
         self._add_event(run, event)
 
     @on(EpochStart, lane=Lane.TRANSFORM)
     def begin_epoch(self, run: Run, event: EpochStart) -> None:
-        """Begin the span of an epoch."""
         self._begin(run, "epoch", {"epoch": event.epoch, "resumed": event.resumed})
 
     @on(EpochEnd, lane=Lane.REPORT)
     def end_epoch(self, run: Run, event: EpochEnd) -> None:
-        """End it."""
         self._end("epoch", run)
 
     @on(ValidationStart, TestStart, lane=Lane.TRANSFORM, optional=True)
     def begin_evaluation(self, run: Run, event: ValidationStart | TestStart) -> None:
-        """Begin the span of a validation or a test."""
         self._begin(run, event.name.removesuffix("_start"), {})
 
     @on(ValidationEnd, ValidationCut, TestEnd, lane=Lane.REPORT, optional=True)
     def end_evaluation(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd) -> None:
-        """End it, and send the metrics."""
         if not isinstance(event, ValidationCut):
             self._measure(event.metrics)
         for name in ("validation", "test"):
@@ -136,17 +200,15 @@ class OpenTelemetry(Plugin):
 
     @on(SavePoint, lane=Lane.TRANSFORM, optional=True)
     def begin_save(self, run: Run, event: SavePoint) -> None:
-        """Begin the span of a save."""
         self._begin(run, "save", {})
 
     @on(SavePoint, lane=Lane.REPORT, optional=True)
     def end_save(self, run: Run, event: SavePoint) -> None:
-        """End it; what is written in the background may still be."""
+        # A background write may continue.
         self._end("save", run)
 
     @on(Log, lane=Lane.REPORT, optional=True)
     def log(self, run: Run, event: Log) -> None:
-        """Send the metrics, and the steps per second since the last log."""
         steps, seconds = run.progress.steps, run.progress.seconds
         if self._logged is not None and seconds > self._logged[1] and steps >= self._logged[0]:
             self._measure({"steps_per_second": (steps - self._logged[0]) / (seconds - self._logged[1])})
@@ -155,17 +217,14 @@ class OpenTelemetry(Plugin):
 
     @on(CheckpointSaved, CheckpointPruned, PluginFailed, Verdict, lane=Lane.REPORT, optional=True)
     def add(self, run: Run, event: CheckpointSaved | CheckpointPruned | PluginFailed | Verdict) -> None:
-        """Add an event to the span of the run."""
         self._add_event(run, event)
 
     @on(RunFailed)
     def fail(self, run: Run, event: RunFailed) -> None:
-        """Add the error to the span of the run."""
         self._root(run).record_exception(event.error)
 
     @on(RunClosed, lane=Lane.REPORT)
     def end(self, run: Run, event: RunClosed) -> None:
-        """End all spans, and send what is left."""
         root = self._root(run)
         root.set_attributes({"heliograph.status": event.status, "heliograph.steps": run.progress.steps})
         is_error = event.status in ("failed", "interrupted")
@@ -176,10 +235,9 @@ class OpenTelemetry(Plugin):
         failures = 0 if providers is None else providers.failures
         if failures:
             times = f"{failures} requests" if failures > 1 else "a request"
-            run.warn(f"OpenTelemetry could not send everything: {times} failed; is there a collector at its endpoint?")
+            run.warn(f"OpenTelemetry could not send everything: {times} failed. Is a collector at the endpoint?")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the trace, and the first span of it."""
         root = self._spans.get("run")
         if self._parent or root is None:
             return {"parent": self._parent}
@@ -187,12 +245,11 @@ class OpenTelemetry(Plugin):
         return {"parent": f"{context.trace_id:032x}-{context.span_id:016x}"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the trace; a roll back is within it."""
+        # A rollback stays in the trace.
         if "run" not in self._spans:
             self._parent = state["parent"]
 
     def close(self) -> None:
-        """End what is open, and send it."""
         for name in reversed([*self._spans]):
             self._spans.pop(name).end()
         providers, self._providers, self._gauges = self._providers, None, {}
@@ -202,7 +259,6 @@ class OpenTelemetry(Plugin):
     # Spans and gauges.
 
     def _root(self, run: Run) -> Any:
-        """Return the span of the run."""
         if "run" not in self._spans:
             trace = sdk("trace")
             context = None
@@ -211,15 +267,14 @@ class OpenTelemetry(Plugin):
                 parent = trace.SpanContext(*numbers, is_remote=True, trace_flags=trace.TraceFlags(1))
                 context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
             facts = {"run": run.name, "training_id": run.checkpoints.training_id, "world_size": run.engine.world_size}
-            given = {f"hyper_parameters.{name}": each for name, each in run.hyper_parameters.items()}
-            attributes = _attributes({**facts, **given})
+            parameters = {f"hyper_parameters.{name}": value for name, value in run.hyper_parameters.items()}
+            attributes = _attributes({**facts, **parameters})
             self._spans["run"] = self._tracer().start_span(
                 "run", context, attributes=attributes, start_time=self._began
             )
         return self._spans["run"]
 
     def _begin(self, run: Run, name: str, attributes: Mapping[str, Any]) -> None:
-        """Begin a span within the innermost that is open."""
         self._root(run)
         self._end(name, run)
         trace = sdk("trace")
@@ -241,20 +296,20 @@ class OpenTelemetry(Plugin):
         for name, value in metrics.items():
             if name not in self._gauges:
                 plain = f"{SCOPE}.{CHARACTERS.sub('_', name)}"[:NAME]
-                self._gauges[name] = self._own().meters().get_meter(SCOPE, version()).create_gauge(plain)
+                self._gauges[name] = self._ensure_providers().meters().get_meter(SCOPE, version()).create_gauge(plain)
             self._gauges[name].set(float(value))
 
     def _tracer(self) -> Any:
-        return self._own().tracers().get_tracer(SCOPE, version())
+        return self._ensure_providers().tracers().get_tracer(SCOPE, version())
 
-    def _own(self) -> Providers:
+    def _ensure_providers(self) -> TelemetryProviders:
         if self._providers is None:
-            self._providers = Providers(self.endpoint, self.service, self.tracer_provider, self.meter_provider)
+            self._providers = TelemetryProviders(self.endpoint, self.service, self.tracer_provider, self.meter_provider)
         return self._providers
 
 
 def _attributes(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts as attributes: numbers, flags and texts; anything else as its text."""
+    # Other types become text.
     return {
         f"{SCOPE}.{name}": value if isinstance(value, bool | int | float | str) else str(value)
         for name, value in facts.items()

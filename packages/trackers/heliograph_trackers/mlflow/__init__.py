@@ -1,1 +1,0 @@
-"""`MLflow`: what a run of it holds, the names that it takes, requests to it."""

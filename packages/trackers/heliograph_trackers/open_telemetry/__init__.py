@@ -1,1 +1,0 @@
-"""`OpenTelemetry`: runs as traces and metrics."""

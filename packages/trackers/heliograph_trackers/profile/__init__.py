@@ -1,1 +1,0 @@
-"""Trace some steps with torch's profiler."""
