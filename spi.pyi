@@ -24,10 +24,10 @@ from .core.distributed.failure import error_chain as error_chain
 from .core.distributed.failure import is_broken_collective as is_broken_collective
 from .core.distributed.failure import on_main as on_main
 from .core.distributed.membership import membership as membership
-from .core.engines.engine_choice import choose_engine as choose_engine
 from .core.engines.contract import LoopEngine as LoopEngine
-from .core.engines.movers import register_mover as register_mover
 from .core.engines.ddp import ProcessEngine as ProcessEngine
+from .core.engines.engine_choice import choose_engine as choose_engine
+from .core.engines.movers import register_mover as register_mover
 from .core.host import Host as Host
 from .core.host import current_host as current_host
 from .core.host import ended_for_good as ended_for_good

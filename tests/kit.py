@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from heliograph import (
-    CATALOGUE,
     BatchEnd,
     Bus,
     Checkpoint,
@@ -29,6 +28,7 @@ from heliograph import (
     TrainRun,
     on,
 )
+from heliograph.events import CATALOGUE
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]

@@ -12,8 +12,8 @@ from pathlib import Path
 from time import time
 from typing import Any, Final, TypeVar
 
-from heliograph import Page, Place, Run, Tracker
-from heliograph.spi import require
+from heliograph import Run
+from heliograph.spi import Page, Place, Tracker, require
 
 LONGEST: Final = 200  # MLflow's limit is 250, including the prefix of tags
 TAG: Final = "heliograph.{kind}."

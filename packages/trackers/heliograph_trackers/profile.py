@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heliograph import BatchEnd, EpochStart, Event, Lane, Plugin, Run, RunClosed, on
-from heliograph.spi import Receiver, check_flag, check_whole_number, current_owner, require
+from heliograph.events import Receiver, current_owner
+from heliograph.spi import check_flag, check_whole_number, require
 
 
 class ProfilerTrace:

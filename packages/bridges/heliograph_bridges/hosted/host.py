@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from heliograph import BatchStart, Control, Lane, Plugins, Progress, Request, SavePoint
-from heliograph.events import Event, Verb
-from heliograph.spi import marked_methods
+from heliograph import BatchStart, Control, Lane, Plugins, Progress, SavePoint
+from heliograph.events import Event, Request, Verb
+from heliograph.plugins import marked_methods
 
 # What can be used in place of what no loop but ours does; a host may know better.
 REMEDIES: Mapping[str, str] = {

@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from heliograph import Bus, Control, LoopEngine, Plugins
+from heliograph import Bus, Control, Plugins
 from heliograph.core.context import RunContext
 from heliograph.core.data.training_data import TrainingData
 from heliograph.core.settings import Settings
 from heliograph.events import ResumeFacts
-from heliograph.spi import count
+from heliograph.spi import LoopEngine, count
 from torch import nn
 
 from .host import HostedControl, HostLoop

@@ -45,7 +45,6 @@ from heliograph import (
     ForwardEnd,
     GradientsReady,
     Lane,
-    LoopEngine,
     Plugins,
     Run,
     RunResult,
@@ -57,7 +56,7 @@ from heliograph import events as ev
 from heliograph.core.loop import publish
 from heliograph.core.metrics.means import Means
 from heliograph.core.run_end import close_run
-from heliograph.spi import Metrics, describe_error
+from heliograph.spi import LoopEngine, Metrics, describe_error
 from torch import Tensor
 
 from .host import HostLoop, check_plugins

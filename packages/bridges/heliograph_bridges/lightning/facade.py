@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 from weakref import ref
 
-from heliograph import LoopEngine
-from heliograph.spi import known_names
+from heliograph.spi import LoopEngine, known_names
 
 UNEXPLAINED = "the callback has set trainer.should_stop"
 _PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from heliograph import Lane, Plugin, Run, on
 from heliograph import events as ev
-from heliograph.spi import snake_case
+from heliograph.plugins import snake_case
 
 from ..own_states import Unsaved
 from .facade import UNEXPLAINED

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from heliograph import LoaderParams, RunResult, Trainer
-from heliograph.core.distributed.launch.queue import child_queue
+from heliograph.core.distributed.queue import child_queue
 from torch.utils.data import IterableDataset
 
 from .parts import CreatedParts, build, load_weights

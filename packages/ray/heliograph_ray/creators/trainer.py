@@ -12,11 +12,11 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Unpack, runtime_checkable
 
-from heliograph import LoopEngine, RankFailed, RunResult, launch
+from heliograph import RankFailed, RunResult, launch
 from heliograph.core.checkpoint.state.ranks import join_shards
-from heliograph.core.distributed.launch.launcher import KeptRanks
+from heliograph.core.distributed.launcher import KeptRanks
 from heliograph.core.engines.options import EngineOptions
-from heliograph.spi import Store, check_number, check_whole_number, known_names, membership
+from heliograph.spi import LoopEngine, Store, check_number, check_whole_number, known_names, membership
 
 from .parts import CreatedParts, by_name, load_weights, make_model, make_optimizer
 from .raysgd import NoArguments, check_file, explain_method, refuse_arguments

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import numpy as np
 import torch
-from heliograph import Engine
+from heliograph.events import Engine
 from heliograph.spi import require
 from torch import Tensor
 

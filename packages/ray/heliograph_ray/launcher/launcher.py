@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from heliograph.core.distributed.launch.launcher import environment
+from heliograph.core.distributed.launcher import environment
 from heliograph.spi import check_number, check_whole_number, is_number, is_whole_number, require
 
 from ..cluster import CHECK_INTERVAL, START_TIMEOUT, check_address

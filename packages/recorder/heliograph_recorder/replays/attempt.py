@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heliograph import Bus, Filter, GradientsReady, LastBoundary, StepEnd
-from heliograph.events import Event, Phase
-from heliograph.spi import CHANGES
+from heliograph.events import CHANGES, Event, Phase
 
 from ..format.records import (
     AttemptRecord,

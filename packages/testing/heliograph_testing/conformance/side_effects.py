@@ -11,8 +11,8 @@ from typing import Any
 
 from heliograph import BatchEnd, BatchStart, Lane, Plugin, Run, TrainStart, ValidationBatchEnd, ValidationBatchStart, on
 from heliograph.core.objects.program import plugin_options
-from heliograph.events import Event
-from heliograph.spi import Receiver, capture, encode
+from heliograph.events import Event, Receiver
+from heliograph.spi import capture, encode
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
