@@ -222,7 +222,7 @@ def test_other_modules_are_refused() -> None:
 def test_optimizers_of_other_names_are_refused() -> None:
     _, cut = fit(supervised())
     cut["optimizers"] = {"generator": cut["optimizers"]["optimizer"]}
-    with pytest.raises(ValueError, match=r"the optimizers \['generator'\], the run has \['optimizer'\]: call them the"):
+    with pytest.raises(ValueError, match=r"the optimizers \['generator'\], the run has \['optimizer'\]: "):
         fit(supervised(), cut)
 
 

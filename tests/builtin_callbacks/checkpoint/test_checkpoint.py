@@ -665,8 +665,8 @@ def test_unknown_and_missing_plugin_state_is_noted(fit: Make, tmp_path: Path) ->
     result = fit(Checkpoint(tmp_path, resume="auto"), Remembering(2).named("newcomer"), epochs=2)
     notes = "\n".join(result.notes)
 
-    assert "start fresh, the checkpoint has no state of them: newcomer" in notes
-    assert "no plugin claims, left out: remembering" in notes
+    assert "start fresh: newcomer" in notes
+    assert "without a plugin, ignored: remembering" in notes
 
 
 def test_plugin_state_is_restored_under_its_name(fit: Make, tmp_path: Path) -> None:
