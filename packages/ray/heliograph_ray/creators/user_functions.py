@@ -263,5 +263,5 @@ def validation_data(recipe: Recipe, parts: CreatedParts, params: LoaderParams, w
         if isinstance(parts.model, list):
             raise ValueError("The default validation takes one model: for several, pass validation_function=.")
         return parts.validation
-    params = params_of_one_process(params, world_size)
-    return [ValidationShare(evaluation_loader(parts.validation, params, "validation"))] * world_size
+    process_params = params_of_one_process(params, world_size)
+    return [ValidationShare(evaluation_loader(parts.validation, process_params, "validation"))] * world_size
