@@ -215,7 +215,10 @@ def test_the_sentence_gives_the_innermost_reason(
     [
         ("", "contains nothing: a configuration must be a mapping of keys, such as task: my_module.MyTask."),
         ("- a\n", "contains a list: a configuration must be a mapping of keys, such as task: my_module.MyTask."),
-        ("hello\n", "contains a single value: a configuration must be a mapping of keys"),
+        (
+            "hello\n",
+            "contains a single value: a configuration must be a mapping of keys, such as task: my_module.MyTask.",
+        ),
         (
             "task:\n\tlesson.Own:\n",
             "is not YAML: found character '\\t' that cannot start any token (indent by spaces) in line 2, column 1.",
