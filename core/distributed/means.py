@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ....events import Engine
-from ...metrics.means import Computed, Means, MetricUpdate, Totals, added, check_scalar, compute_values, fresh_copy
-from ...objects.equality import same
+from ...events import Engine
+from ..metrics.means import Computed, Means, MetricUpdate, Totals, added, check_scalar, compute_values, fresh_copy
+from ..objects.equality import same
 
 
 class SharedMeans(Means):

@@ -10,10 +10,9 @@ from typing import Any
 
 from heliograph.core.data.draws.generators import isolated
 from heliograph.core.data.draws.keyed_generators import KeyedGenerators
-from heliograph.core.data.order.shares import Share
-from heliograph.core.data.sources.contract import Sourced
-from heliograph.core.data.sources.stateless import Reading, Stateless
-from heliograph.events import Position
+from heliograph.core.data.order.sizes import Share
+from heliograph.core.data.sources.contract import Reading, Sourced, Stateless
+from heliograph.events import Engine, Position
 from heliograph.spi import require
 
 from .distributor import (
@@ -74,7 +73,7 @@ class RayStream(Sourced):
         self.batch_size, self.drop_last, self.columns, self.collate_fn = batch_size, drop_last, columns, collate_fn
 
     def __iter__(self) -> Iterator[Any]:
-        reading = Reading(seed=0, epoch=0, batch=0, isolated=False, report=_ignore_progress)
+        reading = Reading(seed=0, epoch=0, batch=0, isolated=False, report=lambda *_: None)
         return self.source(Share(), None, fills_up=False).open(reading)
 
     def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> StreamSource:

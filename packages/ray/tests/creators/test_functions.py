@@ -10,6 +10,7 @@ import pytest
 import torch
 from heliograph.packages.ray.tests.creators import creators
 from heliograph.packages.ray.tests.creators.creators import HELD_OUT, SAMPLES, make, weights
+from heliograph.tests.kit import EventRecorder
 from heliograph_ray.creators.user_functions import SteppedOptimizer
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR

@@ -33,8 +33,6 @@ from heliograph.events import Alarm
 from heliograph.spi import check_number
 
 from ..explain.judge import MIN_SAMPLED, BottleneckJudge, Measured
-from .memory import device_bytes, resident_bytes
-from .step_clock import StepClock, Sums
 
 SHARE = 0.01  # of the time so far: the shortest stretch of a long run, so that it has at most a thousand
 FIRST_STEPS, GROWTH = 16, 4  # steps until the first exchange, and the largest ratio between two intervals

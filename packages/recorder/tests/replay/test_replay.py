@@ -10,6 +10,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
+from heliograph.events import Request
 from heliograph.packages.recorder.tests.recordings import attempt, fit
 from heliograph.tests.kit import sgd
 from heliograph_recorder import Recorder

@@ -12,9 +12,10 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
+from heliograph.builtin_callbacks.checkpoint.verify_resume import HIDDEN_STATE
 from heliograph.packages.recorder.tests.with_kernel import repeated_kills
 from heliograph.tests import kit, sampling
-from heliograph.tests.builtin_callbacks.checkpoint.test_verify_resume import HIDDEN_STATE, Counting
+from heliograph.tests.builtin_callbacks.checkpoint.test_verify_resume import Counting
 from heliograph.tests.kit import adam, random_batches, saving
 from heliograph_recorder import Recorder, replay
 from torch import nn
