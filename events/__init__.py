@@ -34,27 +34,18 @@ __all__ += ["Lane", "LogCurve", "LogFile", "LogHistogram", "LogImage", "LogText"
 
 # Protocols and types that a run itself does not need: imported when they are first used.
 _LAZY = {
-    "CHANGES": "control",
-    "Alarm": "alarms",
-    "CheckpointSource": "run",
-    "Engine": "engine",
-    "LogCurve": "payloads",
-    "LogFile": "payloads",
-    "LogHistogram": "payloads",
-    "LogImage": "payloads",
-    "LogText": "payloads",
-    "Position": "resume_facts",
-    "Receiver": "bus",
-    "Reduction": "engine",
-    "ResumeFacts": "resume_facts",
-    "Run": "run",
-    "Subscription": "bus",
-    "current_owner": "bus",
-    "is_within": "bus",
+    "alarms": ["Alarm"],
+    "bus": ["Receiver", "Subscription", "current_owner", "is_within"],
+    "control": ["CHANGES"],
+    "engine": ["Engine", "Reduction"],
+    "payloads": ["LogCurve", "LogFile", "LogHistogram", "LogImage", "LogText"],
+    "resume_facts": ["Position", "ResumeFacts"],
+    "run": ["CheckpointSource", "Run"],
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    home = next((module for module, names in _LAZY.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    return getattr(import_module(f".{home}", __name__), name)

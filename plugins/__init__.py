@@ -15,15 +15,8 @@ if TYPE_CHECKING:
     from .plugin import snake_case as snake_case
 
 # Imported on first use: a training without plugins does not need them.
-_HOMES = {
-    "Discovered": "discovery",
-    "Plugin": "plugin",
-    "Policy": "plugin",
-    "discover": "discovery",
-    "marked_methods": "marks",
-    "on": "marks",
-    "snake_case": "plugin",
-}
+_HOMES = {"Discovered": "discovery", "Plugin": "plugin", "Policy": "plugin", "discover": "discovery"}
+_HOMES |= {"marked_methods": "marks", "on": "marks", "snake_case": "plugin"}
 
 __all__ = ["Discovered", "Plugin", "Plugins", "Policy", "discover", "marked_methods", "on", "snake_case"]
 

@@ -95,7 +95,7 @@ def test_14_everything_is_cleaned_up_after_an_exception(tmp_path: Path) -> None:
 
 
 def test_16_early_stopping_without_validation_data_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is no validation data"):
+    with pytest.raises(ValueError, match="without validation data"):
         fit(h.EarlyStopping("validation/loss"))
 
 

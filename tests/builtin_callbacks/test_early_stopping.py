@@ -162,7 +162,7 @@ def test_without_validation_data_it_is_an_error_at_the_start(task: Make, batches
     seen: list[int] = []
     trainer.bus.on(BatchEnd, lambda run, event: seen.append(run.progress.batch))
 
-    with pytest.raises(ValueError, match="there is no validation data: pass validation= to fit"):
+    with pytest.raises(ValueError, match="without validation data: pass validation="):
         trainer.fit(task(), batches(), optimizer=sgd, epochs=2)
     assert seen == []
 

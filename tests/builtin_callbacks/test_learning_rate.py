@@ -125,7 +125,7 @@ def test_plateau_without_validation_data(task: Make, batches: Make) -> None:
     optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
     trainer = Trainer([LearningRate("plateau", monitor="validation/loss")], device="cpu")
 
-    with pytest.raises(ValueError, match="no validation data"):
+    with pytest.raises(ValueError, match="without validation data"):
         trainer.fit(mine, batches(1), optimizer=optimizer, scheduler=ReduceLROnPlateau(optimizer), epochs=1)
 
 

@@ -196,7 +196,7 @@ def test_a_plugin_that_had_an_empty_state_is_put_back_there() -> None:
     plugin = Summing()
     result = goes_back(plugin)
     assert plugin.sums == {"batches": 4}
-    assert not [note for note in result.notes if "no state of them" in note]
+    assert not [note for note in result.notes if "without state in the checkpoint" in note]
     assert result.resume.fresh_plugins == ()
 
 

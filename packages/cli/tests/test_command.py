@@ -212,7 +212,7 @@ def test_help_shows_the_options_of_fit_of_plugins_and_of_classes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, expected in (
-        (["--help"], "how many optimizer steps. (type: int | null)"),
+        (["--help"], "(type: int | null)"),
         (["--trainer.plugins.help", "early_stopping"], "consecutive checks without an improvement. (type: int"),
         (["--task.help=lesson.Own"], "--task.scale SCALE"),
         (["--optimizer.help", "torch.optim.SGD"], "--optimizer.momentum MOMENTUM"),

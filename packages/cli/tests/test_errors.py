@@ -45,7 +45,7 @@ MISTAKES = [
     ("--train.cont=3", "train: lesson.data has no option 'cont'. Did you mean 'count'?"),
     ("--loader_params.batch_siz=3", "loader_params= has no 'batch_siz'. Did you mean 'batch_size'?"),
     ("--train=null", "fit needs either train: or a DataModule as data:."),
-    ("--task.metrics=3", "task.metrics: takes"),
+    ("--task.metrics=3", "task.metrics: must be"),
     ("--task.loss_fn=lesson.data", "the function lesson.data needs the return annotation Tensor."),
     ("--epochs=null", "As fit was called, the run has no end: pass epochs= or steps="),
     ("--task=lesson.Data", "lesson.Data needs count."),
@@ -133,7 +133,10 @@ REASONS = [
     ),
     (["--trainer.plugins={progress: 3}"], "progress: options must be a mapping, {progress: {option: value}}, got 3."),
     (["--trainer.plugins=[3]"], "trainer.plugins: must be a class path, got 3."),
-    (["--trainer.plugins=[{init_args: {a: 1}}]"], "must be a class path, got {'init_args': {'a': 1}}."),
+    (
+        ["--trainer.plugins=[{init_args: {a: 1}}]"],
+        "trainer.plugins: must be a class path, got {'init_args': {'a': 1}}.",
+    ),
     (["--trainer=3"], "trainer: must be a mapping of keys, got 3."),
     (
         ["--scheduler={torch.optim.lr_scheduler.ExponentialLR: {Gamma: 0.9}}"],

@@ -96,7 +96,7 @@ def test_plugins_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 60
     cut = next(line for line in lines if line.startswith("ema "))
-    assert cut.endswith("Keep an exponential moving averag...")
+    assert cut.endswith("Maintain an exponential moving av...")
 
 
 def test_plugins_verbose_lists_package_version_state_class_and_events(capsys: pytest.CaptureFixture[str]) -> None:

@@ -397,7 +397,7 @@ def test_prune_says_what_there_is_not(command: Said, write: Make, tmp_path: Path
         (("prune", "folder", "--keep-last", "1", "--keep-best", "1"), "--keep-best M and --monitor METRIC"),
         (
             ("prune", "folder", "--keep-last", "1", "--keep-best", "1", "--monitor", "validation/f1"),
-            "Which way is 'validation/f1' better?",
+            "'validation/f1'",
         ),
         (("inspect",), "PATH"),
         (("burn", "x"), "invalid choice"),

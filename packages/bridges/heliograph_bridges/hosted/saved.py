@@ -85,7 +85,7 @@ def restore(run: HostedRun, saved: Mapping[str, Any], path: Path | None) -> None
     run.note(f"{run.host.name} resumed at {place} from {path or 'a checkpoint'}")
     if resumption.fresh_plugins:
         names = ", ".join(resumption.fresh_plugins)
-        run.note(f"plugins that start fresh, because the checkpoint has no state of them: {names}")
+        run.note(f"plugins without state in the checkpoint start fresh: {names}")
     if resumption.unclaimed_states:
         names = ", ".join(resumption.unclaimed_states)
         run.note(f"ignored states in the checkpoint, which belong to no plugin: {names}")

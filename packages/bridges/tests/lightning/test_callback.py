@@ -397,7 +397,7 @@ def test_a_training_leaves_the_hook_of_the_module_as_it_was() -> None:
         (lambda folder: BatchTransform(lambda batch: batch), "replaces run.batch"),
         (
             lambda folder: LogSchedule(Every(fraction=0.5)),
-            r"and Lightning does not plan steps: set Trainer\(max_st",
+            r"Lightning does not plan steps: set Trainer\(max_st",
         ),
     ],
 )
