@@ -463,7 +463,7 @@ def test_ranks_with_different_trials_are_refused(ranks: Pool, tmp_path: Path) ->
 
 def test_ranks_of_a_study_in_memory_are_refused(ranks: Pool) -> None:
     trial = ready(study())
-    ranks(2).run(refused, [trial, trial], "The study is in the memory of the process that launched the ranks")
+    ranks(2).run(refused, [trial, trial], "The study is in the memory")
 
 
 def launched(trial: optuna.Trial) -> None:

@@ -119,7 +119,7 @@ controllers:
         ("16, controller 'c'", "must be at least 0"),
         ("16, controller 'c'", "got 'never'"),
         ("17, controller 'c'", "got 'panic'"),
-        ("18, controller 'c'", "is text, got 5"),
+        ("18, controller 'c'", "must be text, got 5"),
         ("19, controller 'c'", "names 'control.should_save' twice"),
         ("20", "There are two controllers named 'b'"),
         ("22, controller 'b', column 21 of its rule", "invalid syntax"),

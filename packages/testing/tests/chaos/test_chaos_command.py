@@ -62,7 +62,7 @@ def test_a_script_survives_and_its_folder_stays_as_it_was(
     assert status == 0, done.out + done.err
     first, *_, last = done.out.splitlines()
     assert first == "1 fault acted (seed 0)"
-    assert last == "equal, bit for bit: every loss, each time that its batch was done, and the end"
+    assert last.startswith("equal, bit for bit")
     lines = done.err.splitlines()
     whole = "attempt 1: from the start; completed after SECONDS s"
     assert [re.sub(r"\d+\.\d", "SECONDS", line) for line in lines[:2]] == [f"reference, {whole}", f"again, {whole}"]
@@ -94,8 +94,8 @@ def test_the_script_of_the_readme_survives_fifty_faults(tmp_path: Path) -> None:
         (["train.py", "--faults", "0"], "faults must be a whole number, at least 1"),
         (["train.py", "--faults", "-1"], "faults must be a whole number, at least 1"),
         (["fails.py"], "The training fails without faults: attempt 1 ended with status 1"),
-        (["train.py", "--folder", "."], "exists: give a folder that does not"),
-        (["train.py", "--leave-out", "runs"], "There is no runs in "),
+        (["train.py", "--folder", "."], "exists: choose a new folder"),
+        (["train.py", "--leave-out", "runs"], "--leave-out runs"),
     ],
 )
 def test_what_is_wrong_is_refused(
