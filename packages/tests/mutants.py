@@ -99,7 +99,7 @@ FAULTS = (
     ),
     Fault(
         "storage: shards of another checkpoint are removed",
-        'if not is_unsure and not any(each.entry and (each.entry.shards or ("",))[0] == name for each in found):',
+        'if not is_unsure and not any(file.entry and (file.entry.shards or ("",))[0] == name for file in files):',
         "if True:",
     ),
     # The ranks.

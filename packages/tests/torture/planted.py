@@ -37,11 +37,11 @@ DEFECTS = (
         "        if checks_data and crc != record.CRC:\n",
         "        if False:\n",
     ),
-    defect("one: sequences begin again after a start", "reader.highest_sequence(found, self.run_name)", "0"),
+    defect("one: sequences begin again after a start", "reader.highest_sequence(files, self.run_name)", "0"),
     defect("one: all checkpoints have one number", "newest + 1 if sequence is None else sequence", "1"),
     defect(
         "one: a failed save is taken for a good one",
-        "            raise _failure(files, path, error, outcome) from error\n",
+        "            raise _failure(files, path, error, consequence) from error\n",
         '            return replace(entry, size=0, sha256="")\n',
     ),
     defect("one: a checkpoint has no manifest", "        writer.end(encode(entry))\n", "        writer.end(b'')\n"),
@@ -57,8 +57,8 @@ DEFECTS = (
     ),
     defect(
         "one: what was there is not counted after a resume",
-        "self.kept.begin(self._read_own(), self.damaged)",
-        "self.kept.begin(())",
+        "self.retention.begin(self._read_entries(), self.damaged)",
+        "self.retention.begin(())",
     ),
     defect(
         "one: by what a checkpoint was judged is not kept",
@@ -72,8 +72,8 @@ DEFECTS = (
     ),
     defect(
         "background: tensors of one size share a buffer",
-        "        taken[size] = used + 1\n        return kept[used]\n",
-        "        taken[size] = max(used, 1)\n        return kept[0]\n",
+        "        taken[size] = used + 1\n        return buffers[used]\n",
+        "        taken[size] = max(used, 1)\n        return buffers[0]\n",
     ),
     # The snapshot.
     defect("one: no optimizers are saved", '        "optimizers": optimizers,\n', '        "optimizers": {},\n'),
@@ -96,7 +96,7 @@ DEFECTS = (
     ),
     defect(
         "one: no schedulers are saved",
-        '"schedulers": {name: each.state_dict() for name, each in run.schedulers.items()},',
+        '"schedulers": {name: scheduler.state_dict() for name, scheduler in run.schedulers.items()},',
         '"schedulers": {name: {} for name in run.schedulers},',
     ),
     defect("one: schedulers are not restored", "        if before.get(name) == now[name]:\n", "        if False:\n"),
@@ -112,7 +112,7 @@ DEFECTS = (
     ),
     defect(
         "one: filters begin again",
-        'run.plugins.load_filter_states(run.origin, own.get("filters", {}))',
+        'run.plugins.load_filter_states(run.origin, rank_state.get("filters", {}))',
         "run.plugins.load_filter_states(run.origin, {})",
     ),
     defect(
@@ -127,7 +127,7 @@ DEFECTS = (
     ),
     defect(
         "one: attributes are not saved",
-        "{} if own is None else own.state_dict(run)",
+        "{} if object_state is None else object_state.state_dict(run)",
         "{}",
     ),
     defect(
@@ -143,8 +143,8 @@ DEFECTS = (
     ),
     defect(
         "one: an older checkpoint is resumed",
-        "return sorted(own, key=lambda each: each.order, reverse=True), passed_over",
-        "return sorted(own, key=lambda each: each.order), passed_over",
+        "return sorted(of_run, key=lambda entry: entry.order, reverse=True), passed_over",
+        "return sorted(of_run, key=lambda entry: entry.order), passed_over",
     ),
     # Random numbers.
     defect("one: python's generator is not restored", '    random.setstate(_unpacked(state["python"]))\n', ""),
@@ -210,7 +210,7 @@ DEFECTS = (
     # Several ranks.
     defect(
         "ranks: what differs on a rank is not saved",
-        "    parts: list[dict[Key, Any]] = engine.gather_objects(own)\n",
+        "    parts: list[dict[Key, Any]] = engine.gather_objects(differing)\n",
         "    parts: list[dict[Key, Any]] = engine.gather_objects({})\n",
     ),
     defect(
