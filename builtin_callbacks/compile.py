@@ -25,7 +25,7 @@ class Compile(Plugin):
     A `loss_fn` of the task is compiled too; with `scope="step"` the whole training step is one compiled function. The
     modules remain the same objects, so checkpoints do not change. Code that cannot be compiled runs uncompiled, with a
     warning and a note in the result. Compiled code may round differently and draw other random numbers than plain code,
-    so resume a run with the same setting to get bitwise identical results.
+    so a resume with another setting is not bitwise identical.
 
     Args:
         scope: `modules`, or `step`, which also saves Python's overhead between the modules and the loss. A step that

@@ -78,7 +78,7 @@ class EarlyStopping(Plugin):
 
     @on(CheckpointLoaded)
     def repeat_stop_after_resume(self, run: Run, event: CheckpointLoaded) -> None:
-        """Stop a resumed run again, unless `patience` or the metric has changed."""
+        """Stop a resumed run again, unless `patience` was raised or the metric has changed."""
         if self._judged != self._judges:
             run.note(f"{self.name} starts again: it monitored {self._judged} before and monitors {self._judges} now")
             self.reset()

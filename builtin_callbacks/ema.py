@@ -28,7 +28,7 @@ class EMA(Plugin):
     average if validations used it, and `load_weights(task, path, average=False)` the trained weights.
 
     Args:
-        decay: the share of the previous average that remains at every update, between 0 and 1.
+        decay: the share of the previous average that remains at every update, between 0 and 1, both excluded.
         every: optimizer steps between two updates; steps of several optimizers are counted separately.
         validate: validate and test with the averaged weights. `LoadBest` then loads the average of the best checkpoint.
             After the training, `trainer.validate` and `trainer.test` use the average as long as the model has the

@@ -39,11 +39,11 @@ class Schedule(Plugin):
     Args:
         when: a filter, such as `At(steps=[10, 100])`, or None if a counter is passed.
         at_start: also request it before the first batch.
-        at_end: also request it at the end of a completed or stopped training, unless that is superfluous; by default
-            for validations and saves, but not for logs. A save before the end of the last epoch does not replace the
-            one at the end, because the state changes in between. The save at the end includes the metrics of the last
-            validation, but not its effect on the state, so a longer run that resumes from it equals one that did not
-            end there.
+        at_end: also request it at the end of a completed or stopped training, unless it was served at the last step
+            or nothing was trained; by default for validations and saves, but not for logs. A save before the end of the
+            last epoch does not replace the one at the end, because the state changes in between. The save at the end
+            includes the metrics of the last validation, but not its effect on the state, so a longer run that resumes
+            from it equals one that did not end there.
         **counter: instead of a filter, the arguments of `Every`: `steps=100`, `epochs=1`, `seconds=600`,
             `samples=10_000` or `fraction=0.1` of the run, optionally with `after=`.
 

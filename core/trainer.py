@@ -92,8 +92,8 @@ class Trainer:
 
         Args:
             task: an object with `training_step(run, batch)`, for example `Supervised(model, loss_fn)`.
-            train: an iterable of batches, read again in every epoch; or a dataset with `loader_params`; or several of
-                these by name, in `Streams(...)` or in `Phases(...)`; or a `DataModule`.
+            train: an iterable of batches, read again in every epoch; or a dataset with `loader_params`; or a dict of
+                several by name; or `Streams(...)` of several; or `Phases(...)` of these; or a `DataModule`.
             validation: an iterable of batches or a dataset, or several by name. `Periodic(data, every=5)` is read in
                 every fifth validation only.
             limit_train: the number of batches that each process reads per epoch, for example 100; or a fraction of

@@ -43,7 +43,7 @@ class Request:
         times: how often the same request was repeated.
         rank: the process that made the request; None in a single process.
         event: the event whose handler made the request; empty outside of handlers.
-        required: whether plugins can neither withdraw nor veto the request.
+        required: whether plugins cannot withdraw the request, nor veto a save.
         target: the plugin or optimizer that a change is for; empty for all optimizers.
         value: the new learning rate.
         through: the plugin whose handler made the request on behalf of `by`; else empty.
@@ -166,7 +166,8 @@ class Control:
         Args:
             reason: why, for people.
             by: who requests it; by default the plugin whose handler calls.
-            required: whether plugins can neither withdraw nor veto it, for example because the machine is preempted.
+            required: whether plugins cannot withdraw it, for example because the machine is preempted. A veto only
+                postpones it.
         """
         request = self.record("stop", reason, by)
         self.stop_request = stop if (stop := self.stop_request) and stop.vetoed is not None else request
@@ -240,7 +241,7 @@ class Control:
             by: who withdraws it; by default the plugin whose handler calls.
 
         Returns:
-            True if there was such a request and it was not required.
+            True if there was such a request and it was not required; on several ranks always True, as they agree later.
         """
         _check_reason("withdraw", reason)
         if verb not in get_args(Pending):

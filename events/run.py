@@ -210,11 +210,11 @@ class RunStepping(Protocol):
         A step that returns a sum and its count does not need this call.
 
         Args:
-            count: at least 0; an integer, or a tensor with one element, which stays on its device.
+            count: at least 0; a number, or a tensor with one element, which stays on its device.
 
         Raises:
             RuntimeError: there is no current batch, or it already has a count.
-            TypeError: the count is neither an integer nor a tensor with one element.
+            TypeError: the count is neither a number nor a tensor with one element.
             ValueError: the count is negative or not finite.
         """
 

@@ -115,7 +115,7 @@ class Plugin:
         """Discard what the object remembers of an earlier training.
 
         Called before `TrainStart` of every training in which the plugin takes part. A validation or test alone resets
-        nothing.
+        nothing, nor does a run on a rank where its handlers do not run.
         """
 
     def describe(self, run: Run) -> str:

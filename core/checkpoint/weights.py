@@ -570,7 +570,7 @@ def _pairs(task: Any, file: WeightsFile, module: str | None) -> Pairs:
             return {name: (name, alone)}
         if module is None:
             fits = {source: (alone, weights) for source, weights in saved.items()}
-            return {name: (_only_fit(fits, "the module"), alone)}
+            return {name: (_only_fit(fits, "the given module"), alone)}
         return {name: (_check_known(module, saved, "The file holds no module"), alone)}
     if module is not None:
         target = task_modules[_check_known(module, task_modules, f"{type(task).__name__} has no module")]

@@ -459,7 +459,7 @@ def evaluation_sets(sets: Any, phase: str, params: LoaderParams | None, limit: A
     """
     named = named_sets(sets)
     if not named:
-        raise ValueError(f"There is no {phase} data: the dict of sets is empty.")
+        raise ValueError(f"There is no {phase} data: the dict of sets is empty, put one in it.")
     every = {name: data.every for name, data in named.items() if isinstance(data, Periodic)}
     if every and min(every.get(name, 1) for name in named) > 1:
         raise ValueError(

@@ -236,7 +236,8 @@ class Exchange:
         plugin, event = self.refusal
         raise RuntimeError(
             f"{plugin} calls {name} on {event}, but its handlers run on some ranks only, so the collective would wait "
-            f"for ever. Enable the plugin on every rank, with ranks = 'all'; or call {name} elsewhere."
+            f"for ever. Enable the plugin on every rank, with ranks = 'all'; or call {name} where every rank runs the "
+            f"code."
         )
 
     # The implementation, for use within `collective`.
@@ -278,7 +279,7 @@ class Exchange:
         where = "; ".join(f"rank {rank} in {name}" for rank, name in enumerate(names))
         raise RuntimeError(
             f"The ranks are in different collectives: {where}. Every rank must call the same ones in the same order; "
-            f"a handler or a step calls one on some ranks only, or in another order."
+            f"a handler or a step calls one on some ranks only or in another order, or a rank left before."
         )
 
     def all_reduce(self, tensor: Tensor, how: Reduction = "sum") -> None:

@@ -238,9 +238,9 @@ class Group(Exchange):
 
     def __init__(self, member: Membership, backend: str, device: torch.device, timeout: float) -> None:
         super().__init__(member.rank, member.world_size, backend, device)
-        self._uncollecteds_default = not dist.is_initialized()
+        self._owns_default = not dist.is_initialized()
         with close_in_children():
-            if self._uncollecteds_default:
+            if self._owns_default:
                 self.store = rendezvous(member, timeout)
             try:
                 board = self._initialize(timeout)
@@ -258,7 +258,7 @@ class Group(Exchange):
 
     def _initialize(self, timeout: float) -> Board | None:
         # Leaves the groups again if it fails; returns a board if all ranks can read it.
-        if self._uncollecteds_default:
+        if self._owns_default:
             self._initialize_default(timeout)
         else:
             limit = timedelta(seconds=timeout)
@@ -306,7 +306,7 @@ class Group(Exchange):
             aborting: whether unfinished collectives may be running.
         """
         end = c10d._abort_process_group if aborting and self.backend == "nccl" else dist.destroy_process_group
-        groups = [None] if self._uncollecteds_default else [self.control, self.tensors]
+        groups = [None] if self._owns_default else [self.control, self.tensors]
         self.rounds.close()
         del self.control, self.tensors, self.rounds
         while groups:

@@ -82,7 +82,8 @@ def _within(rank: int, world_size: int, variables: Mapping[str, str]) -> Members
             return Membership(rank, rank, world_size, world_size)
         raise ValueError(
             f"This process is rank {rank} of {world_size}, but LOCAL_RANK is not set, and the processes may be on "
-            f"several machines: set it to this process's number on its machine, from 0."
+            f"several machines: set it to this process's number on its machine, from 0 (0 if each machine runs one "
+            f"process)."
         )
     local_rank = _number(variables, "LOCAL_RANK")
     local_world_size = _number(variables, "LOCAL_WORLD_SIZE", least=1) if "LOCAL_WORLD_SIZE" in variables else None

@@ -327,7 +327,7 @@ class Walk:
     def mapping(self, value: Any, path: str, depth: int) -> object:
         keys, items = list(dict.keys(value)), list(dict.values(value))
         if dict.keys(value) >= SNAPSHOT:  # a snapshot of this run
-            return {"skip": "a capture_graph"}
+            return {"skip": "a snapshot"}
         if not all(_is_key(key) for key in keys):
             if len(keys) > MOST_ITEMS:
                 return self.give_up(value, path, f"{len(keys):,} items")

@@ -296,7 +296,7 @@ def refuse_unknown(path: Path, names: list[str]) -> None:
         raise ValueError(
             f"{path} holds objects of {', '.join(sorted(names))}: creating them could run code, so it is refused. "
             f"Save weights as torch.save(module.state_dict(), path). To migrate a checkpoint, `heliograph checkpoint "
-            f"migrate {path} --as-data {sorted(names)[0]}` reads only the attributes of such objects."
+            f"migrate {path} --as-data {sorted(names)[0]}` reads only the attributes of such objects, and runs no code."
         )
 
 

@@ -120,8 +120,8 @@ controllers:
         ("16, controller 'c'", "got 'never'"),
         ("17, controller 'c'", "got 'panic'"),
         ("18, controller 'c'", "must be text, got 5"),
-        ("19, controller 'c'", "names 'control.should_save' twice"),
-        ("20", "There are two controllers named 'b'"),
+        ("19, controller 'c'", "'control.should_save' twice"),
+        ("20", "named 'b'"),
         ("22, controller 'b', column 21 of its rule", "invalid syntax"),
     ]
     for line, (place, problem) in zip(reported, expected, strict=True):

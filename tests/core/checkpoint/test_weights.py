@@ -255,7 +255,7 @@ def test_a_module_gets_the_one_that_fits_or_the_one_that_is_named(saved: Make) -
     assert (filled(head), loaded.modules) == (3.0, ("head",))
     with pytest.raises(ValueError, match=r"2 .* fit the module: generator, critic. Choose one, module="):
         load_weights(linear(0.0), path)
-    with pytest.raises(ValueError, match=r"None of the modules critic, generator, head fits the module"):
+    with pytest.raises(ValueError, match=r"None of the modules critic, generator, head fits the given module"):
         load_weights(linear(0.0, inputs=9), path)
     with pytest.raises(ValueError, match=r"The file holds no module 'citric'. Did you mean 'critic'\?"):
         load_weights(linear(0.0), path, module="citric")

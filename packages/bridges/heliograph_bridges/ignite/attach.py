@@ -34,8 +34,8 @@ def attach(
         plugins: plugin objects, in their order within a lane. Unsupported plugins raise an error when the engine
             starts.
         model: the trained module; several by name.
-        optimizer: the optimizer that the engine's function steps: plugins see its gradients before each step, and its
-            steps are counted. Without it, each iteration counts as one step.
+        optimizer: the optimizer that the engine's function steps: its steps are counted and, if `loss` is a module,
+            plugins see its gradients before each step. Without it, each iteration counts as one step.
         loss: the module that computes the loss, such as `nn.CrossEntropyLoss()`: plugins then see the loss before the
             step, and may drop the step. Or a function of the engine's output that returns the loss; by default the
             output, or its item `loss`.

@@ -68,7 +68,7 @@ class AttachedPlugins(PluginOwner):
                 evaluator.add_event_handler(event, self._in_a_run(listen), name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the plugins, for a checkpoint of the engine.
+        """Return the states of the plugins, for a checkpoint of the engine; after a run, those of its end.
 
         Raises:
             RuntimeError: the engine has not run yet.

@@ -145,7 +145,7 @@ def test_a_search_whose_driver_was_killed_resumes_its_trials(tmp_path: Path) -> 
     assert killed.returncode == -9, killed.stderr
     found = tune_results(tmp_path / "ray", "search")
     assert ([trial.status for trial in found], found.is_finished) == (["unfinished"], False)
-    with pytest.raises(ValueError, match=r"There is a search 'search' in .*: continue it with resume='auto'"):
+    with pytest.raises(ValueError, match=r"'search': continue it with resume='auto'"):
         start(search_trials.fail_once, tmp_path, {})
 
     (trial,) = start(search_trials.fail_once, tmp_path, {}, resume="auto")

@@ -77,7 +77,9 @@ def compare(first: Course, second: Course, *, is_complete: bool = True) -> Diver
     )
 
 
-OPTIONS_DIFFER = "the optimizer options differ, for example the weight decay, or a learning rate of another group"
+OPTIONS_DIFFER = (
+    "the optimizer options differ: for example weight decay, the rate of another group, or a rate in a tensor"
+)
 EMPTY = 1  # the sum of a batch without numbers, for example of texts
 CAUSES: tuple[Kind, ...] = ("draw", "loss")  # of a request, in a batch that was not skipped
 
@@ -192,7 +194,10 @@ class _CourseComparison:
         total, difference = sum(first.values()), sum(first.values()) - sum(second.values())
         have_sums = total > EMPTY * len(first)
         if have_sums and first.keys() == second.keys() and 0 in (difference % 2**32, difference % SMALL):
-            return "order", "the order of samples seems to differ: the values of the epoch have the same sum"
+            return (
+                "order",
+                "the order of samples seems to differ: the values of the epoch have the same sum, in other batches",
+            )
         return "data", "the batch differs: other samples, changed samples, or another order or draw of loading"
 
     def _losses(self, place: Place) -> tuple[Kind, str] | None:

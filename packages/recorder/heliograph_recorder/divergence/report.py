@@ -44,8 +44,8 @@ class Divergence:
 
     Attributes:
         names: of the recordings.
-        first: the first difference of the trainings, None if they are equal.
-        aside: the first save, log or stop that only one of them has; empty if there is none.
+        first: the first difference of the trainings; None if none was found, see `is_equal`.
+        aside: the first save, log or stop, or withdrawal of one, that only one of them has; empty if there is none.
         batches: the number of equal batches before the difference.
         digested: the number of compared batches with digests in both.
         compared: the number of compared batches with digests or losses in both; for others, only counters, requests and

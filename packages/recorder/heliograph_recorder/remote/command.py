@@ -85,13 +85,15 @@ def _answer(options: argparse.Namespace) -> int:
         run = attach(options.address, token=token)
         if options.verb == "status":
             status = run.status() if options.timeout is None else run.status(timeout=options.timeout)
-            print(json.dumps(status, indent=2))  # escapes non-ASCII characters
-            return 0
-        answer = _request(run, options)
+        else:
+            status, answer = None, _request(run, options)
     except (LookupError, OSError, ValueError) as error:
         text = error.args[0] if isinstance(error, LookupError) else error  # str() of a KeyError adds quotes
         print(f"heliograph ask: {printable(text)}", file=sys.stderr)
         return 3 if isinstance(error, TimeoutError) else 2
+    if status is not None:
+        print(json.dumps(status, indent=2))  # escapes non-ASCII characters
+        return 0
     print(printable(answer))
     if answer.state == "accepted" and options.wait:  # timeout
         return 3

@@ -141,7 +141,8 @@ class Snapshots:
         def rank(snapshot: Snapshot) -> tuple[bool, bool, bool]:
             is_same = {**snapshot.progress, "earlier_seconds": 0} == {**origin, "earlier_seconds": 0}
             is_exact = is_same and snapshot.progress["earlier_seconds"] == origin.get("earlier_seconds")
-            return is_exact, path is not None and snapshot.path == path, is_same
+            is_here = path is not None and snapshot.path == path
+            return is_exact, is_here, is_same and not is_here
 
         best = max(reversed(self._snapshots), key=rank, default=None)
         return best if best is not None and any(rank(best)) else None

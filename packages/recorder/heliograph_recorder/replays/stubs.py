@@ -91,10 +91,11 @@ class RecordedEngine:
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
         return self._on_one_rank(value)
 
-    def gather(self, value: Any) -> list[Any]:
-        return [self._on_one_rank(value)]
+    def gather(self, tensor: Any) -> list[Any]:
+        return [self._on_one_rank(tensor)]
 
-    gather_objects = gather
+    def gather_objects(self, value: Any) -> list[Any]:
+        return [self._on_one_rank(value)]
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         return self._on_one_rank(value)

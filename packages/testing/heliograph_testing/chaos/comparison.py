@@ -48,7 +48,7 @@ def is_of_end(facts: Mapping[str, Fact]) -> bool:
 Place = tuple[int, int]  # training of the script, from 0, and finished batches
 HEEDED = 10  # step boundaries after a SIGTERM until the process must end: a plugin may veto some stops
 Key = tuple[int, str, str]  # training of the script; kind and moment of the fact
-RUNS = ("the reference", "the run with faults")
+RUNS = ("the reference", "the other run")
 
 
 @dataclass

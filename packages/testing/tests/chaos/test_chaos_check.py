@@ -145,7 +145,7 @@ def test_what_cannot_act_is_said() -> None:
     assert (report.verdict, [met.fault.kind for met in report.acted]) == ("equal", ["lost-request"]), str(report)
     assert "1 did not" in str(report)
     report = check_function(train_in_memory, faults=[Fault("slow", count=7)])
-    assert report.met[0].why_not == "there were 3 of these events"
+    assert report.met[0].why_not == "the event was emitted 3 times"
 
 
 def test_numbers_that_somebody_notices() -> None:

@@ -79,14 +79,14 @@ def test_a_line_that_a_kill_has_cut_short_is_not_read(tmp_path: Path) -> None:
 def test_the_first_difference(tmp_path: Path) -> None:
     one = written(tmp_path / "a.jsonl", BEGIN, loss(1), loss(2), end(2))
     wrong = written(tmp_path / "b.jsonl", BEGIN, loss(1), loss(2, 0.25), BEGIN, resumed(1), loss(2), end(2))
-    text = "the loss differs in batch 2: 0.5 in the reference, 0.25 in the run with faults"
+    text = "the loss differs in batch 2: 0.5 in the reference, 0.25 in the other run"
     assert first_difference(one, wrong) == text
     assert first_difference(one, wrong, only_last=True) is None
     short = written(tmp_path / "c.jsonl", BEGIN, loss(1), end(1))
     for pair in ((one, short), (short, one)):
         assert "has the loss in batch 2" in (first_difference(*pair) or "")
     heavy = written(tmp_path / "d.jsonl", BEGIN, loss(1), loss(2), end(2), weight=2.0)
-    text = "the weights (model.weight) differ at the end of the run: 1.0 in the reference, 2.0 in the run with faults"
+    text = "the weights (model.weight) differ at the end of the run: 1.0 in the reference, 2.0 in the other run"
     assert first_difference(one, heavy) == text
     assert varying(one.in_order, heavy.in_order) == {("metrics", "speed")}
     assert first_difference(one, heavy, frozenset({("modules", "model.weight"), ("metrics", "speed")})) is None
@@ -107,7 +107,7 @@ def test_a_metric_that_differs(tmp_path: Path) -> None:
     same = written(tmp_path / "b.jsonl", BEGIN, loss(1), log(1, mean=2.0), end(1))
     assert first_difference(one, same) is None
     other = written(tmp_path / "c.jsonl", BEGIN, loss(1), log(1, loss=0.25), log(1, mean=2.0), end(1))
-    text = "the metrics (loss) differ in the log after batch 1: 0.5 in the reference, 0.25 in the run with faults"
+    text = "the metrics (loss) differ in the log after batch 1: 0.5 in the reference, 0.25 in the other run"
     assert first_difference(one, other) == text
     assert varying(one.in_order, other.in_order) == {("metrics", "loss")}
     assert first_difference(one, other, frozenset({("metrics", "loss")})) is None

@@ -25,7 +25,7 @@ EVENTS = {
 }
 HANDLERS = {
     "Checkpoint": "saves the state of an Ignite engine: add Checkpoint('runs/x', every=Every(epochs=1)) to the plugins",
-    "FastaiLRFinder": "runs the trainer itself: call trainer.find_learning_rate(task, data) before the training",
+    "FastaiLRFinder": "runs the trainer itself: call heliograph.tuning.find_learning_rate(trainer, task, data)",
 }
 
 SAVED_BY_THE_RUN = (Engine, nn.Module, Optimizer)

@@ -186,7 +186,7 @@ def test_the_evaluator_cuts_a_validation_short() -> None:
             Events.COMPLETED,
             r"Checkpoint cannot run in a Heliograph training: it saves the state of an Ignite engine",
         ),
-        (FastaiLRFinder(), None, r"call trainer.find_learning_rate\(task, data\)"),
+        (FastaiLRFinder(), None, "tuning.find_learning_rate"),
         (print, Events.GET_BATCH_STARTED, "use GET_BATCH_COMPLETED or ITERATION_STARTED"),
         (print, Events.DATALOADER_STOP_ITERATION, "an epoch ends with its loader"),
         (print, Events.EPOCH_STARTED | Events.INTERRUPT, "a training cannot be interrupted"),

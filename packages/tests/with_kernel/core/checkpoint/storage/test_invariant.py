@@ -51,7 +51,7 @@ def takes_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def replaces_any(store: Store, path: Path, training: str, unknown: bool) -> tuple[bool, None] | None:
         return None if store.is_pinned(path) else (path.exists(), None)
 
-    monkeypatch.setattr(Store, "_what_is_replaced", replaces_any)
+    monkeypatch.setattr(Store, "_replaceable", replaces_any)
 
 
 def owns_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
