@@ -79,7 +79,7 @@ def test_a_mistake_is_one_sentence(
         (
             "epochs: 2",
             "epochs: 2\nepochs: 3",
-            "lesson.yaml: the key 'epochs' is repeated, in line 12 and in line 13: k",
+            "lesson.yaml: the key 'epochs' is repeated, in line 12 and in line 13",
         ),
         (
             "    rng_capture:",

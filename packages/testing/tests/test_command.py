@@ -104,7 +104,7 @@ def test_options(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "Name the module, not its file: deep.program:good instead of ./deep/program.py:good.",
         ),
         ("heliograph:Trainer --resumes 0", "resumes= must be a whole number of at least 1, got 0."),
-        ("program_to_verify:endless", "The check trains several times: epochs= or steps="),
+        ("program_to_verify:endless", "The check trains several times: pass epochs= or steps="),
         ("program_to_verify:good --kill-at soon", "--kill-at must be a batch or an event"),
         ("program_to_verify:good --kill-at 99", "kill_at=99 is never reached: the uninterrupted run has 10 batches"),
         ("program_to_verify:good --resumes 0", "resumes= must be a whole number of at least 1, got 0."),
