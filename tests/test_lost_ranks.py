@@ -92,10 +92,7 @@ def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: py
         "heliograph: rank 1 hung, and has ended since: it ended with exit status 1 before it could report. See its "
         "output above"
     ]
-    assert (
-        "heliograph: rank 1 is ended: its run did not end within 1 s after the failure of a rank (rank 1 hung). It "
-        in capfd.readouterr().err
-    )
+    assert "(rank 1 hung)." in capfd.readouterr().err
     assert (seen["rank"], seen["kind"]) == (1, "hung")
     assert seen["text"].startswith(
         "it is in no collective; in train, epoch 0, batch 2, step 2, last event batch_end; at "

@@ -74,7 +74,7 @@ def test_a_ranks_error_is_raised_and_the_processes_live_on(ranks: Pool) -> None:
 def test_a_rank_that_dies_costs_the_pool_its_processes() -> None:
     pool = Pool()
     try:
-        with pytest.raises(LostRankError, match="rank 1 died with exit code 7") as caught:
+        with pytest.raises(LostRankError, match="rank 1 died") as caught:
             pool(2).run(die_while_the_other_waits)
         assert "in die_while_the_other_waits" in "".join(caught.value.__notes__)
         assert pool(1).run(np.add, 1, 2) == [3]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -38,8 +37,7 @@ def test_a_checkout_that_is_not_installed_says_what_to_install(
     assert main(["plugins"]) == 2
     expected = "heliograph has no command 'plugins'. It is in heliograph-cli: pip install ./packages/cli\n"
     assert capsys.readouterr().err == expected
-    root = re.escape(str(Path(heliograph.__file__).parent))
-    with pytest.raises(LookupError, match=rf"Heliograph is imported but not installed, .*`pip install -e {root}`"):
+    with pytest.raises(LookupError, match=r"installed, .*`pip install"):
         find("ema")
 
 

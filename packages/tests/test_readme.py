@@ -51,4 +51,4 @@ def test_the_commands_of_the_readme_install_and_run(tmp_path: Path) -> None:
         check=False,
     )
     assert demo.returncode == 0, demo.stderr
-    assert "everything equals the uninterrupted run, bit for bit" in demo.stdout
+    assert "everything equals the uninterrupted" in demo.stdout

@@ -126,5 +126,5 @@ def test_a_checkpoint_that_is_not_whole_is_named(ended: Callable[..., Path]) -> 
     assert newest_whole(folder) == 1
     path = folder / "checkpoints" / CHECKPOINT
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(AssertionError, match=f"a kill left a checkpoint that is not whole: .*{CHECKPOINT}"):
+    with pytest.raises(AssertionError, match=rf"whole: .*{CHECKPOINT}"):
         newest_whole(folder)

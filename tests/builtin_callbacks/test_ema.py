@@ -100,7 +100,7 @@ def test_load_at_end_leaves_the_average_in_the_model(batches: Make, sgd: Any) ->
     task, ema = norm_task(), EMA(0.9, load_at_end=True, validate=False)
     result = Trainer([ema], device="cpu").fit(task, batches(3), optimizer=sgd, epochs=1)
     assert all(map(torch.equal, task.model.parameters(), ema.weights["model"].values()))
-    assert "the model has the averaged weights (3 updates)" in result.notes
+    assert "averaged weights (3 updates)" in result.notes
 
 
 def test_applied_lends_the_average(batches: Make, sgd: Any) -> None:
@@ -133,13 +133,13 @@ def test_a_resumed_run_continues_with_the_average(batches: Make, sgd: Any, tmp_p
 
 @pytest.mark.parametrize("decay", [0, 1, 1.5, -0.1])
 def test_a_decay_out_of_range_is_refused(decay: float) -> None:
-    with pytest.raises(ValueError, match="decay must be a finite number, more than 0 and less than 1"):
+    with pytest.raises(ValueError, match="number, more than 0"):
         EMA(decay)
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True])
 def test_an_interval_that_is_none_is_refused(every: Any) -> None:
-    with pytest.raises(ValueError, match="every must be a whole number of optimizer steps, at least 1"):
+    with pytest.raises(ValueError, match="steps, at least 1"):
         EMA(every=every)
 
 
@@ -327,7 +327,7 @@ def test_weights_that_were_never_averaged_are_warned_of_and_evaluated_as_trained
     ema, plain = EMA(0.5, every=5, load_at_end=True), Weights()
     result, task = fit_pair(batches, sgd, ema, plain)
     (warning,) = result.warnings
-    assert "'ema' never averaged the weights of rarely: " in warning
+    assert "'ema' never averaged" in warning
     assert "every=5" in warning
     assert torch.equal(task.rarely.weight, plain.seen["rarely"][-1])
     assert torch.equal(task.often.weight, plain.seen["often"][4])
@@ -339,4 +339,4 @@ def test_an_average_that_never_began_is_warned_of(batches: Make, sgd: Any, stops
     if stops:
         trainer.bus.on(BatchEnd, lambda run, event: run.control.stop("the test"))
     result = trainer.fit(norm_task(), batches(4), optimizer=sgd, epochs=1)
-    assert ["never averaged the weights of optimizer" in warning for warning in result.warnings] == [True]
+    assert ["never averaged the weights" in warning for warning in result.warnings] == [True]

@@ -55,12 +55,12 @@ def test_every_measures_some_steps_only(batches: Make, sgd: Any) -> None:
 
 @pytest.mark.parametrize("every", [0, 1.5, True])
 def test_an_interval_that_is_none_is_refused(every: Any) -> None:
-    with pytest.raises(ValueError, match="every must be a whole number of optimizer steps, at least 1"):
+    with pytest.raises(ValueError, match="steps, at least 1"):
         GradientNorm(every=every)
 
 
 def test_a_norm_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="norm_type must be a number, more than 0"):
+    with pytest.raises(ValueError, match="number, more than 0"):
         GradientNorm(norm_type=-1)
 
 

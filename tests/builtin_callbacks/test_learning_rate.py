@@ -116,7 +116,7 @@ def test_nan_is_never_an_improvement_for_a_plateau(scripted: Make, batches: Make
 
 
 def test_plateau_lists_the_metrics_where_its_own_is_missing(scripted: Make, batches: Make) -> None:
-    with pytest.raises(ValueError, match=r"no metric 'validation/los'. Did you mean 'validation/loss'"):
+    with pytest.raises(ValueError, match=r"metric 'validation/los'. Did"):
         fit_plateau(scripted, batches, [1.0], monitor="validation/los")
 
 
@@ -251,14 +251,14 @@ def test_the_log_has_a_momentum_that_the_scheduler_moves(
 
 def test_a_missing_scheduler_is_an_error_at_the_start(task: Make, batches: Make, sgd: Any) -> None:
     trainer = Trainer([LearningRate("step")], device="cpu")
-    with pytest.raises(ValueError, match="fit was given none: pass scheduler= to fit"):
+    with pytest.raises(ValueError, match="given none: pass scheduler="):
         trainer.fit(task(), batches(), optimizer=sgd, epochs=1)
 
 
 def test_a_scheduler_without_the_plugin_is_an_error(task: Make, batches: Make) -> None:
     mine = task()
     optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
-    with pytest.raises(ValueError, match=r"no plugin steps .*: add LearningRate"):
+    with pytest.raises(ValueError, match=r"steps .*: add LearningRate"):
         Trainer(device="cpu").fit(mine, batches(), optimizer=optimizer, scheduler=StepLR(optimizer, 1), epochs=1)
 
 
@@ -392,14 +392,14 @@ def test_a_scheduler_as_long_as_the_run_or_without_a_length_is_not(scheduler: An
 
 
 def test_a_one_cycle_beyond_its_length_raises_by_itself() -> None:
-    with pytest.raises(ValueError, match="Tried to step 6 times"):
+    with pytest.raises(ValueError, match="Tried to step 6"):
         fit_to_the_end(partial(OneCycleLR, max_lr=0.1, total_steps=5))
 
 
 def test_a_scheduler_that_was_never_stepped_is_a_warning() -> None:
     (warning,) = fit_to_the_end(partial(StepLR, step_size=1), "epoch", steps=2)
     assert warning.startswith("The scheduler StepLR was never stepped in 2 steps")
-    assert "LearningRate('epoch') steps it after each epoch" in warning
+    assert "LearningRate('epoch') steps it after" in warning
 
 
 def test_of_several_schedulers_the_one_that_was_never_stepped_is_named() -> None:

@@ -534,7 +534,7 @@ def test_a_metric_that_never_came_is_a_warning(task: Make, batches: Make, sgd: A
 
 
 def test_a_single_name_of_metrics_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"metrics takes a list of names, got 'train/loss': give \['train/loss'\]\."):
+    with pytest.raises(TypeError, match=r"got 'train/loss': give \['train/loss'\]\."):
         ProgressBar(metrics="train/loss")
 
 
@@ -579,7 +579,7 @@ def test_a_notebook_has_bars(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("options", [{"interval": -1.0}, {"plain_interval": -0.1}])
 def test_intervals_are_checked(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="interval must be a number of seconds, at least 0"):
+    with pytest.raises(ValueError, match="seconds, at least 0"):
         ProgressBar(**options)  # type: ignore[arg-type]
 
 
@@ -590,7 +590,7 @@ def test_two_of_them_are_refused() -> None:
 
 def test_a_missing_tqdm_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    with pytest.raises(ImportError, match=r"needs tqdm, which cannot be imported \(.*\): pip install tqdm$"):
+    with pytest.raises(ImportError, match=r"imported \(.*\): pip install"):
         ProgressBar()
 
 

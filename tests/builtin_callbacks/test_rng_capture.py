@@ -200,9 +200,7 @@ def test_a_rank_takes_no_state_of_another(task: Make, batches: Make, sgd: Any) -
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "7", True, 2**64])
 def test_the_seed_is_checked(seed: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"^seed must be a whole number, at least 0 and less than 1844.*, or None; got"
-    ):
+    with pytest.raises(ValueError, match=r"1844.*, or None;"):
         RNGCapture(seed)
 
 

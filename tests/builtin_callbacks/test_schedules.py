@@ -416,7 +416,7 @@ def test_what_is_switched_off_catches_up_once(task: Make, batches: Make, sgd: An
 @pytest.mark.parametrize("when", [100, None, "every epoch"])
 def test_what_is_no_filter_is_refused(when: Any) -> None:
     for kind in (LogSchedule, ValidationSchedule, SaveSchedule):
-        with pytest.raises(TypeError, match=rf"{kind.__name__} takes an interval, as in {kind.__name__}\(steps=100\)"):
+        with pytest.raises(TypeError, match=rf"interval, as in {kind.__name__}\(steps=100\)"):
             kind(when)
 
 
@@ -464,7 +464,7 @@ def test_how_often_it_would_ask(schedule: Any, expected: dict[str, int]) -> None
 
 
 def test_without_validation_data_a_schedule_refuses_or_notes_it(task: Make, batches: Make, sgd: Any) -> None:
-    with pytest.raises(ValueError, match=r"'validation_schedule' would never act without validation data: pass"):
+    with pytest.raises(ValueError, match="act without validation data:"):
         Trainer([ValidationSchedule(epochs=1)], device="cpu").fit(task(), batches(2), optimizer=sgd, epochs=1)
     trainer = Trainer([ValidationSchedule(epochs=1, at_start=True, required=False)], device="cpu")
     result = trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
@@ -475,11 +475,11 @@ def test_without_validation_data_a_schedule_refuses_or_notes_it(task: Make, batc
 
 
 def test_required_is_a_flag_of_validations_only() -> None:
-    with pytest.raises(TypeError, match="required is True or False, got 1"):
+    with pytest.raises(TypeError, match="False, got 1"):
         ValidationSchedule(epochs=1, required=1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="LogSchedule has no argument 'required'"):
+    with pytest.raises(TypeError, match="LogSchedule has no argument"):
         LogSchedule(epochs=1, required=False)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"no argument 'requird'\. Did you mean 'required'"):
+    with pytest.raises(TypeError, match=r"argument 'requird'\. Did"):
         ValidationSchedule(epochs=1, requird=False)  # type: ignore[call-arg]
 
 

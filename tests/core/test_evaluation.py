@@ -91,7 +91,7 @@ def test_a_batch_without_values_costs_no_operation(measured: Any) -> None:
 @pytest.mark.parametrize("phase", ["validate", "test"])
 def test_a_step_that_returns_none_and_measures_nothing_is_an_error(phase: str) -> None:
     step = {"validate": "validation_step", "test": "test_step"}[phase]
-    with pytest.raises(TypeError, match=rf"^Constant\.{step} returned None, and nothing was tracked or collected: "):
+    with pytest.raises(TypeError, match=rf"^Constant\.{step} returned None,"):
         getattr(Trainer(device="cpu"), phase)(Constant(None), [BATCH] * 2)
 
 
@@ -105,7 +105,7 @@ def test_a_training_whose_validation_measures_nothing_is_an_error(plugin: Plugin
 
     task = Forgotten(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
     trainer = Trainer([plugin, ValidationSchedule(epochs=1)], device="cpu")
-    with pytest.raises(TypeError, match=r"^Forgotten\.validation_step returned None, and nothing was tracked"):
+    with pytest.raises(TypeError, match=r"^Forgotten\.validation_step returned None,"):
         trainer.fit(task, [BATCH], optimizer=torch.optim.SGD, epochs=1, validation=[BATCH])
 
 
@@ -131,7 +131,7 @@ def test_a_set_whose_counts_are_all_0_is_a_warning() -> None:
 
     result = Trainer(device="cpu").validate(OfSet(), {"empty": [(0.0, 0)] * 2, "full": [(0.0, 0), (6.0, 3)]})
     assert result.metrics == {"validation/full/loss": 2.0}
-    assert "The validation set 'empty' has no metric: every count of 'loss' is 0." in result.warnings
+    assert "'empty' has no metric:" in result.warnings
 
 
 @pytest.mark.parametrize("make_task", [lambda: Constant(LOSS), linear_classifier], ids=["own", "ours"])
@@ -235,7 +235,7 @@ def test_samples_that_drop_last_leaves_out_are_noted(phase: str, size: int, by_s
     result = getattr(Trainer(device="cpu"), phase)(linear_classifier(), {"hard": loader})
     assert result.progress.samples == 10
     notes = [note for note in result.notes if "leaves out" in note]
-    assert ["'hard' leaves out 1 of 11 samples" in note for note in notes] == [True] * (size % 5)
+    assert ["1 of 11 samples" in note for note in notes] == [True] * (size % 5)
 
 
 def test_a_batch_sampler_that_leaves_out_samples_is_refused_by_predict() -> None:

@@ -46,7 +46,7 @@ def test_the_docstring_explains_every_argument_in_the_order_of_the_signature() -
 
 
 def test_words_that_fit_does_not_know_are_explained_by_it_not_by_python() -> None:
-    with pytest.raises(TypeError, match=r"^fit has no argument 'resume'\. To resume, register Checkpoint"):
+    with pytest.raises(TypeError, match=r"argument 'resume'\. To resume,"):
         kit.fit(resume="auto")
 
 

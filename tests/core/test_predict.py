@@ -135,20 +135,18 @@ def test_a_data_module_has_data_to_predict() -> None:
 
 
 def test_a_task_without_outputs_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Task needs a method predict_step\(run, batch\) that returns the outputs"):
+    with pytest.raises(TypeError, match=r"predict_step\(run, batch\) that returns"):
         Trainer(device="cpu").predict(Task(), inputs())
-    with pytest.raises(TypeError, match=r"object has no predict_step\(run, batch\)"):
+    with pytest.raises(TypeError, match=r"predict_step\(run, batch\)"):
         Trainer(device="cpu").predict(object(), inputs())
-    with pytest.raises(TypeError, match=r"predict_step returned None: return the outputs"):
+    with pytest.raises(TypeError, match="predict_step returned None: return"):
         Trainer(device="cpu").predict(Returning(lambda x: None), [(x,) for x in inputs()])
 
 
 def test_ragged_outputs_are_refused_at_the_batch() -> None:
     lengths = iter([3, 4, 4])
     trainer, trace = traced()
-    with pytest.raises(
-        ValueError, match=r"of predict loader cannot be joined.*\[3\] and float32 rows of shape \[4\]. Pad them"
-    ):
+    with pytest.raises(ValueError, match=r"joined.*\[3\] and float32"):
         trainer.predict(Returning(lambda x: torch.ones(len(x), next(lengths))), [(x,) for x in inputs()])
     assert trace == ["predict_start", *BATCH, "predict_batch_start", "run_failed", "run_closed"]
 
@@ -195,9 +193,9 @@ def test_an_iterable_dataset_is_read_in_its_order() -> None:
 
 
 def test_no_set_and_no_batch_are_errors() -> None:
-    with pytest.raises(ValueError, match="There is no predict data: the dict of sets is empty"):
+    with pytest.raises(ValueError, match="predict data:"):
         Trainer(device="cpu").predict(linear_classifier(), {})
-    with pytest.raises(ValueError, match="The predict set 'a' yielded no batch"):
+    with pytest.raises(ValueError, match="predict set 'a' yielded"):
         Trainer(device="cpu").predict(linear_classifier(), {"a": iter([])})
 
 
@@ -214,7 +212,7 @@ def test_without_gather_somebody_must_take_the_outputs() -> None:
     assert trainer.predict(task, inputs(), gather=False).predictions is None
     assert taker.rows == 12
     trainer.plugins.disable(taker)
-    with pytest.raises(ValueError, match=r"no plugin takes them: add PredictionWriter"):
+    with pytest.raises(ValueError, match="takes them: add PredictionWriter"):
         trainer.predict(task, inputs(), gather=False)
     taken: list[Tensor] = []
     trainer.bus.on(PredictBatchEnd, lambda run, event: taken.append(run.outputs))

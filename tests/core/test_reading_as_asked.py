@@ -99,7 +99,7 @@ def unequal() -> tuple[int, tuple[str, ...]]:
 def test_the_shortest_rank_ends_the_epoch_and_that_is_noted(ranks: Any) -> None:
     for steps, notes in ranks(2).run(unequal):
         assert steps == 3
-        assert "the ranks had different numbers of batches: each epoch ended with the shortest rank" in notes
+        assert "different numbers of batches:" in notes
 
 
 def weights(train: Any, *plugins: Any, saved: Any = None, states: list[Any] | None = None) -> list[float]:

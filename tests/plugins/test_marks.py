@@ -54,7 +54,7 @@ def test_one_two_and_three_events() -> None:
 
 
 def test_no_event_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"@on\(\) needs at least one event class, as in @on\(EpochEnd\)\."):
+    with pytest.raises(TypeError, match=r"@on\(\) needs at least"):
         on()  # type: ignore[call-overload]
 
 
@@ -97,7 +97,7 @@ def test_two_marks_on_one_method_are_refused_with_the_mend() -> None:
     def note(self: Any, run: Run, event: Event) -> None: ...
 
     on(BatchEnd)(note)
-    with pytest.raises(TypeError, match=r"note is marked with @on twice: .*@on\(EpochEnd, TrainEnd\)\."):
+    with pytest.raises(TypeError, match=r"@on twice: .*@on\(EpochEnd, TrainEnd\)\."):
         on(EpochEnd)(note)
 
 

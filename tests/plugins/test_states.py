@@ -127,9 +127,7 @@ def test_the_saved_state_is_not_changed_by_a_migration() -> None:
 def test_a_version_that_is_none_is_refused_at_once(version: Any) -> None:
     plugin = Second()
     plugin.state_version = version
-    with pytest.raises(
-        ValueError, match=r"^state_version of plugin 'momentum' must be a whole number, at least 1; got"
-    ):
+    with pytest.raises(ValueError, match=r"^state_version of plugin 'momentum'"):
         Trainer([plugin], device="cpu")
 
 
@@ -137,7 +135,7 @@ def test_a_version_without_a_migration_is_refused_at_once() -> None:
     class Lacking(Changed):
         state_version = 2
 
-    with pytest.raises(TypeError, match=r"^Lacking has state_version 2 and no migrate_state\(self, state, version\)"):
+    with pytest.raises(TypeError, match=r"^Lacking has state_version 2"):
         Trainer([Lacking()], device="cpu")
 
 
@@ -196,7 +194,7 @@ def test_a_plugin_that_had_an_empty_state_is_put_back_there() -> None:
     plugin = Summing()
     result = goes_back(plugin)
     assert plugin.sums == {"batches": 4}
-    assert not [note for note in result.notes if "without state in the checkpoint" in note]
+    assert not [note for note in result.notes if "without state" in note]
     assert result.resume.fresh_plugins == ()
 
 
@@ -204,7 +202,7 @@ def test_a_plugin_of_which_the_checkpoint_knows_nothing_keeps_what_it_has_and_th
     plugin = Summing()
     result = goes_back(plugin, lambda states: states.pop("summing"))
     assert plugin.sums == {"batches": 7}
-    assert "plugins without state in the checkpoint keep their state: summing" in result.notes
+    assert "checkpoint keep their state:" in result.notes
     assert result.resume.reasons
 
 

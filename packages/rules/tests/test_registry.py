@@ -97,9 +97,9 @@ def test_another_class_of_a_known_name_is_refused(how: str) -> None:
 
 @pytest.mark.parametrize("kind", [Act, Mine("mine"), 3, dict])
 def test_what_is_no_metric_is_refused(kind: Any) -> None:
-    with pytest.raises(TypeError, match="a subclass of RuleMetric, got"):
+    with pytest.raises(TypeError, match="subclass of RuleMetric,"):
         registry.register_metric(kind)
-    with pytest.raises(TypeError, match="a subclass of RuleMetric, got"):
+    with pytest.raises(TypeError, match="subclass of RuleMetric,"):
         registry.metric_class("Loss", [kind])
 
 
@@ -108,7 +108,7 @@ def test_an_unknown_name_is_reported_with_the_nearest() -> None:
         registry.metric_class("MissingMetricClass")
     assert str(caught.value).startswith("Undefined metric handler MissingMetricClass. Known: EvalMetrics, ")
     assert isinstance(caught.value, KeyError)
-    with pytest.raises(RuleKeyError, match=r"Undefined operation handler LogControls\. Did you mean 'LogControl'\?"):
+    with pytest.raises(RuleKeyError, match=r"operation handler LogControls\. Did"):
         registry.operation_class("LogControls")
 
 
@@ -116,7 +116,7 @@ def test_an_installed_class_can_be_named(install: Any) -> None:
     install("far_one", "heliograph.rule_metrics", "Far = far_one:Far")
     assert registry.metric_class("Far").__module__ == "far_one"
     assert registry.metric_class("far-one:Far").__module__ == "far_one"
-    with pytest.raises(RuleKeyError, match=r"Undefined metric handler Fat\. Did you mean 'Far'\?"):
+    with pytest.raises(RuleKeyError, match=r"Did you mean 'Far'\?"):
         registry.metric_class("Fat")
     install("far_two", "heliograph.rule_metrics", "Far = far_two:Far")
     with pytest.raises(RuleKeyError, match=r"'Far': .*far-one:Far"):
@@ -155,11 +155,11 @@ def test_functions_go_by_their_names() -> None:
     assert called_functions.find_function("report", {}) is report
     assert called_functions.find_function("report_other", {"more": report}) is other
     assert called_functions.find_function("more", {"more": report, "report": report}) is report
-    with pytest.raises(RuleKeyError, match=r"Undefined function 'repor'\. Did you mean 'report'\?"):
+    with pytest.raises(RuleKeyError, match=r"Undefined function 'repor'\. Did"):
         called_functions.find_function("repor", {})
-    with pytest.raises(ValueError, match="Another function is registered as 'report'"):
+    with pytest.raises(ValueError, match="registered as 'report'"):
         called_functions.register_function(other, "report")
-    with pytest.raises(ValueError, match="Another function is registered as 'report'"):
+    with pytest.raises(ValueError, match="registered as 'report'"):
         called_functions.find_function("report", {"report": other})
     with pytest.raises(TypeError, match="register_function takes a function"):
         called_functions.register_function(3)  # type: ignore[type-var]

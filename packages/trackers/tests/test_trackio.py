@@ -257,13 +257,13 @@ def test_a_row_that_is_refused_loses_no_other(lasts: bool) -> None:
 @pytest.mark.parametrize("variable", ["TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"])
 def test_another_place_is_refused(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "somewhere")
-    with pytest.raises(ValueError, match=f"{variable} is set: unset it"):
+    with pytest.raises(ValueError, match=f"{variable} is set: unset"):
         Trackio("tests")
 
 
 def test_a_network_file_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_STORAGE_MODE", "jsonl")
-    with pytest.raises(ValueError, match=r"cannot write to a database in .*: set TRACKIO_DIR to a local folder"):
+    with pytest.raises(ValueError, match="set TRACKIO_DIR"):
         Trackio("tests")
 
 

@@ -195,7 +195,7 @@ def test_without_a_key_the_page_stays_here(tmp_path: Path) -> None:
 
 
 def test_online_without_a_key_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs an API key of W&B: run `wandb login`, set"):
+    with pytest.raises(ValueError, match="W&B: run `wandb login`,"):
         WandB(mode="online")
 
 
@@ -234,15 +234,15 @@ def test_disabled_by_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_no_mode_and_no_list_of_tags() -> None:
-    with pytest.raises(ValueError, match=r"mode must be 'online', 'offline', 'disabled' or None, got 'off'"):
+    with pytest.raises(ValueError, match="'online', 'offline', 'disabled'"):
         WandB(mode="off")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"tags must be a list of strings, for example \['small'\]"):
+    with pytest.raises(TypeError, match=r"strings, for example \['small'\]"):
         WandB(tags="small")
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ImportError, match=r"WandB needs wandb, .*: pip install 'heliograph\[wandb\]'"):
+    with pytest.raises(ImportError, match="WandB needs wandb,"):
         WandB()
 
 

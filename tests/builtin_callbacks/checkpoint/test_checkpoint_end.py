@@ -349,7 +349,7 @@ def test_steps_that_are_in_no_checkpoint_are_missed(tmp_path: Path) -> None:
 def test_a_best_that_nothing_was_measured_for_is_missed(tmp_path: Path) -> None:
     schedules = [ValidationSchedule(Every(steps=4), at_end=False), SaveSchedule(Every(steps=3), at_end=False)]
     (warning,) = warnings_of(*schedules, Checkpoint(tmp_path, **BEST), validation=class_batches(1))
-    assert "it was measured last at step 4, and the last save was at step 6" in warning
+    assert "last at step 4," in warning
 
 
 def test_a_schedule_whose_saves_nobody_writes_says_so_at_the_start() -> None:
@@ -520,7 +520,7 @@ def test_weights_are_loaded_into_a_plain_module(tmp_path: Path) -> None:
     load_weights(task, path)
     assert torch.equal(module.weight, task.model.weight)
     assert measure(module) == metrics["validation/loss"]
-    with pytest.raises(ValueError, match=r"model.weight has the shape \[2, 4\], the task's \[2, 5\]"):
+    with pytest.raises(ValueError, match=r"\[2, 4\], the task's"):
         load_weights(nn.Linear(5, 2), path)
 
 
@@ -542,11 +542,11 @@ def test_one_module_gets_its_own_of_several_that_are_saved(tmp_path: Path) -> No
 
 def test_two_in_one_folder_are_refused_by_their_names(tmp_path: Path) -> None:
     two = [Checkpoint(tmp_path), Checkpoint(tmp_path, every=Every(steps=3)).named("two")]
-    with pytest.raises(ValueError, match=r"'checkpoint' and 'two' both claim the checkpoints in "):
+    with pytest.raises(ValueError, match="'checkpoint' and 'two' both"):
         Trainer(two)
 
 
 def test_the_average_and_the_best_cannot_both_be_left_in_the_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"both claim the final weights \(EMA\(load_at_end=True\), LoadBest\)"):
+    with pytest.raises(ValueError, match=r"final weights \(EMA\(load_at_end=True\), LoadBest\)"):
         Trainer([EMA(load_at_end=True), Checkpoint(tmp_path, **BEST), LoadBest()])
     Trainer([EMA(), Checkpoint(tmp_path, **BEST), LoadBest()])

@@ -58,7 +58,7 @@ def test_with_a_schedule_one_boundary_has_one_save(tmp_path: Path, is_first: boo
 
 
 def test_without_it_somebody_else_must_ask(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'checkpoint' would never act: no plugin requests a save: add "):
+    with pytest.raises(ValueError, match="'checkpoint' would never act:"):
         saves(Checkpoint(tmp_path))
 
 
@@ -93,7 +93,7 @@ def test_its_filter_is_asked_when_it_is_due(tmp_path: Path, every: Any, asked: l
 
 @pytest.mark.parametrize("every", [100, "epoch", {"epochs": 1}])
 def test_it_takes_a_filter(tmp_path: Path, every: Any) -> None:
-    with pytest.raises(TypeError, match=r"^Checkpoint\(every=\.\.\.\) takes a filter such as Every\(epochs=1\), got "):
+    with pytest.raises(TypeError, match=r"^Checkpoint\(every=\.\.\.\) takes a filter"):
         Checkpoint(tmp_path, every=every)
 
 
@@ -101,7 +101,7 @@ def test_the_plan_says_when(tmp_path: Path) -> None:
     plan = Trainer([Checkpoint(tmp_path, every=Every(epochs=1))], device="cpu").plan(
         linear_classifier(), class_batches(5), optimizer=sgd(), epochs=1
     )
-    assert "every epoch and at the end, keeps the last 1" in " ".join(plan.split())
+    assert "keeps the last 1" in " ".join(plan.split())
 
 
 def test_the_same_filter_in_two_plugins_counts_twice(tmp_path: Path) -> None:

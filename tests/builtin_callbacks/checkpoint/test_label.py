@@ -99,7 +99,7 @@ def test_a_preempted_run_is_saved_before_its_first_validation(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["validation/los", "validaton/loss", "validation/accuracy"])
 def test_a_metric_that_no_validation_measures_is_refused_by_the_first(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"^The checkpoint's name needs '{name}', which is not a metric.*Known: va"):
+    with pytest.raises(ValueError, match=f"checkpoint's name needs '{name}',"):
         fit_twice(Checkpoint(tmp_path), CheckpointLabel(f"{{{name}}}"))
 
     assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_2.pth"]  # the one of before
@@ -133,7 +133,7 @@ def test_a_metric_that_never_comes_is_a_warning(tmp_path: Path) -> None:
         "on. Did you mean 'validation/loss'? Known: validation/loss."
     )
     assert train().warnings == (warning,)
-    with pytest.raises(StrictError, match="needs 'train/loss', which was never measured"):
+    with pytest.raises(StrictError, match="needs 'train/loss',"):
         train(strict=True)
 
 
@@ -159,7 +159,7 @@ def test_a_malformed_template_is_refused_at_once(template: str, why: str) -> Non
 
 @pytest.mark.parametrize("metadata", [5, b"loss", ["{train/loss}"]])
 def test_what_is_neither_a_template_nor_a_function_is_refused_at_once(metadata: Any) -> None:
-    with pytest.raises(TypeError, match=r"a template of metric names such as .*, or a function of the run"):
+    with pytest.raises(TypeError, match="template of metric"):
         CheckpointLabel(metadata)
 
 
@@ -235,7 +235,7 @@ def test_long_metadata_keeps_place_and_suffix(fit: Make, tmp_path: Path, letter:
 
 def test_a_template_of_a_missing_metric_lists_and_suggests(fit: Make, batches: Make, tmp_path: Path) -> None:
     label = CheckpointLabel("{validation/los}")
-    with pytest.raises(ValueError, match=r"needs 'validation/los', which is not a metric. Did you mean") as info:
+    with pytest.raises(ValueError, match="needs 'validation/los',") as info:
         fit(Checkpoint(tmp_path), label, VALIDATIONS, validation=batches(1), epochs=1)
 
     assert "Known: validation/loss" in str(info.value)
@@ -243,7 +243,7 @@ def test_a_template_of_a_missing_metric_lists_and_suggests(fit: Make, batches: M
 
 
 def test_a_function_that_returns_no_string(fit: Make, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"label of a checkpoint must be a string, the function returned 3"):
+    with pytest.raises(TypeError, match="function returned 3"):
         fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: 3))  # type: ignore[arg-type, return-value]
 
 
@@ -264,5 +264,5 @@ def test_any_plugin_can_name_checkpoints_while_it_is_on(fit: Make, tmp_path: Pat
 
 
 def test_two_labels_are_refused() -> None:
-    with pytest.raises(ValueError, match="both claim the names of checkpoints"):
+    with pytest.raises(ValueError, match="names of checkpoints"):
         Trainer([CheckpointLabel("{train/loss}"), CheckpointLabel("b").named("b")])

@@ -98,13 +98,13 @@ class Late(Plugin):
 def test_one_that_comes_late_says_that_it_does_nothing(tmp_path: Path) -> None:
     saver = Checkpoint(tmp_path / "a", **BEST)
     result = train(ValidationSchedule(epochs=1), saver, Late(LoadBest()), validation=class_batches(1))
-    assert any("LoadBest loaded nothing: it was registered" in each for each in result.warnings)
+    assert any("LoadBest loaded nothing:" in each for each in result.warnings)
 
     task = linear_classifier()
     task.model.bias.requires_grad_(False)
     optimizer = torch.optim.SGD((each for each in task.model.parameters() if each.requires_grad), lr=0.1)
     result = train(Checkpoint(tmp_path / "b", **EVERY), Late(TrainedOnly()), task=task, optimizer=optimizer)
-    assert any("TrainedOnly has no effect on the checkpoints" in each for each in result.warnings)
+    assert any("TrainedOnly has no effect" in each for each in result.warnings)
     assert result.last_checkpoint is not None
     assert "bias" in storage.load(result.last_checkpoint)["modules"]["model"]
 

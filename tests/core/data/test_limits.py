@@ -27,15 +27,15 @@ def test_what_a_limit_leaves(limit: float, length: int | None, expected: int) ->
 
 
 def test_a_fraction_needs_a_length() -> None:
-    with pytest.raises(ValueError, match=r"0\.5 is a fraction of the train loader, which has no length"):
+    with pytest.raises(ValueError, match=r"0\.5 is a fraction"):
         fitted(DataLoader(Flow(4)), limit_train=0.5)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 0.0, 1.5, True, "3", float("nan")])
 def test_what_is_no_limit_is_refused(limit: Any) -> None:
-    with pytest.raises(ValueError, match=r"is a number of batches such as 100, at least 1, or a fraction such as 0\.1"):
+    with pytest.raises(ValueError, match="100, at least 1,"):
         fitted(class_of(3), limit_train=limit)
-    with pytest.raises(ValueError, match=r"limit_validation\['a'\] is a number of batches"):
+    with pytest.raises(ValueError, match=r"limit_validation\['a'\] is a number"):
         validated(limit_validation={"a": limit}, validation={"a": class_of(2)})
 
 
@@ -93,10 +93,7 @@ def test_another_limit_is_said_and_changes_no_position() -> None:
         assert resumed.result.resume is not None
         assert resumed.result.resume.reasons
         text = "none" if limit is None else str(limit)
-        assert (
-            f"the limit of an epoch was 4 and is {text}, so the epoch ends at another batch"
-            in resumed.result.resume.reasons
-        )
+        assert f"4 and is {text}," in resumed.result.resume.reasons
 
 
 def test_limits_of_streams() -> None:
@@ -114,7 +111,7 @@ def test_limits_of_streams() -> None:
     assert passes(3) == [[0, 1, 2], [0, 1, 2]]
     assert passes({"b": 0.5}) == [[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 0, 1]]
     assert passes({"a": 2, "b": 3}) == [[0, 1, 0], [0, 1, 2]]
-    with pytest.raises(ValueError, match="limit_train takes limits by name only"):
+    with pytest.raises(ValueError, match="limit_train takes limits"):
         fitted(class_of(3), limit_train={"a": 3})
 
 
@@ -152,9 +149,9 @@ def test_outside_of_a_training_too() -> None:
 
 
 def test_a_limit_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="limit_validation=3 has no effect: there is no validation data"):
+    with pytest.raises(ValueError, match="limit_validation=3 has no effect:"):
         fitted(class_of(2), limit_validation=3)
-    with pytest.raises(ValueError, match=r"limit_validation has no validation set 'lrge'\. Did you mean 'large'\?"):
+    with pytest.raises(ValueError, match=r"validation set 'lrge'\. Did"):
         validated(validation={"large": class_of(2)}, limit_validation={"lrge": 2})
 
 
@@ -185,7 +182,7 @@ def test_a_plugin_that_monitors_a_periodic_set_does_nothing_without_it() -> None
 
 def test_a_metric_that_a_set_never_has_is_still_an_error() -> None:
     stopping = h.EarlyStopping("validation/large/accuracy", mode="max")
-    with pytest.raises(ValueError, match="There is no metric 'validation/large/accuracy'"):
+    with pytest.raises(ValueError, match="metric 'validation/large/accuracy'"):
         validated(stopping, validation=SETS)
 
 
@@ -220,9 +217,9 @@ def test_what_a_set_draws_does_not_depend_on_the_others() -> None:
 
 
 def test_sets_that_are_all_periodic_are_refused() -> None:
-    with pytest.raises(ValueError, match="All validation sets are Periodic, so some validations would read none"):
+    with pytest.raises(ValueError, match="validation sets are Periodic,"):
         validated(validation=h.Periodic(class_of(1), every=2))
-    with pytest.raises(ValueError, match="every must be a whole number of validations, at least 1; got 0"):
+    with pytest.raises(ValueError, match="least 1; got 0"):
         h.Periodic(class_of(1), every=0)
 
 
@@ -231,9 +228,7 @@ def test_loader_params_are_for_validation_where_the_training_data_are_a_loader()
     assert read == [[3, "", "", "", ["validation/loss"]]]
     sets = {"small": class_of(1), "large": h.Periodic(Samples(4), every=2)}
     assert len(validated(validation=sets, epochs=2, loader_params={"batch_size": 2})[1][1]) == 5
-    with pytest.raises(
-        ValueError, match=r"loader_params\['shuffle'\] is for a training dataset, but train is already a loader"
-    ):
+    with pytest.raises(ValueError, match=r"loader_params\['shuffle'\]"):
         validated(validation=Samples(6), loader_params={"batch_size": 2, "shuffle": True})
-    with pytest.raises(ValueError, match="list, list is already a loader"):
+    with pytest.raises(ValueError, match="list, list is already"):
         validated(validation=class_of(2), loader_params={"batch_size": 2})

@@ -203,14 +203,14 @@ def test_a_dataset_without_parameters(drawing: Make, noisy: Make) -> None:
 
 
 def test_unequal_parts_are_refused(drawing: Make) -> None:
-    with pytest.raises(ValueError, match=r"= 10 cannot be divided equally among 4 ranks: use a multiple such as 8, or"):
+    with pytest.raises(ValueError, match="equally among 4 ranks:"):
         training_loaders(drawing(), {"global_batch_size": 10}, 4)
-    with pytest.raises(ValueError, match=r"= 1 cannot be divided equally among 4 ranks: use a multiple such as 4, or"):
+    with pytest.raises(ValueError, match="equally among 4 ranks:"):
         training_loaders(drawing(), {"global_batch_size": 1}, 4)
 
 
 def test_parameters_for_an_evaluation_are_checked(drawing: Make, noisy: Make) -> None:
-    with pytest.raises(ValueError, match="DataLoader is already a loader"):
+    with pytest.raises(ValueError, match="DataLoader is already"):
         Trainer(device="cpu").test(noisy(), DataLoader(drawing(), 4), loader_params={"batch_size": 4})
     with pytest.raises(ValueError, match="test a dataset is empty"):
         Trainer(device="cpu").test(noisy(), {"a": drawing(0)}, loader_params={"batch_size": 4})
@@ -326,7 +326,7 @@ def test_phases_of_datasets_and_loaders(drawing: Make, fit: Make) -> None:
 
 
 def test_every_phase_is_checked(drawing: Make) -> None:
-    with pytest.raises(ValueError, match=r"Phases\(\.\.\.\) takes at least one loader or dataset"):
+    with pytest.raises(ValueError, match=r"Phases\(\.\.\.\) takes at least"):
         Phases()
     assert refused(Phases(easy(drawing), []), None).startswith("ValueError: The train loader is empty")
     assert refused(Phases(easy(drawing), 3), None).startswith("TypeError: The train loader must be an iterable")

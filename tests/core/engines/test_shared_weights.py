@@ -89,7 +89,7 @@ class Layer(nn.Linear):
 @pytest.mark.usefixtures("group_of_four")
 def test_a_layer_with_a_group_of_some_of_the_processes_is_refused() -> None:
     for held in (dist.new_group([0, 1]), init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))):
-        with pytest.raises(ValueError, match=r"^model\.1\.held is a group of 2 of the 4 processes, so they .* If "):
+        with pytest.raises(ValueError, match="2 of the 4"):
             refuse_shared_weights({"model": nn.Sequential(nn.ReLU(), Layer(held))}, "DDPEngine", 4)
 
 

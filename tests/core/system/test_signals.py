@@ -98,14 +98,14 @@ def test_a_handler_that_python_does_not_know_is_not_replaced(monkeypatch: pytest
     hook, former = SignalHook([signal.SIGTERM], lambda signum: None), signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patched:
         patched.setattr(signal, "getsignal", lambda signum: None)
-        with pytest.raises(ValueError, match="was not installed from Python"):
+        with pytest.raises(ValueError, match="installed from Python"):
             hook.install()
     assert signal.getsignal(signal.SIGTERM) is former
 
 
 @pytest.mark.parametrize("given", [(), (signal.SIGKILL,), (signal.SIGTERM, signal.SIGSTOP), (0,), (9_999,)])
 def test_signals_that_cannot_be_handled_are_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"not SIGKILL or SIGSTOP; got"):
+    with pytest.raises(ValueError, match="SIGKILL or SIGSTOP;"):
         SignalHook(given, lambda signum: None)
 
 

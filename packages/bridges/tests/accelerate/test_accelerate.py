@@ -273,7 +273,7 @@ def test_what_would_go_another_way_is_refused(kind: Callable[[], Any], options: 
 
 @pytest.mark.parametrize("kind", ["FSDP", "MEGATRON_LM", "XLA"])
 def test_other_ways_to_train_are_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match=rf"AccelerateEngine does not support accelerate's {kind}: "):
+    with pytest.raises(ValueError, match=f"support accelerate's {kind}:"):
         check_accelerator(SimpleNamespace(distributed_type=SimpleNamespace(value=kind)))
 
 
@@ -289,7 +289,7 @@ def test_deepspeed_keeps_its_states_and_clips_by_itself() -> None:
         engine.pack({}, {})
     with pytest.raises(RuntimeError, match="checkpoints cannot contain them"):
         engine.unpack({}, {}, ({}, {}))
-    with pytest.raises(ValueError, match="set gradient_clipping in its configuration"):
+    with pytest.raises(ValueError, match="gradient_clipping in its configuration"):
         engine.clip_gradients([], 1.0)
     assert engine.clip_gradients([], None).item() == 3.0
     assert engine.steps_in_backward
@@ -301,7 +301,7 @@ def test_deepspeed_keeps_its_states_and_clips_by_itself() -> None:
 @pytest.mark.usefixtures("alone")
 def test_an_accelerator_is_given_or_made() -> None:
     given = SimpleNamespace(device=torch.device("cpu"))
-    with pytest.raises(ValueError, match="either an accelerator or precision="):
+    with pytest.raises(ValueError, match="accelerator or precision="):
         AccelerateEngine(given, precision="bf16")
 
 
@@ -312,5 +312,5 @@ def test_it_is_found_by_its_name() -> None:
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(ImportError, match=r"AccelerateEngine needs accelerate, .*: pip install 'heliograph\[accelera"):
+    with pytest.raises(ImportError, match="AccelerateEngine needs accelerate,"):
         AccelerateEngine(device="cpu")

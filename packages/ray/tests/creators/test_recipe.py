@@ -86,7 +86,7 @@ def test_invalid_values_of_creators_are_refused(options: dict[str, Any], error: 
 
 @pytest.mark.parametrize("numbers", [{"max_retries": -1}, {"passes": 0}, {"passes": True}])
 def test_numbers_of_passes_and_retries(numbers: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be a whole number, at least"):
+    with pytest.raises(ValueError, match="whole number,"):
         make().train(**numbers)
 
 
@@ -128,7 +128,7 @@ def test_an_argument_is_answered_with_ours(argument: str, value: Any, instead: s
 @pytest.mark.parametrize("argument", ARGUMENTS)
 def test_every_argument_has_an_answer_with_any_value(argument: str) -> None:
     for value in (True, 2, "auto", {"a": 1}, None):
-        with pytest.raises(TypeError, match=rf"^CreatorTrainer has no argument '{argument}'\. Instead: "):
+        with pytest.raises(TypeError, match=rf"argument '{argument}'\. Instead:"):
             make(**{argument: value})
 
 
@@ -160,9 +160,7 @@ def test_an_argument_of_a_method_is_answered(method: str, arguments: dict[str, A
 
 def test_an_unknown_argument_of_a_method_is_refused_too() -> None:
     for method in CALLS:
-        with pytest.raises(
-            TypeError, match=rf"^CreatorTrainer\.{method} has no argument 'pases'\. docs/raysgd\.md has"
-        ):
+        with pytest.raises(TypeError, match=r"argument 'pases'\. docs/raysgd\.md"):
             getattr(make(), method)(pases=3)
 
 
@@ -174,9 +172,7 @@ def test_a_method_is_answered(method: str) -> None:
 
 
 def test_another_attribute_is_refused_with_the_nearest() -> None:
-    with pytest.raises(
-        AttributeError, match=r"^CreatorTrainer has no 'trian'\. Did you mean 'train'\? Known: get_model, "
-    ):
+    with pytest.raises(AttributeError, match=r"mean 'train'\? Known: get_model,"):
         _ = make().trian
     assert not hasattr(make(), "load")
 
@@ -184,7 +180,7 @@ def test_another_attribute_is_refused_with_the_nearest() -> None:
 def test_a_checkpoint_s_name_without_its_ending_is_answered(tmp_path: Path) -> None:
     trainer = make()
     trainer.train()
-    with pytest.raises(ValueError, match=r"ends in \.pth, got '.*checkpoint': call save\('.*checkpoint\.pth'\)"):
+    with pytest.raises(ValueError, match=r"got '.*checkpoint': call save\('.*checkpoint\.pth'\)"):
         trainer.save(tmp_path / "checkpoint")
     path = trainer.save(tmp_path / "checkpoint.pth")
     other = make()

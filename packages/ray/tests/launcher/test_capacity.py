@@ -85,8 +85,8 @@ def test_what_placement_groups_have_reserved_is_not_in_it(
 def test_memory_is_in_the_warning_if_a_worker_takes_it(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
     wait, cluster.now = StartupMonitor(Sizes(2, 2, {"memory": 8e9}, None)), 20.0
     wait.check()
-    assert "waiting for 2 workers of {'memory': 8000000000.0}; cluster: {'CPU': 2.0," in caplog.text
-    assert "free: {'CPU': 1.0, 'memory': 4000000000.0}" in caplog.text
+    assert "{'memory': 8000000000.0}; cluster: {'CPU':" in caplog.text
+    assert "free: {'CPU': 1.0, 'memory':" in caplog.text
 
 
 def test_if_ray_gives_up_the_error_has_the_resources(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,7 +242,7 @@ def test_workers_that_are_lost_before_their_first_call_are_a_failure(
         return made
 
     monkeypatch.setattr(kept, "DriverChannel", lose)
-    with pytest.raises(RankFailed, match="rank 1 died: no heartbeat"):
+    with pytest.raises(RankFailed, match="1 died: no heartbeat"):
         workers.run(max, 1, 2)
 
 
@@ -301,7 +301,7 @@ def test_only_a_name_shares_what_is_stored(
 
 
 def test_arguments_are_checked_before_anything_starts(workers: KeptWorkers, connected: list[str]) -> None:
-    with pytest.raises(TypeError, match="takes a function and its arguments, got 3"):
+    with pytest.raises(TypeError, match="arguments, got 3"):
         workers.run(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="on_message takes a function"):
         workers.run(max, 1, 2, on_message="x")  # type: ignore[arg-type]

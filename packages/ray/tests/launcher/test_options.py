@@ -106,9 +106,7 @@ def test_a_call_that_cannot_be_pickled_is_refused_before_a_cluster_is_started() 
     made, no_function = RayLauncher(1), 3
     with pytest.raises(TypeError, match=re.escape("takes a function and its arguments, got 3 as the function.")):
         made.run(no_function)  # type: ignore[arg-type]
-    with pytest.raises(
-        TypeError, match=r"RayLauncher\.run cannot send <built-in function len> and its arguments"
-    ) as caught:
+    with pytest.raises(TypeError, match="send <built-in function len>") as caught:
         made.run(len, (each for each in [1]))
     assert "generator" in str(caught.value)
 
@@ -131,7 +129,7 @@ def test_a_storage_that_cannot_be_used_is_refused_before_anything_starts(tmp_pat
 
 def test_a_rank_cannot_start_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "child_queue", object)
-    with pytest.raises(RuntimeError, match="was called in a rank that RayLauncher or launch has started"):
+    with pytest.raises(RuntimeError, match="rank that RayLauncher"):
         RayLauncher(1).run(len, [])
 
 

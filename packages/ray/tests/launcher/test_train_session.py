@@ -163,7 +163,7 @@ def test_a_checkpoint_that_ray_does_not_store_is_an_error(
     worker = Worker(monkeypatch, tmp_path / "there")
     worker.session.report({}, folder)
     worker.train.skips = True
-    with pytest.raises(RuntimeError, match=r"Ray did not store .*_000002_one'; .*_000001_one"):
+    with pytest.raises(RuntimeError, match=r"store .*_000002_one'; .*_000001_one"):
         worker.session.report({}, folder)
 
 

@@ -148,7 +148,7 @@ def test_a_kept_worker_ends_after_a_notice(channels: list[FakeChannel], error: B
 
 
 def test_an_error_is_sent_and_raised_after_the_release(channels: list[FakeChannel]) -> None:
-    with pytest.raises(WorkerFailed, match="rank 1 failed with KeyError") as caught:
+    with pytest.raises(WorkerFailed, match="1 failed with KeyError") as caught:
         run_worker(call(fail, KeyError("label")))
     assert caught.value.__cause__ is caught.value.__context__ is None
     sent = channels[0].sent[-1]
@@ -159,12 +159,12 @@ def test_an_error_is_sent_and_raised_after_the_release(channels: list[FakeChanne
 
 
 def test_the_error_of_a_ray_task_is_sent_without_its_wrapper(channels: list[FakeChannel]) -> None:
-    with pytest.raises(WorkerFailed, match="rank 1 failed with KeyError"):
+    with pytest.raises(WorkerFailed, match="1 failed with KeyError"):
         run_worker(call(fail_in_task))
     sent = channels[0].sent[-1]
     assert isinstance(sent, Failed)
     assert type(sent.error.rebuild()) is KeyError
-    assert 'File "theirs.py", line 1, in load' in sent.error.text
+    assert 'File "theirs.py", line 1,' in sent.error.text
 
 
 def test_an_exit_with_status_0_does_not_end_the_others(channels: list[FakeChannel]) -> None:

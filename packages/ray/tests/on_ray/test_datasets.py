@@ -144,7 +144,7 @@ def test_shuffled_files_without_a_seed_are_found(kind: str, tmp_path: Path) -> N
 def test_other_rows_are_refused_within_an_epoch(tmp_path: Path) -> None:
     train(numbered().map_batches(features).materialize(), tmp_path, steps=3, columns=COLUMNS)
     others = numbered().map_batches(lambda ids: features({"id": ids["id"][::-1]})).materialize()
-    with pytest.raises(ValueError, match=r"within an epoch of different data .*digest was"):
+    with pytest.raises(ValueError, match=r"different data .*digest"):
         train(others, tmp_path, columns=COLUMNS)
 
 
@@ -164,5 +164,5 @@ def test_errors_of_its_functions_are_raised(tmp_path: Path, *, on_workers: bool)
     rows = numbered().map_batches(failing)
     launcher = RayLauncher(RANKS, storage_path=tmp_path / "storage", check_interval=0.2)
     call = partial(launcher.run, train) if on_workers else train
-    with pytest.raises(RuntimeError, match=r"The Ray dataset could not be executed: [^$]*no row 0"):
+    with pytest.raises(RuntimeError, match=r"executed: [^$]*no row 0"):
         call(rows, tmp_path, columns=COLUMNS)

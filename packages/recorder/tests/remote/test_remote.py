@@ -382,7 +382,7 @@ def test_two_runs_in_one_folder_do_not_disturb_each_other(tmp_path: Path) -> Non
         with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None
             path = Path(other.stdout.readline().strip())
-            with pytest.raises(LookupError, match=rf"2 active runs: .*\(process {other.pid}\)"):
+            with pytest.raises(LookupError, match=rf"active runs: .*\(process {other.pid}\)"):
                 attach(tmp_path)
             values.append(attach(path).log("the other", wait=True).state)
             values.append(run.log("this", wait=True).state)
@@ -501,7 +501,7 @@ def test_a_port_that_is_taken_fails_the_run_at_its_start(tmp_path: Path) -> None
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         remote.tcp = "127.0.0.1", port
-        with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}: .+\. Give another port"):
+        with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}: .+\. Give another"):
             fit()
     assert list(tmp_path.iterdir()) == []
     remote.tcp = "127.0.0.1", 0

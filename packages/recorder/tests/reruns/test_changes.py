@@ -95,7 +95,7 @@ def test_a_drill_of_two_forks(runs: Path) -> None:
     fork(runs / "x", program, at=5, into=runs / "z", change=third_of_rate)
     drilled = drill(runs / "y", runs / "z", program, change=halve_rate, other_change=third_of_rate)
     assert drilled.repeats == (True, True)
-    with pytest.raises(NotExact, match=r"third_of_rate after step 5, .* halve_rate"):
+    with pytest.raises(NotExact, match="third_of_rate after step 5,"):
         drill(runs / "y", runs / "z", program, change=halve_rate)
 
 
@@ -103,7 +103,7 @@ def test_a_drill_of_a_fork_without_its_change_is_refused(runs: Path) -> None:
     with pytest.raises(NotExact) as caught:
         drill(runs / "x", runs / "y", program)
     text = str(caught.value)
-    assert "halve_rate after step 5: " in text
+    assert "halve_rate after step 5:" in text
     assert "change= (--change" in text
     assert "exact=False" not in text  # drill has no such option
 
@@ -122,7 +122,7 @@ def test_a_change_for_a_drill_of_what_is_no_fork(tmp_path: Path) -> None:
 def test_a_step_before_a_fork_began_is_in_its_parent(runs: Path) -> None:
     (parent,) = (runs / "x").glob("*.recording")
     for step in (1, 3):
-        with pytest.raises(ValueError, match=rf"after step 3: .* {parent}\."):
+        with pytest.raises(ValueError, match=rf"step 3: .* {parent}\."):
             goto(runs / "y", program, step=step)
     with pytest.raises(ValueError, match="begins after step 3"):
         fork(runs / "y", program, at=2, into=runs / "z")

@@ -42,5 +42,5 @@ def test_a_difference_is_found_at_the_event_at_which_it_is_recorded(tmp_path: Pa
     with goto(tmp_path / "x", program, step=5) as paused:
         paused.next_step()
         paused.run.optimizer.param_groups[0]["lr"] *= 2
-        with pytest.raises(NotExact, match="step 6: the learning rate"):
+        with pytest.raises(NotExact, match="step 6: the learning"):
             paused.finish()

@@ -252,7 +252,7 @@ def test_a_request_that_cannot_be_repeated_is_refused_with_its_reason(tmp_path: 
         trainer.plugins.unregister("gradient_clipping")
         return trainer, options
 
-    with pytest.raises(NotExact, match=r"disable_plugin gradient_clipping, .*, step 2") as caught:
+    with pytest.raises(NotExact, match=r"disable_plugin gradient_clipping, .*, step") as caught:
         goto(folder, without, step=3)
     assert "no plugin 'gradient_clipping'" in str(caught.value)
     with goto(folder, without, step=3, exact=False) as paused:

@@ -97,7 +97,7 @@ def test_diverge_of_runs_that_cannot_be_compared(tmp_path: Path, capsys: pytest.
 
 def test_diverge_with_a_drill(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diverge", str(runs / "a"), str(runs / "b"), "--drill", PROGRAM, "--drill", OTHER]) == 1
-    assert "and aten.mul.Tensor in the second" in capsys.readouterr().out
+    assert "aten.mul.Tensor" in capsys.readouterr().out
 
 
 def test_goto_opens_a_prompt(runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

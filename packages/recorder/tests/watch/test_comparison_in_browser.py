@@ -86,7 +86,7 @@ def test_a_fork_begins_on_the_curve_of_its_parent(browser: Browser, folder: Path
         mark = page.locator('.mark[data-kind="fork"]').first
         assert mark.get_attribute("aria-label") == f"fork: fork of p at step 7: {folder / 'parent/p.recording'}"
         row = page.locator("#list tr", has_text="fork/f").inner_text()
-        assert "fork of parent/p at step 7" in row
+        assert "parent/p at step 7" in row
         assert page.locator("#list tr", has_text="other/o").inner_text().count("fork") == 0
         page.get_by_text("Time", exact=True).first.click()  # each from its own start, as it is recorded
         assert len(points(page, ".run-0.tone-0")) == 5
@@ -95,7 +95,7 @@ def test_a_fork_begins_on_the_curve_of_its_parent(browser: Browser, folder: Path
 def test_a_fork_alone_names_its_parent_and_can_show_it(browser: Browser, folder: Path) -> None:
     with watched(browser, folder / "fork") as page:
         page.get_by_role("button", name="Show it beside this run").click(timeout=20_000)
-        assert "fork of parent/p at step 7" in page.locator("#parent").inner_text()
+        assert "parent/p at step 7" in page.locator("#parent").inner_text()
         page.locator("path.curve.tone-0").first.wait_for(timeout=20_000)
         assert page.locator("#parent button").count() == 0
         assert page.locator("h1").inner_text() == "fork"

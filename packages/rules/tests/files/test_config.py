@@ -253,7 +253,7 @@ def test_what_is_no_source_is_reported(source: Any) -> None:
 
 def test_a_controller_is_checked_as_one_in_a_file_is() -> None:
     wrong = RuleSpec("a", ["on_log"], "True", ["x.y"], patience=3)  # type: ignore[arg-type]
-    with pytest.raises(RuleTypeError, match="controller 'a': the patience must be a mapping"):
+    with pytest.raises(RuleTypeError, match="controller 'a': the patience"):
         read_rules([wrong])
 
 

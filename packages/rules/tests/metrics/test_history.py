@@ -144,5 +144,5 @@ def test_a_resumed_window_continues(*, smaller: bool) -> None:
 
 @pytest.mark.parametrize("size", ["5", 2.5, True, None])
 def test_a_size_that_is_none_is_refused(size: Any) -> None:
-    with pytest.raises(RuleTypeError, match="window_size must be an integer"):
+    with pytest.raises(RuleTypeError, match="window_size must"):
         HistoryBasedMetric("window", window_size=size)

@@ -132,13 +132,13 @@ def test_nothing_is_made_for_a_level_that_nobody_receives(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("level", ["loud", "", "notset", 10, None])
 def test_a_level_that_is_none_is_refused(level: Any) -> None:
-    with pytest.raises(ValueError, match=r"log_level .* Known: critical, debug, error, ") as caught:
+    with pytest.raises(ValueError, match=r"log_level .* Known: critical,") as caught:
         LogControl("log", "line", level)
     assert isinstance(caught.value, RuleError)
 
 
 def test_a_format_that_is_no_text_is_refused() -> None:
-    with pytest.raises(RuleTypeError, match="log_format must be a string"):
+    with pytest.raises(RuleTypeError, match="log_format must"):
         LogControl("log", 3)  # type: ignore[arg-type]
 
 

@@ -141,7 +141,7 @@ def test_one_of_several_optimizers(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["learning rate of 'critic' scaled by 0.5 to 0.5: rule 'slower' on on_step_end: True"]
     ScaleLearningRate("scale", factor=0.5).should_scale(run, FIRING)
     assert {name: each.param_groups[0]["lr"] for name, each in several.items()} == {"generator": 0.5, "critic": 0.25}
-    with pytest.raises(RuleError, match=r"optimizer 'critics'.* Did you mean 'critic'\?"):
+    with pytest.raises(RuleError, match=r"optimizer 'critics'.* Did you"):
         ScaleLearningRate("scale", factor=0.5, optimizer="critics").should_scale(run, FIRING)
 
 

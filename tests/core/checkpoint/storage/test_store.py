@@ -203,7 +203,7 @@ def test_a_pointer_that_another_process_wrote_meanwhile_is_removed(tmp_path: Pat
 
 def test_open_and_close(tmp_path: Path, state: Make, names: Make) -> None:
     store = Store(tmp_path / "a" / "b", "run")
-    with pytest.raises(ValueError, match=r"not open: call open\(\) before save\(\)"):
+    with pytest.raises(ValueError, match=r"open: call open\(\)"):
         store.save("a.pth", state())
     assert store.open() == []
     store.save("a.pth", state())
@@ -219,7 +219,7 @@ def test_open_and_close(tmp_path: Path, state: Make, names: Make) -> None:
 
 
 def test_a_state_of_another_run(opened: Make, state: Make, names: Make) -> None:
-    with pytest.raises(ValueError, match="A state of run 'other' was given to the store of 'run'"):
+    with pytest.raises(ValueError, match="state of run 'other'"):
         opened().save("a.pth", state(name="other"))
     assert names() == []
 
@@ -256,7 +256,7 @@ def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    with pytest.raises(ValueError, match=r"Nothing can be saved in .*: Read-only file system. Choose a folder"):
+    with pytest.raises(ValueError, match=r"saved in .*: Read-only"):
         Store(tmp_path, "run").open()
     assert list(tmp_path.iterdir()) == []
 
@@ -322,7 +322,7 @@ def test_what_is_of_another_training_is_neither_replaced_nor_removed(
     assert (store.own(), store.entries()[0]) == ([second], [second, first])
     assert store.remove(first.path) is False
     assert store.remove(first.path, OTHER) is False
-    with pytest.raises(ValueError, match=f"A state of training {ONE} was given to the store of {OTHER}"):
+    with pytest.raises(ValueError, match=f"state of training {ONE}"):
         store.save("b.pth", state(3, training_id=ONE))
     assert storage.verify(first.path) == first
     assert store.remove(first.path, ONE) is True
@@ -342,7 +342,7 @@ def test_what_helios_wrote_is_never_written_over(opened: Make, state: Make) -> N
 
 def test_a_name_that_another_store_writes_under_is_refused(opened: Make, state: Make) -> None:
     store, other = opened(), opened("run-2")
-    with pytest.raises(ValueError, match=r"The checkpoints of run 'run-2' in .* are written by process \d+"):
+    with pytest.raises(ValueError, match="checkpoints of run 'run-2'"):
         store.write_as(ONE, "run-2")
     other.close()
     store.write_as(ONE, "run-2")
@@ -403,7 +403,7 @@ def test_a_late_judgement_needs_room_for_a_second_file(opened: Make, state: Make
     store = opened(files=files)
     entry = store.save("a.pth", state(1))
     before, files.room = entry.path.read_bytes(), 1000
-    with pytest.raises(OSError, match=r"needs 0\.1 MB and was not started") as info:
+    with pytest.raises(OSError, match=r"needs 0\.1 MB") as info:
         store.judge(entry, ("validation/loss", "min", 0.5))
 
     assert info.value.errno == errno.ENOSPC

@@ -263,7 +263,7 @@ def test_who_knows_ranks() -> None:
 
 
 def test_nothing_left_for_a_rank_is_an_error() -> None:
-    with pytest.raises(ValueError, match="too few batches for 2 ranks"):
+    with pytest.raises(ValueError, match="few batches for 2"):
         source_of(DataLoader(Numbers(10), 8, drop_last=True), Share(0, 2))
 
 
@@ -336,7 +336,7 @@ def test_during_a_batch_no_run_continues() -> None:
 
 def test_nor_where_ranks_read_orders_of_their_own() -> None:
     before = layout(2, None, common=False)
-    with pytest.raises(ValueError, match="within an epoch by 2 processes with separate orders"):
+    with pytest.raises(ValueError, match="2 processes with separate"):
         moved(3, before, layout(1, None, common=False))
     assert moved(3, before, layout(2, None, common=False))["batch"] == 3
     assert moved(0, before, layout(1, None, common=False))["batch"] == 0

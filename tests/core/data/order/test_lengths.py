@@ -228,7 +228,7 @@ def test_a_batch_sampler_goes_with_nothing_that_it_decides() -> None:
             optimizer=sgd(),
             epochs=1,
         )
-    with pytest.raises(ValueError, match="give the validation data as batches"):
+    with pytest.raises(ValueError, match="validation data as batches"):
         trainer = h.Trainer([h.ValidationSchedule(h.Every(epochs=1))], device="cpu")
         trainer.fit(
             linear_classifier(),

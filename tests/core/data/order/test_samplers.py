@@ -164,7 +164,7 @@ def test_sizes(kind: Any, size: Any) -> None:
 @pytest.mark.parametrize("kind", [RandomSampler, SequentialSampler])
 @pytest.mark.parametrize("size", [True, 5.0, None, iter([1])])
 def test_no_size(kind: Any, size: Any) -> None:
-    with pytest.raises(TypeError, match="needs a dataset with a length or the number of samples"):
+    with pytest.raises(TypeError, match="needs a dataset"):
         kind(size)
 
 
@@ -177,7 +177,7 @@ def test_no_samples(kind: Any, size: Any) -> None:
 
 @pytest.mark.parametrize("seed", [True, 1.0, "1"])
 def test_no_seed(seed: Any) -> None:
-    with pytest.raises(ValueError, match="seed must be a whole number; got"):
+    with pytest.raises(ValueError, match="whole number;"):
         RandomSampler(5, seed=seed)
 
 
@@ -195,7 +195,7 @@ def test_ranks_of_another_type(rank: Any, world_size: Any, name: str) -> None:
 
 @pytest.mark.parametrize("sampler", [SubsetRandomSampler([0, 1]), torch.utils.data.RandomSampler(DATA), [0, 1], None])
 def test_a_sampler_without_the_protocol(sampler: Any) -> None:
-    with pytest.raises(TypeError, match=rf"indices\(seed, epoch, start\), got {type(sampler).__name__}"):
+    with pytest.raises(TypeError, match=rf"epoch, start\), got {type(sampler).__name__}"):
         DistributedSampler(sampler, 0, 1)
 
 

@@ -166,7 +166,7 @@ def test_reading_again_is_reported(drawing: Make, flowing: Make, fit: Make, nois
 
 def test_data_that_have_become_fewer(flowing: Make, fit: Make) -> None:
     cut = fit(DataLoader(flowing(), 4), cut_at=[5]).cuts[5]
-    with pytest.raises(ValueError, match=r"ended after 3 batches of epoch 0, but .* after 5 batches"):
+    with pytest.raises(ValueError, match="ended after 3 batches"):
         fit(DataLoader(flowing(12), 4), saved=cut)
 
 

@@ -244,7 +244,7 @@ def test_a_generator_is_read_once(mode: Mode) -> None:
     options: Any = {"length": 5} if mode in ("cycle", "weighted") else {}
     source = source_of(Streams({"a": once(), "b": [3, 4, 5, 6]}, mode=mode, **options, **weighted(mode, "ab")))
     if mode in ("cycle", "weighted"):
-        with pytest.raises(ValueError, match="The train stream 'a' yielded no batch"):
+        with pytest.raises(ValueError, match="train stream 'a' yielded"):
             list(chain.from_iterable(source.open(reading(epoch, 0)) for epoch in range(9)))
         return
     first = list(source.open(reading(0, 0)))
@@ -252,7 +252,7 @@ def test_a_generator_is_read_once(mode: Mode) -> None:
     if mode == "min":
         assert list(source.open(reading(1, 0))) == []
     else:
-        with pytest.raises(ValueError, match="The train stream 'a' yielded no batch"):
+        with pytest.raises(ValueError, match="train stream 'a' yielded"):
             list(source.open(reading(1, 0)))
 
 
@@ -264,7 +264,7 @@ def weighted(mode: str, names: Iterable[str]) -> dict[str, Any]:
 def test_a_stream_that_is_empty_is_named(mode: Mode) -> None:
     options: Any = {"length": 5} if mode in ("cycle", "weighted") else {}
     source = source_of(Streams({"a": [1] * 9, "b": DataLoader(Flow(0))}, mode=mode, **options, **weighted(mode, "ab")))
-    with pytest.raises(ValueError, match=r"The train stream 'b' yielded no batch\. A generator can be read only once"):
+    with pytest.raises(ValueError, match=r"'b' yielded no batch\."):
         list(source.open(reading(0, 0)))
 
 
@@ -275,7 +275,7 @@ class Liar(Flow):
 
 def test_a_stream_that_ends_before_its_length_is_named() -> None:
     source = source_of(Streams({"a": [1] * 9, "b": DataLoader(Liar(3), None)}))
-    with pytest.raises(ValueError, match="The train stream 'b' ended after 3 batches, but its length is 4"):
+    with pytest.raises(ValueError, match="'b' ended after 3"):
         list(source.open(reading(0, 0)))
 
 

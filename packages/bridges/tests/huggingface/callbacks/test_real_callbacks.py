@@ -106,10 +106,8 @@ def test_a_reference_model_of_trl_is_kept_in_step() -> None:
 
 def test_callbacks_of_trl_that_need_its_trainer_or_draw_a_bar() -> None:
     trl = pytest.importorskip("trl")
-    with pytest.raises(ValueError, match=r"RichProgressCallback cannot run .* add ProgressBar\(\)"):
+    with pytest.raises(ValueError, match="RichProgressCallback cannot run"):
         from_huggingface(trl.RichProgressCallback())
     holder = trl.LogCompletionsCallback.__new__(trl.LogCompletionsCallback)
-    with pytest.raises(
-        ValueError, match=r"LogCompletionsCallback cannot run .* calls methods of a transformers.Trainer"
-    ):
+    with pytest.raises(ValueError, match=r"methods of a transformers.Trainer"):
         from_huggingface(holder)

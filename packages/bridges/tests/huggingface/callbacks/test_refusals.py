@@ -54,7 +54,7 @@ def test_what_is_refused(callback: Any, remedy: str) -> None:
 
 def test_a_tracker_that_uploads_what_the_trainer_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_LOG_MODEL", "end")
-    with pytest.raises(ValueError, match=r"with WANDB_LOG_MODEL=end: it uploads the folders .* Unset the variable"):
+    with pytest.raises(ValueError, match="WANDB_LOG_MODEL=end: it uploads"):
         from_huggingface(INTEGRATIONS.WandbCallback())
 
 
@@ -66,10 +66,10 @@ def test_pushing_to_a_hub(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [print, object(), TrainingArguments])
 def test_what_is_no_callback(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"from_huggingface takes a transformers.TrainerCallback, got"):
+    with pytest.raises(TypeError, match=r"from_huggingface takes a transformers.TrainerCallback,"):
         from_huggingface(wrong)
 
 
 def test_what_are_no_arguments() -> None:
-    with pytest.raises(TypeError, match=r"args is a transformers.TrainingArguments or a dict .* got 'accuracy'"):
+    with pytest.raises(TypeError, match=r"args is a transformers.TrainingArguments"):
         from_huggingface(EarlyStoppingCallback(), "accuracy")

@@ -37,7 +37,7 @@ def test_a_bridged_callback_is_in_the_recording(tmp_path: Path) -> None:
     train_here(Recorder(tmp_path), h.ValidationSchedule(steps=1), EarlyStoppingCallback(3), epochs=3)
     text = "".join(path.read_text() for path in tmp_path.iterdir() if path.is_file())
     assert '"early_stopping_callback"' in text
-    assert "should_training_stop = True in EarlyStoppingCallback.on_evaluate" in text
+    assert "should_training_stop = True" in text
 
 
 class Asks(EarlyStoppingCallback):

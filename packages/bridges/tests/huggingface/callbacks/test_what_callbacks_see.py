@@ -84,7 +84,7 @@ def test_the_arguments_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 def test_an_argument_that_is_not_known_says_how_to_give_it() -> None:
-    with pytest.raises(AttributeError, match=r"args=\{'ref_model_sync_steps': \.\.\.\}\), or pass real TrainingArg"):
+    with pytest.raises(AttributeError, match=r"args=\{'ref_model_sync_steps': \.\.\.\}\), or pass"):
         seen(lambda args, state, given: args.ref_model_sync_steps)
 
 

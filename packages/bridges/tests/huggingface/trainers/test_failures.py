@@ -143,7 +143,7 @@ def test_two_callbacks_are_refused(tmp_path: Path) -> None:
 def test_a_class_is_refused_as_a_plugin() -> None:
     with pytest.raises(TypeError, match="ValidationSchedule is a class"):
         HeliographCallback([ValidationSchedule])
-    with pytest.raises(TypeError, match=r"plugins as a list, as in \[ValidationSchedule\(\.\.\.\)\]"):
+    with pytest.raises(TypeError, match=r"list, as in \[ValidationSchedule\(\.\.\.\)\]"):
         HeliographCallback(ValidationSchedule(epochs=1))  # type: ignore[arg-type]
 
 
@@ -206,7 +206,7 @@ def test_an_evaluation_outside_of_a_training_is_none_of_ours(tmp_path: Path) -> 
 
 
 def test_it_is_for_the_trainer_only() -> None:
-    with pytest.raises(RuntimeError, match="HeliographCallback was not called by a Trainer"):
+    with pytest.raises(RuntimeError, match="HeliographCallback was not called"):
         caller()
 
 

@@ -245,7 +245,7 @@ def test_a_recording_is_explained_shown_and_replayed(tmp_path: Path, capsys: pyt
     assert "step 2  epoch 0  checkpoint-2" in story
     assert main(["timeline", records]) == 0
     assert main(["replay", records, "--plugin", "early_stopping:patience=1"]) == 0
-    assert "epoch 0 batch 2 step 2" in capsys.readouterr().out
+    assert "epoch 0 batch 2" in capsys.readouterr().out
     (asked,) = replay(records, [EarlyStopping(patience=1)]).ends
     assert (asked.step, asked.by) == (2, "early_stopping")
 

@@ -201,12 +201,12 @@ def test_what_is_refused(handler: Any, event: Any, sentence: str) -> None:
 
 @pytest.mark.parametrize("wrong", [7, lambda: None, lambda a, b, c: None])
 def test_what_is_no_handler(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="from_ignite takes a handler with its event"):
+    with pytest.raises(TypeError, match="from_ignite takes a handler"):
         from_ignite(wrong)
 
 
 def test_a_phase_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match="phase is 'train' or 'validation', got 'test'"):
+    with pytest.raises(ValueError, match="'train' or 'validation',"):
         from_ignite(print, Events.COMPLETED, phase="test")  # type: ignore[arg-type]
 
 

@@ -108,7 +108,7 @@ def test_other_options_are_reported_and_a_stop_is_not_repeated_with_them(tmp_pat
 
     first, same, other = train(stop_early), train(stop_early), train(patient)
     assert same.progress.steps == first.progress.steps < other.progress.steps
-    assert any("had EarlyStopping.patience = 6 and has 19" in each for each in other.resume.reasons)
+    assert any("EarlyStopping.patience = 6" in each for each in other.resume.reasons)
 
 
 def on_two_ranks(folder: Path, epochs: int) -> Any:
