@@ -66,7 +66,7 @@ SINGLE_FILES = {
     "core.objects.equality",
 }  # with a layer of their own
 PUBLIC = """
-    At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CSVLog ChangeServed Checkpoint CheckpointLabel
+    At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus ChangeServed Checkpoint CheckpointLabel
     CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CutMix DDPEngine DataModule DataParallelEngine
     DeviceEngine DistributedSampler EMA EarlyStopping EpochEnd EpochMeans EpochStart Event Every
     ExceptionPassThrough FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping GradientNorm

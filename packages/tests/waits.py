@@ -10,6 +10,7 @@ from typing import Any
 
 import heliograph as h
 import torch
+from heliograph_trackers import CSVLog
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -106,7 +107,7 @@ def usual_plugins(folder: Path) -> list[Any]:
         h.GradientClipping(1.0),
         h.GradientAccumulation(2),
         h.JsonlLog(folder / "log.jsonl"),
-        h.CSVLog(folder / "log.csv"),
+        CSVLog(folder / "log.csv"),
         h.FileLog(folder),
         h.TensorBoard(folder / "tensorboard"),
         h.ProgressBar(),

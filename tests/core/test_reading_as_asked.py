@@ -99,7 +99,7 @@ def unequal() -> tuple[int, tuple[str, ...]]:
 def test_the_shortest_rank_ends_the_epoch_and_that_is_noted(ranks: Any) -> None:
     for steps, notes in ranks(2).run(unequal):
         assert steps == 3
-        assert "different numbers of batches:" in notes
+        assert any("different numbers of batches:" in line for line in notes)
 
 
 def weights(train: Any, *plugins: Any, saved: Any = None, states: list[Any] | None = None) -> list[float]:

@@ -16,7 +16,6 @@ BUILT_IN = {
     "batch_transform": "batch_transforms:BatchTransform",
     "checkpoint": "checkpoint.plugin:Checkpoint",
     "compile": "compile:Compile",
-    "csv_log": "trackers.csv_log:CSVLog",
     "cut_mix": "batch_transforms:CutMix",
     "early_stopping": "early_stopping:EarlyStopping",
     "ema": "ema:EMA",

@@ -250,7 +250,7 @@ def test_a_state_that_cannot_be_loaded_is_done_without() -> None:
     assert line.startswith(
         "load_state_dict: ValueError: Plugin 'keeping' cannot continue from its state in the snapshot: "
     )
-    assert f"without its state; {line}" in result.notes
+    assert any(f"without its state; {line}" in line for line in result.notes)
 
 
 def test_of_a_critical_plugin_the_error_names_it() -> None:
@@ -258,7 +258,7 @@ def test_of_a_critical_plugin_the_error_names_it() -> None:
     keeping.policy = "critical"
     with pytest.raises(KeyError) as caught:
         fit(keeping, cuts=[])
-    assert "heliograph: in state_dict" in caught.value.__notes__
+    assert any("heliograph: in state_dict" in line for line in caught.value.__notes__)
 
 
 class Choosy:

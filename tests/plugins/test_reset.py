@@ -86,7 +86,7 @@ def test_an_error_in_it_fails_the_run() -> None:
     memory, trainer = Memory(), Trainer([Failing()], device="cpu")
     with pytest.raises(KeyError, match="forgetful") as caught:
         fit(trainer)
-    assert "failing, before TrainStart" in caught.value.__notes__
+    assert any("failing, before TrainStart" in line for line in caught.value.__notes__)
     trainer.plugins.unregister("failing")
     trainer.plugins.register(memory)
     assert fit(trainer).status == "completed"
@@ -98,4 +98,4 @@ def test_an_error_in_that_of_an_observer_is_listed() -> None:
     result = fit(failing)
     assert result.status == "completed"
     assert result.plugin_errors == {"failing": ("reset: KeyError: 'forgetful'",)}
-    assert "training; reset: KeyError: 'forgetful'" in result.notes
+    assert any("training; reset: KeyError: 'forgetful'" in line for line in result.notes)

@@ -22,7 +22,7 @@ import torch
 from heliograph.packages.tests.benchmarks.harness import batches_of, sgd, tiny_model
 from heliograph.packages.tests.benchmarks.usual import LOG
 from heliograph.spi import Tracker
-from heliograph_trackers import MLflow, Trackio, WandB
+from heliograph_trackers import CSVLog, MLflow, Trackio, WandB
 from torch.nn.functional import mse_loss
 
 STEPS, ROUNDS = 2_500, 2
@@ -31,7 +31,7 @@ HANDLERS, OTHERS = "handlers", "others"
 MAKERS: dict[str, Callable[[Path], Tracker | None]] = {
     NONE: lambda folder: None,
     "TensorBoard": lambda folder: h.TensorBoard(folder / "tensorboard"),
-    "CSVLog": lambda folder: h.CSVLog(folder / "log.csv"),
+    "CSVLog": lambda folder: CSVLog(folder / "log.csv"),
     "MLflow, SQLite": lambda folder: MLflow("benchmark", f"sqlite:///{folder / 'mlflow.db'}"),
     "WandB, offline": lambda folder: WandB(mode="offline", folder=folder),
     "Trackio": lambda folder: Trackio("benchmark"),

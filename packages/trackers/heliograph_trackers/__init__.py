@@ -1,4 +1,4 @@
-"""Trackers: MLflow, Weights & Biases, Trackio, OpenTelemetry, and traces of torch's profiler."""
+"""Trackers: CSV files, MLflow, Weights & Biases, Trackio, OpenTelemetry, and traces of torch's profiler."""
 
 from heliograph.spi import lazy_names
 

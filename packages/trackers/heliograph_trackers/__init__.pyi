@@ -1,3 +1,4 @@
+from .csv_log import CSVLog as CSVLog
 from .mlflow import MLflow as MLflow
 from .open_telemetry import OpenTelemetry as OpenTelemetry
 from .profile import Profile as Profile

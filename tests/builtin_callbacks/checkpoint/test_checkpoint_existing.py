@@ -91,7 +91,7 @@ def test_a_run_that_rolls_back_stays_the_training_that_it_is(batches: Make, sgd:
     tuned = train(Checkpoint(tmp_path / "a", resume=pretrained), 5, epochs=2, name="tuned")
 
     assert "rolled back" in str(tuned)
-    assert "run 'pretrained': run 'tuned'" in tuned.notes
+    assert any("run 'pretrained': run 'tuned'" in line for line in tuned.notes)
     assert training_of(tuned.last_checkpoint) != training_of(pretrained)
     assert checkpoint_names(tmp_path / "a") == ["pretrained_epoch_1_iter_3.pth", "tuned_epoch_2_iter_4.pth"]
 
@@ -334,7 +334,7 @@ def test_auto_begins_afresh_where_the_newest_training_has_nothing_whole_and_name
 
     said = f"starts fresh: none of the 1 checkpoints of the newest training of 'run' in {tmp_path} is usable"
     assert said in result.notes
-    assert (f"path, resume={tmp_path / FIRST}") in result.notes
+    assert any(f"path, resume={tmp_path / FIRST}" in line for line in result.notes)
     assert result.progress.steps == 3
     assert {FIRST, damaged.name} < set(checkpoint_names(tmp_path))
 

@@ -221,7 +221,7 @@ def test_random_generators_are_mapped(tmp_path: Path) -> None:
     assert now["globals"]["python"] == rng.pack_python(random.Random(3).getstate())
     assert now["globals"]["torch"] == torch.get_rng_state().numpy().tobytes()
     assert now["generator"] == np.random.default_rng(5).bit_generator.state
-    assert "NumPy's legacy generator:" in notes
+    assert any("NumPy's legacy generator:" in line for line in notes)
 
 
 def test_paths_of_another_system_become_text(tmp_path: Path) -> None:
@@ -238,13 +238,13 @@ def test_plugins_keep_their_states_unless_the_name_is_ours(tmp_path: Path) -> No
     state, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(my_plugin={"lr": 0.1}, checkpoint={"x": 1})))
     assert state["plugins"].keys() == {"my_plugin", "rng_capture"}
     assert state["plugins"]["my_plugin"] == {"lr": 0.1}
-    assert "plugin 'checkpoint' left out:" in notes
+    assert any("plugin 'checkpoint' left out:" in line for line in notes)
 
 
 def test_what_could_not_be_read_safely_again_is_left_out_with_its_name(tmp_path: Path) -> None:
     state, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(mine={"size": torch.Size([2])})))
     assert "mine" not in state["plugins"]
-    assert "mine['size'] is a torch.Size" in notes
+    assert any("mine['size'] is a torch.Size" in line for line in notes)
 
 
 def test_two_optimizers_keep_their_names(tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_two_optimizers_keep_their_names(tmp_path: Path) -> None:
     state, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(model=user | {"other": user["optimizer"]})))
     assert state["optimizers"] == {"optimizer": user["optimizer"], "other": user["optimizer"]}
     assert state["helios"]["model"].keys() == {"best", "scheduler"}
-    assert "optimizers optimizer, other: they" in notes
-    assert "schedulers scheduler: their optimizers" in notes
+    assert any("optimizers optimizer, other: they" in line for line in notes)
+    assert any("schedulers scheduler: their optimizers" in line for line in notes)
     assert state["schedulers"] == {}
 
 
@@ -261,7 +261,7 @@ def test_without_an_optimizer_only_the_weights_serve(tmp_path: Path) -> None:
     user = user_part()
     del user["optimizer"]
     _, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(model=user)))
-    assert "0 optimizers: the file" in notes
+    assert any("0 optimizers: the file" in line for line in notes)
 
 
 def test_load_weights_reads_what_was_migrated(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_two_schedulers_start_fresh(tmp_path: Path) -> None:
     user = user_part()
     state, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(model=user | {"other": user["scheduler"]})))
     assert state["schedulers"] == {}
-    assert "schedulers scheduler, other:" in notes
+    assert any("schedulers scheduler, other:" in line for line in notes)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"text"])

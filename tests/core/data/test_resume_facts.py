@@ -213,13 +213,13 @@ def test_the_same_steps_of_other_batches(drawing: Make, fit: Make) -> None:
     gone, fewer = (trained(4, number, saved=saved).result.resume for number in (None, 1))
     assert gone.reasons == fewer.reasons == ("the batch size was 2 and is 4: values computed over a batch differ",)
     other = trained(1, {0: 4, 1: 5}, saved=saved).result.resume
-    assert "{0: 4, 1: 5}" in other.reasons
+    assert any("{0: 4, 1: 5}" in line for line in other.reasons)
 
 
 def test_what_drop_last_leaves_out_is_said(drawing: Make, fit: Make) -> None:
     saved = fit(DataLoader(drawing(), 4, drop_last=True), cut_at=[3]).cuts[3]
     reasons = fit(DataLoader(drawing(), 3, drop_last=True), saved=saved).result.resume.reasons
-    assert "drop_last drops other samples:" in reasons
+    assert any("drop_last drops other samples:" in line for line in reasons)
 
 
 def test_a_loader_that_iterates_in_its_own_way_keeps_its_batches(drawing: Make, fit: Make) -> None:

@@ -23,6 +23,7 @@ from heliograph_recorder import Digests, NotExact, Recorder, diverge, fork, goto
 from heliograph_recorder.divergence.report import Kind
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import EventEntry
+from heliograph_trackers import CSVLog
 
 OF_THE_TRAINING = (
     "training_id", "forked_from", "saved_at", "run_name", "log_history", "objects",
@@ -431,7 +432,7 @@ def test_a_run_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
 
 def test_the_pages_of_its_parent_stay_as_they_are(tmp_path: Path) -> None:
     def tracked(folder: Path) -> Any:
-        log = [h.LogSchedule(steps=1), h.CSVLog(tmp_path / "log.csv"), h.JsonlLog(tmp_path / "log.jsonl")]
+        log = [h.LogSchedule(steps=1), CSVLog(tmp_path / "log.csv"), h.JsonlLog(tmp_path / "log.jsonl")]
         return program(folder, *log)
 
     trainer, options = tracked(tmp_path / "x")

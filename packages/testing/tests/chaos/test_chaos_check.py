@@ -17,6 +17,7 @@ from heliograph.tests.kit import adam, dropout_task, fit, kept_generators, rando
 from heliograph_recorder import Recorder
 from heliograph_testing.chaos import Chaos, Fault, check_function
 from heliograph_testing.chaos.faults.fault import HARMLESS, draw_faults
+from heliograph_trackers import CSVLog
 from torch import nn
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process need a Unix")
@@ -222,7 +223,7 @@ def content_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
 def write_to(folder: Path, *, epochs: int = 1, resume: str | Path = "auto") -> None:
     """Train with all that writes files."""
     torch.manual_seed(0)
-    logs = [h.LogSchedule(steps=1), h.FileLog(folder), h.JsonlLog(folder / "a.jsonl"), h.CSVLog(folder / "a.csv")]
+    logs = [h.LogSchedule(steps=1), h.FileLog(folder), h.JsonlLog(folder / "a.jsonl"), CSVLog(folder / "a.csv")]
     recorder = Recorder(folder, digests=True)
     fit(*saving(folder, h.Every(steps=1), resume=resume), *logs, recorder, epochs=epochs)
 

@@ -19,7 +19,7 @@ from heliograph_ray import RayReport
 from heliograph_recorder import Recorder, Remote, StepCheck, Verdicts
 from heliograph_rules import RuleController
 from heliograph_testing import check_plugin
-from heliograph_trackers import MLflow, OpenTelemetry, Profile, Trackio, WandB
+from heliograph_trackers import CSVLog, MLflow, OpenTelemetry, Profile, Trackio, WandB
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -53,7 +53,7 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "batch_transform": lambda folder: h.BatchTransform(lambda batch: (2 * batch[0], batch[1])),
     "checkpoint": lambda folder: h.Checkpoint(folder, keep_best=1, monitor="validation/loss"),
     "compile": lambda folder: h.Compile(backend="eager"),
-    "csv_log": lambda folder: h.CSVLog(folder / "log.csv"),
+    "csv_log": lambda folder: CSVLog(folder / "log.csv"),
     "epoch_means": lambda folder: h.EpochMeans(),
     "mixup": lambda folder: h.Mixup(2),
     "mlflow": lambda folder: written_at_once(MLflow("conformance", f"sqlite:///{folder / 'runs.db'}")),

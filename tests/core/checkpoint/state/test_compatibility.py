@@ -117,7 +117,7 @@ def test_a_change_in_one_process_is_noted_and_no_error(tmp_path: Any, size: int,
     resumed, scheduler = fit(Checkpoint(tmp_path, resume="auto"), size, GradientAccumulation(number), steps=3)
     assert scheduler.base_lrs == [0.5]
     change = f"the global batch was 1 rank x batch_size 8 x accumulation 1, and is 1 rank x {now}"
-    assert f"{change}: saved learning rates" in resumed.notes
+    assert any(f"{change}: saved learning rates" in line for line in resumed.notes)
     assert resumed.resume is not None
     assert resumed.resume.reasons
     assert change in resumed.resume.reasons
@@ -149,7 +149,7 @@ def test_an_unknown_batch_is_not_scaled(tmp_path: Any) -> None:
     stream(Checkpoint(tmp_path), 2, 2)
     resumed, rate = stream(Checkpoint(tmp_path, resume=Resume("auto", batch_change="linear")), 4, 3)
     change = "the global batch was 1 rank x batch_size unknown x accumulation 2, and is 1 rank x batch_size unknown x"
-    assert f"{change} accumulation 4: saved" in resumed.notes
+    assert any(f"{change} accumulation 4: saved" in line for line in resumed.notes)
     assert resumed.resume is not None
     assert any(reason.startswith(change) for reason in resumed.resume.reasons)
     assert rate == 0.5

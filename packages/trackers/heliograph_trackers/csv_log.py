@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ...core.system.numbered_files import file_path, find_numbered, is_text, make_numbered, name_other
-from ...events import Run
-from .tracker import AXES, Page, Place, Tracker
+from heliograph import Run
+from heliograph.builtin_callbacks.trackers.tracker import AXES
+from heliograph.core.system.numbered_files import file_path, find_numbered, is_text, make_numbered, name_other
+from heliograph.spi import Page, Place, Tracker
 
 HEAD: Final = (*AXES, "training")
 NEVER: Final = (-1, -1)

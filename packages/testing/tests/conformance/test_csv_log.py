@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import heliograph as h
-from heliograph.tests.builtin_callbacks.trackers.test_csv_log import read
+from heliograph.packages.trackers.tests.test_csv_log import read
 from heliograph_testing import check_tracker
+from heliograph_trackers import CSVLog
 
 
 def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -16,4 +16,4 @@ def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_what_every_tracker_promises() -> None:
-    check_tracker(lambda folder: h.CSVLog(folder / "log.csv"), points)
+    check_tracker(lambda folder: CSVLog(folder / "log.csv"), points)

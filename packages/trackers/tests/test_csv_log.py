@@ -13,10 +13,10 @@ from typing import Any
 
 import heliograph as h
 import pytest
-from heliograph.builtin_callbacks.trackers.csv_log import Sheet
 from heliograph.tests import kit
 from heliograph.tests.builtin_callbacks.trackers.attempts import Die, Noisy, killed, spoiled, train
 from heliograph.tests.kit import class_batches
+from heliograph_trackers.csv_log import CSVLog, Sheet
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -39,7 +39,7 @@ def log(path: Path, *plugins: Any, steps: int = 4, **options: Any) -> h.RunResul
     """Train from the beginning."""
     return kit.fit(
         h.LogSchedule(h.Every(steps=1)),
-        h.CSVLog(path),
+        CSVLog(path),
         *plugins,
         train=class_batches(steps),
         **{"epochs": 1, **options},
@@ -82,7 +82,7 @@ def test_a_log_and_a_validation_at_the_end_of_an_epoch_are_of_the_same_epoch(tmp
     ]
 
 
-@pytest.mark.parametrize(("kind", "name"), [(h.CSVLog, "log.csv"), (h.JsonlLog, "log.jsonl")])
+@pytest.mark.parametrize(("kind", "name"), [(CSVLog, "log.csv"), (h.JsonlLog, "log.jsonl")])
 def test_a_folder_is_not_a_file(tmp_path: Path, kind: type[Any], name: str) -> None:
     text = f"{kind.__name__} writes a file, but {tmp_path} is a folder: pass the path of a file, such as "
     text += f"{tmp_path}/{name}."
@@ -91,7 +91,7 @@ def test_a_folder_is_not_a_file(tmp_path: Path, kind: type[Any], name: str) -> N
 
 
 def test_a_test_after_a_training_is_in_its_table(tmp_path: Path) -> None:
-    trainer = h.Trainer([h.LogSchedule(h.Every(steps=1)), h.CSVLog(tmp_path / "log.csv")], device="cpu")
+    trainer = h.Trainer([h.LogSchedule(h.Every(steps=1)), CSVLog(tmp_path / "log.csv")], device="cpu")
     task = kit.linear_classifier()
     trainer.fit(task, class_batches(2), optimizer=kit.sgd(), epochs=1)
     first, second = (trainer.test(task, class_batches(1, size=size)).metrics["test/loss"] for size in (2, 5))
@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path: Path, monkeypat
 
 
 def test_a_full_disk_costs_rows_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(h.CSVLog, "patience", 0.05)
+    monkeypatch.setattr(CSVLog, "patience", 0.05)
     full_disk(monkeypatch, lambda count: count > 2)
     result = log(tmp_path / "log.csv")
 
@@ -173,7 +173,7 @@ def test_the_file_of_another_run_is_not_touched(tmp_path: Path) -> None:
 
 def test_a_killed_run_is_resumed_with_every_step_once(tmp_path: Path) -> None:
     def attempt(folder: Path, die: int | None = None) -> h.RunResult:
-        tracker = h.CSVLog(folder / "log.csv")
+        tracker = CSVLog(folder / "log.csv")
         plugins = [
             h.ValidationSchedule(h.Every(steps=2)),
             *([] if die is None else [Die(tracker, die, loads=int(die > 3))]),
@@ -200,10 +200,10 @@ def test_a_killed_run_is_resumed_with_every_step_once(tmp_path: Path) -> None:
 def resumed(folder: Path, content: Callable[[bytes], bytes]) -> tuple[bytes, h.RunResult]:
     """Resume a finished training whose table was changed; return what it became, and the result."""
     path = folder / "log.csv"
-    train(folder, h.CSVLog(path))
+    train(folder, CSVLog(path))
     changed = content(path.read_bytes())
     path.write_bytes(changed)
-    return changed, train(folder, h.CSVLog(path), epochs=2)
+    return changed, train(folder, CSVLog(path), epochs=2)
 
 
 @pytest.mark.parametrize(
@@ -220,25 +220,25 @@ def test_junk_is_left_as_it_is(tmp_path: Path, junk: Callable[[bytes], bytes], w
     path, other = tmp_path / "log.csv", tmp_path / "log-2.csv"
     assert path.read_bytes() == changed
     assert places(other)[-4:] == [(0, step) for step in range(5, 9)]
-    assert f"{path} has {what}:" in result.notes
+    assert any(f"{path} has {what}:" in line for line in result.notes)
 
 
 def test_what_a_resumed_run_does_otherwise_is_in_its_rows(tmp_path: Path) -> None:
     """What the killed run has written after the checkpoint is removed."""
     path = tmp_path / "log.csv"
-    tracker = h.CSVLog(path)
+    tracker = CSVLog(path)
     killed(lambda: train(tmp_path, tracker, Noisy({"rate/of": 1.0}), Die(tracker, 8), steps=9, every=4))
     assert places(path)[-1] == (0, 7)
-    train(tmp_path, h.CSVLog(path), Noisy({"rate/of": 2.0}), steps=9, every=4)
+    train(tmp_path, CSVLog(path), Noisy({"rate/of": 2.0}), steps=9, every=4)
 
     assert columns(path, "step", "rate/of") == [(str(step), "1.0" if step < 5 else "2.0") for step in range(1, 10)]
 
 
 def test_a_resumed_run_may_have_other_columns(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
-    tracker = h.CSVLog(path)
+    tracker = CSVLog(path)
     killed(lambda: train(tmp_path, tracker, Noisy({"a": math.nan}), Die(tracker, 3)))
-    train(tmp_path, h.CSVLog(path), h.ValidationSchedule(h.Every(steps=1)), validation=class_batches(1))
+    train(tmp_path, CSVLog(path), h.ValidationSchedule(h.Every(steps=1)), validation=class_batches(1))
 
     assert [(row["step"], row["a"], bool(row["validation/loss"])) for row in read(path)] == [
         ("1", "nan", False),
@@ -251,11 +251,11 @@ def test_a_resumed_run_may_have_other_columns(tmp_path: Path) -> None:
 def test_a_run_that_goes_back_shows_both_ways(tmp_path: Path) -> None:
     """Also one that is killed after it went back, and goes back again when it is resumed."""
 
-    def attempt(folder: Path, *plugins: Any, tracker: h.CSVLog | None = None) -> None:
-        tracker = tracker or h.CSVLog(folder / "log.csv")
+    def attempt(folder: Path, *plugins: Any, tracker: CSVLog | None = None) -> None:
+        tracker = tracker or CSVLog(folder / "log.csv")
         train(folder, tracker, h.RollBack(), *plugins, train=spoiled(9, at=6), every=4)
 
-    path, tracker = tmp_path / "killed" / "log.csv", h.CSVLog(tmp_path / "killed" / "log.csv")
+    path, tracker = tmp_path / "killed" / "log.csv", CSVLog(tmp_path / "killed" / "log.csv")
     attempt(tmp_path / "whole")
     killed(lambda: attempt(path.parent, Die(tracker, 7, loads=1), tracker=tracker))
     before = places(path)
