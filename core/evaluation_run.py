@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .engines.contract import LoopEngine
 
 
-class Prediction(Evaluation):
+class PredictionPass(Evaluation):
     """The sets, their step, and their outputs.
 
     Args:
@@ -97,7 +97,7 @@ def predict(bus: Bus, plugins: Plugins, make_run: Callable[[], TrainRun], *, gat
             "predict(gather=False) keeps no outputs, and no plugin takes them: add PredictionWriter('out/'), or a "
             "handler of PredictBatchEnd in lane PERSIST that reads run.outputs; or loop over predict_batches."
         )
-    kind = partial(Prediction, outputs="kept" if gather else "taken")
+    kind = partial(PredictionPass, outputs="kept" if gather else "taken")
     with make_run() as run, evaluating(run, "predict", kind) as prediction:
         for batch in loop.evaluated(run, prediction):
             prediction.step(batch)
@@ -107,7 +107,7 @@ def predict(bus: Bus, plugins: Plugins, make_run: Callable[[], TrainRun], *, gat
 @torch.no_grad()  # on a generator: the caller's code between two batches keeps its own mode
 def predicted_batches(make_run: Callable[[], TrainRun]) -> Iterator[Any]:
     """Yield the outputs of each batch of this process; see `Trainer.predict_batches`."""
-    with make_run() as run, evaluating(run, "predict", partial(Prediction, outputs="yielded")) as prediction:
+    with make_run() as run, evaluating(run, "predict", partial(PredictionPass, outputs="yielded")) as prediction:
         has_names = [*prediction.loaders] != [""]
         for batch in loop.evaluated(run, prediction):
             outputs = prediction.step(batch)

@@ -104,7 +104,7 @@ def _rehearse(trainer: Trainer, task: Any, train: Any, options: FitOptions, fold
         trainer.plugins.disabled(*leave),
         restored(users, data, ours(trainer), [engine, *leave]) as restorer,
     ):
-        watch = Watch(trainer.plugins)
+        watch = FileWatch(trainer.plugins)
         with placed("while the run was planned"):
             planned = _plan(trainer, task, train, options)
         runs = _Runs(trainer, (task, train, options), planned, restorer, place)
@@ -177,7 +177,7 @@ def _plan(trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any]) -
         run.hooks.closing.close()
 
 
-def _report(runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, Any], watch: Watch) -> dict[str, Any]:
+def _report(runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, Any], watch: FileWatch) -> dict[str, Any]:
     (seen, result), (again, resumed_result) = first, resumed
     plugins = [runs.trainer.plugins[name] for name in runs.trainer.plugins.names()]
     runs.restorer.restore()  # the forecast needs the original filters
@@ -296,7 +296,7 @@ def keeps_states(plugin: Any) -> bool:
     return can_be_redirected and is_resumable and "save" in {*plugin.needs, *plugin.asks}
 
 
-class Watch:
+class FileWatch:
     """Finds new files in the current folder and where plugins write that have a path and no `rehearse` method."""
 
     def __init__(self, plugins: Any) -> None:

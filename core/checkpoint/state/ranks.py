@@ -276,12 +276,12 @@ def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    class Reader(FileSystemReader):
+    class IndexReader(FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
             return read_index(folder / INDEX)
 
     try:
-        load(tensors, storage_reader=Reader(folder), **how)
+        load(tensors, storage_reader=IndexReader(folder), **how)
     except CheckpointException as error:
         for failure, _ in error.failures.values():
             if is_of_machine(failure):

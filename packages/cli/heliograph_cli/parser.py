@@ -56,13 +56,13 @@ OPTION = f"--{PLUGINS}"
 
 
 @dataclass
-class PluginEntry:
+class PluginSpec:
     spec: Any
     options: list[str] = field(default_factory=list)
 
 
 def by_name(files: Iterable[Path], arguments: Sequence[str], load: Load) -> list[str]:
-    plugins: list[PluginEntry] = []
+    plugins: list[PluginSpec] = []
     for path in files:
         if (entries := _of_file(path, load)) is not None:
             plugins = entries
@@ -78,7 +78,7 @@ def by_name(files: Iterable[Path], arguments: Sequence[str], load: Load) -> list
             plugins = _replaced(plugins, _plugins_of(load(value)))
             remaining.append(f"{option}={value}")
         elif option in (OPTION, f"{OPTION}+") and isinstance(specs := load(value), list):
-            additions = [*map(PluginEntry, specs)]
+            additions = [*map(PluginSpec, specs)]
             plugins = [*plugins, *additions] if option.endswith("+") else _replaced(plugins, additions)
             added = True
             remaining.append(word)
@@ -92,13 +92,13 @@ def by_name(files: Iterable[Path], arguments: Sequence[str], load: Load) -> list
     return [*remaining, *_in_order(plugins)] if named else remaining
 
 
-def _replaced(plugins: list[PluginEntry], replacement: list[PluginEntry] | None) -> list[PluginEntry]:
+def _replaced(plugins: list[PluginSpec], replacement: list[PluginSpec] | None) -> list[PluginSpec]:
     if replacement and (lost := [option for entry in plugins for option in entry.options]):
         raise ConfigurationError(f"{lost[0]} has no effect, as the plugins are replaced later: move it to the end.")
     return replacement or plugins
 
 
-def _in_order(plugins: Iterable[PluginEntry]) -> list[str]:
+def _in_order(plugins: Iterable[PluginSpec]) -> list[str]:
     words, sign = list[str](), ""
     for entry in plugins:
         words += [f"{OPTION}{sign}={json.dumps([entry.spec])}", *entry.options]
@@ -106,17 +106,17 @@ def _in_order(plugins: Iterable[PluginEntry]) -> list[str]:
     return words
 
 
-def _of_file(path: Path, load: Load) -> list[PluginEntry] | None:
+def _of_file(path: Path, load: Load) -> list[PluginSpec] | None:
     config = load(path.read_text(encoding="utf-8"))
     return _plugins_of(config.get(TRAINER))
 
 
-def _plugins_of(trainer: Any) -> list[PluginEntry] | None:
+def _plugins_of(trainer: Any) -> list[PluginSpec] | None:
     specs = trainer.get("plugins") if isinstance(trainer, dict) else None
-    return [PluginEntry(spec) for spec in specs] if isinstance(specs, list) else None
+    return [PluginSpec(spec) for spec in specs] if isinstance(specs, list) else None
 
 
-def _addressed(words: str, plugins: Sequence[PluginEntry], *, added: bool) -> tuple[PluginEntry, str]:
+def _addressed(words: str, plugins: Sequence[PluginSpec], *, added: bool) -> tuple[PluginSpec, str]:
     # An option of a plugin that was just added needs no name.
     parts = words.split(".")
     for count in range(1, len(parts)):

@@ -1,7 +1,7 @@
 from .digests.options import Digests as Digests
 from .divergence.compare import diverge as diverge
-from .divergence.report import Difference as Difference
 from .divergence.report import Divergence as Divergence
+from .divergence.report import FirstDifference as FirstDifference
 from .explain.story import story as story
 from .format.reader import read as read
 from .format.records import Recording as Recording

@@ -9,7 +9,7 @@ from typing import Any
 
 import heliograph as h
 import torch
-from heliograph_recorder import Difference, Digests, Recorder
+from heliograph_recorder import Digests, FirstDifference, Recorder
 from heliograph_recorder.divergence.report import Kind
 from torch import Tensor, nn
 from torch.nn import functional
@@ -60,7 +60,7 @@ class Truth:
             self.place = run.progress.epoch, run.progress.batch + run.data.in_hand
             self.steps = run.progress.steps
 
-    def is_found(self, difference: Difference) -> bool:
+    def is_found(self, difference: FirstDifference) -> bool:
         """Return whether a difference is there; gradients are compared once their window is complete."""
         if difference.kind == "gradients":
             return difference.step == self.steps + 1

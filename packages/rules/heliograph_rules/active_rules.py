@@ -11,7 +11,7 @@ from typing import Any
 from heliograph import Log, Run, ValidationEnd
 from heliograph.events import Event
 
-from .base import Action, Ending, RuleFired, RuleFiring, RuleMetric
+from .base import Action, EndTracker, RuleFired, RuleFiring, RuleMetric
 from .errors import MetricUnavailable, RuleError, show
 from .files.builder import Blueprint, CheckedRule
 from .files.specs import count_true
@@ -216,7 +216,7 @@ class ActiveRules:
         }
         self._judges = {ready.name: Judge(ready, actions) for ready in plan.controllers}
         self._cases = {kind: [case for case in self._all_cases() if kind in case[1].events] for kind in plan.events}
-        self._ending, self._asks_ranks = Ending(), plan.asks_ranks
+        self._ending, self._asks_ranks = EndTracker(), plan.asks_ranks
         self._waiting: dict[Case, list[str]] = {}  # the names of the events that a case waits for
         self._postponed: dict[Case, Event] = {}  # the events that triggered the cases; lost in a resume
         self._stop: dict[str, str] | None = None

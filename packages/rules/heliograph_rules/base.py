@@ -43,7 +43,7 @@ class RuleFiring:
         return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 3] + "..."
 
 
-class Ending:
+class EndTracker:
     """Tracks whether the newest save was requested after the end of the training.
 
     The checkpoint file may appear much later than its request. Handle `SavePoint` in a lane before `PERSIST`: a save

@@ -11,7 +11,7 @@ from ..digests.checksums import SMALL
 from ..format.digests import COLUMNS
 from ..format.reader import damage_of, gc_paused, read
 from .course import Course, CourseMoment, Digested, Place, bits, course_of, gaps_of
-from .report import Difference, Divergence, Kind
+from .report import Divergence, FirstDifference, Kind
 
 BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(len(COLUMNS))
 
@@ -98,7 +98,7 @@ class _CourseComparison:
         self.batches = self.digested = self.compared = 0
         self._weights_step: int | None = None  # the last step after which the weights were equal
 
-    def first_difference(self, *, is_complete: bool) -> Difference | None:
+    def first_difference(self, *, is_complete: bool) -> FirstDifference | None:
         for first, second in zip_longest(*self._moments()):
             if not is_complete and (first is None or second is None):
                 return None
@@ -115,18 +115,20 @@ class _CourseComparison:
         for course in (self._first, self._second):
             yield [moment for moment in course.moments if moment.place not in gaps]
 
-    def _unmatched(self, first: CourseMoment | None, second: CourseMoment | None) -> Difference:
+    def _unmatched(self, first: CourseMoment | None, second: CourseMoment | None) -> FirstDifference:
         if first is None or second is None:
             ended, longer = (self._first, second) if first is None else (self._second, first)
             assert longer is not None
             text = f"{ended.name} ends here ({ended.end}); the other run continues with {longer.text}"
-            return Difference("length", *longer.place, longer.step, text)
+            return FirstDifference("length", *longer.place, longer.step, text)
         earlier, name = first, self._first.name
         if _order(second) < _order(first):
             earlier, name = second, self._second.name
         if earlier.kind == "request" and (cause := self._cause(earlier)) is not None:
-            return Difference(cause[0], *earlier.place, earlier.step, f"{cause[1]}; and {earlier.text} only in {name}")
-        return Difference(
+            return FirstDifference(
+                cause[0], *earlier.place, earlier.step, f"{cause[1]}; and {earlier.text} only in {name}"
+            )
+        return FirstDifference(
             _KINDS.get(earlier.kind, "event"), *earlier.place, earlier.step, f"{earlier.text} only in {name}"
         )
 
@@ -140,13 +142,13 @@ class _CourseComparison:
         cause = self._digests(request.place, first, second)
         return cause if cause is not None and cause[0] in CAUSES and request.facts[0] != "skip_batch" else None
 
-    def _event(self, first: CourseMoment, second: CourseMoment) -> Difference | None:
+    def _event(self, first: CourseMoment, second: CourseMoment) -> FirstDifference | None:
         if first.facts == second.facts:
             return None
         text = f"{first.text}, and {second.text}"
-        return Difference(_KINDS.get(first.kind, "event"), *first.place, first.step, text)
+        return FirstDifference(_KINDS.get(first.kind, "event"), *first.place, first.step, text)
 
-    def _batch(self, first: CourseMoment, second: CourseMoment) -> Difference | None:
+    def _batch(self, first: CourseMoment, second: CourseMoment) -> FirstDifference | None:
         place = first.place
         first_digests, second_digests = self._first.digests.get(place), self._second.digests.get(place)
         difference: tuple[Kind, str] | None = None
@@ -156,7 +158,7 @@ class _CourseComparison:
             self.digested += 1
             difference = self._digests(place, first_digests, second_digests)
         if difference := difference or self._losses(place) or _counters(first, second) or self._chains(place):
-            return Difference(difference[0], *place, first.step, difference[1] + self._uncompared(difference[0]))
+            return FirstDifference(difference[0], *place, first.step, difference[1] + self._uncompared(difference[0]))
         if first_digests is not None and second_digests is not None and first_digests.words[WEIGHTS]:
             self._weights_step = first.step
         self.batches += 1
@@ -215,7 +217,7 @@ class _CourseComparison:
             return None
         return "unknown", "an earlier batch differs, but its digests are missing in a recording"
 
-    def _logs(self, moment: CourseMoment) -> Difference | None:
+    def _logs(self, moment: CourseMoment) -> FirstDifference | None:
         """Compare two logs over the same batches if there are no digests."""
         first, second = self._first.logs.get(moment.place), self._second.logs.get(moment.place)
         if first is None or second is None or first[0] != second[0] or (self._first.digests and self._second.digests):
@@ -224,7 +226,7 @@ class _CourseComparison:
             values = first[1][name], second[1][name]
             if bits(values[0]) != bits(values[1]):
                 text = f"{name} in the log differs: {values[0]!r} and {values[1]!r}"
-                return Difference("metric", *moment.place, moment.step, text)
+                return FirstDifference("metric", *moment.place, moment.step, text)
         return None
 
     def _uncompared(self, kind: Kind) -> str:
@@ -251,7 +253,9 @@ def _counters(first: CourseMoment, second: CourseMoment) -> tuple[Kind, str] | N
     return None
 
 
-def _first_aside(first: Course, second: Course, difference: Difference | None) -> tuple[CourseMoment, Course] | None:
+def _first_aside(
+    first: Course, second: Course, difference: FirstDifference | None
+) -> tuple[CourseMoment, Course] | None:
     """Return the first save, log or stop that only one course has, before the difference."""
     for first_moment, second_moment in zip_longest(first.asides, second.asides):
         if (

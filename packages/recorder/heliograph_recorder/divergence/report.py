@@ -14,7 +14,7 @@ Kind = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FirstDifference:
     """The first difference between two runs.
 
     Attributes:
@@ -55,7 +55,7 @@ class Divergence:
     """
 
     names: tuple[str, str]
-    first: Difference | None
+    first: FirstDifference | None
     aside: str = ""
     batches: int = 0
     digested: int = 0

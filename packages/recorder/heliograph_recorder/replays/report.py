@@ -35,7 +35,7 @@ class ReplayedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ReplayEnding:
     """Describe where a replayed plugin would have ended an attempt.
 
     Attributes:
@@ -116,7 +116,7 @@ class Replayed:
     plugins: tuple[str, ...]
     asked: tuple[ReplayedRequest, ...]
     recorded: tuple[RecordedAttempt, ...]
-    ends: tuple[Ending, ...]
+    ends: tuple[ReplayEnding, ...]
     unheld: dict[str, tuple[str, ...]]
     failed: dict[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
@@ -189,7 +189,7 @@ class ReplayFindings:
 
     def __init__(self) -> None:
         self.requests: list[RequestFinding] = []
-        self.ends: list[Ending] = []
+        self.ends: list[ReplayEnding] = []
         self.unheld: defaultdict[str, dict[str, None]] = defaultdict(dict)  # texts by plugin
         self.failed: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self.notes: list[str] = []
@@ -234,7 +234,7 @@ class ReplayFindings:
 
     def add_end(self, by: str, reason: str, place: tuple[int, int, int], *, did: bool | None, failure: bool) -> None:
         if not self.has_diverged and all(end.attempt != self._attempt for end in self.ends):
-            self.ends.append(Ending(self._attempt, by, reason, failure, *place, did))
+            self.ends.append(ReplayEnding(self._attempt, by, reason, failure, *place, did))
         self.has_diverged = self.has_diverged or did is False
 
     def note(self, text: str) -> None:

@@ -10,7 +10,7 @@ from heliograph import BatchEnd, BatchStart, Run
 from heliograph.spi import printable_lines
 
 from ..divergence.compare import diverge
-from ..divergence.report import Difference, Divergence, Kind
+from ..divergence.report import Divergence, FirstDifference, Kind
 from ..step_check.operators import CallDigests, OperatorCall, difference_of
 from .change import Change, change_of
 from .errors import NotExact
@@ -120,7 +120,7 @@ class _BatchTrace(NamedTuple):
     notes: list[str]
 
 
-def _trace(recorded: RecordedRun, program: Program, change: Change | None, first: Difference) -> _BatchTrace:
+def _trace(recorded: RecordedRun, program: Program, change: Change | None, first: FirstDifference) -> _BatchTrace:
     """Repeat a run up to the end of the batch that differs, and record the operators since the last step."""
     begin = recorded.window_of(first.epoch, first.batch)
     origin = recorded.origin_before(first.epoch, begin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..divergence.report import Difference
+from ..divergence.report import FirstDifference
 
 
 class NotExact(RuntimeError):  # noqa: N818  # says what is missing
@@ -15,7 +15,7 @@ class NotExact(RuntimeError):  # noqa: N818  # says what is missing
     """
 
     def __init__(
-        self, reasons: tuple[str, ...], difference: Difference | None = None, *, has_option: bool = True
+        self, reasons: tuple[str, ...], difference: FirstDifference | None = None, *, has_option: bool = True
     ) -> None:
         super().__init__(reasons, difference)
         self.reasons, self.difference, self.has_option = reasons, difference, has_option

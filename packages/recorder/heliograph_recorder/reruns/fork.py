@@ -31,7 +31,7 @@ from heliograph import (
 from heliograph.builtin_callbacks.checkpoint.resume import UNSAVED_FORK, share_state
 from heliograph.spi import Store, Tracker, TrainerFactory, UsageError, check_flag, check_path, describe, on_main
 
-from ..divergence.report import Difference
+from ..divergence.report import FirstDifference
 from ..explain.lineage import BETWEEN, CHANGE, PARENT
 from ..format.reader import SUFFIX
 from ..plugin import Recorder
@@ -320,7 +320,7 @@ class Fork(Plugin):
                 f"checkpoint: for another program, give at={self._origin.step} (--at on the command line)."
             )
 
-    def _compare(self) -> tuple[Difference | None, str]:
+    def _compare(self) -> tuple[FirstDifference | None, str]:
         """Return the first difference from the parent, or why it is unknown."""
         recorder = self._recorder
         assert recorder is not None

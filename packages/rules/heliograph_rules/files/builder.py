@@ -33,7 +33,7 @@ from heliograph import (
 from heliograph.events import CATALOGUE, Event
 from heliograph.spi import known_names
 
-from ..base import Ending, RuleMetric, RuleOperation
+from ..base import EndTracker, RuleMetric, RuleOperation
 from ..errors import RuleError, RuleKeyError, RuleSyntaxError, RuleTypeError, show
 from ..language.kinds import SIGNATURES
 from ..language.rule import Rule, compile_rule
@@ -335,7 +335,7 @@ class _Building:
     def _handled_events(self, controllers: tuple[CheckedRule, ...]) -> frozenset[type[Event]]:
         handled = {kind for rule in controllers for trigger in rule.triggers for kind in trigger.events}
         if CheckpointSaved in handled:
-            handled |= set(Ending.EVENTS)
+            handled |= set(EndTracker.EVENTS)
         return frozenset(handled.union(*(metric.events for metric in self._metrics.values())))
 
     @contextmanager

@@ -15,7 +15,7 @@ from ..errors import RuleEvaluationError, RuleLimitError, RuleTypeError
 from .kinds import NUMBERS, SIGNATURES, WHOLE, name_kinds
 from .limits import MAX_DIGITS, NODE, WORK, Budget, check_format, check_length
 from .operators import Operators
-from .values import INCORRECT, Container, Reader, Unavailable, admit, describe
+from .values import INCORRECT, Container, Unavailable, ValueReader, admit, describe
 
 
 class Functions:
@@ -102,7 +102,7 @@ class Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]  # it has no types
 
     def __init__(self, draw: Callable[[], float]) -> None:
         self.budget = Budget()
-        self.reader = Reader(self.budget)
+        self.reader = ValueReader(self.budget)
         self.checks = Operators(self.reader)
         super().__init__(operators=self.checks.table(), names={})
         self.functions = Functions(self.checks, draw).table()

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import RuleTypeError
 from .kinds import NUMBERS, SEQUENCES, SYMBOLS, WHOLE, can_combine, can_compare, name_kinds
 from .limits import check_bits, check_length
-from .values import INCORRECT, Container, Reader, Unavailable
+from .values import INCORRECT, Container, Unavailable, ValueReader
 
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -44,7 +44,7 @@ ORDER: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 class Operators:
     """The operators as a table for simpleeval."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: ValueReader) -> None:
         self.reader = reader
 
     def table(self) -> dict[type[ast.AST], Callable[..., Any]]:

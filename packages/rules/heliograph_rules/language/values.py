@@ -96,7 +96,7 @@ def _item(value: object) -> object:
 SHOWN_KEYS = 20
 
 
-class Reader:
+class ValueReader:
     """Reads values and charges the work to a budget."""
 
     def __init__(self, budget: Budget) -> None:

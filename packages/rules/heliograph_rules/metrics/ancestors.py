@@ -9,7 +9,7 @@ from heliograph import Log, PredictEnd, Run, TestEnd, ValidationEnd
 from heliograph.events import Event
 from heliograph.spi import known_names
 
-from ..base import Ending, RuleMetric
+from ..base import EndTracker, RuleMetric
 from ..errors import RuleError, show
 from .log_history import LOGGED, Entry, LogHistory, entry_of, fractional_epoch, has_loss, under_both_names
 
@@ -58,16 +58,16 @@ class TrainingState(RuleMetric):
     `skipped_steps`, `skipped_batches`, `validations`, `seconds`.
     """
 
-    events = (*LOGGED, *Ending.EVENTS)
+    events = (*LOGGED, *EndTracker.EVENTS)
     when_read = True
     parts: Mapping[type[Event], tuple[str, ...]] = {
         **dict.fromkeys(LOGGED, ("log_history",)),
-        **dict.fromkeys(Ending.EVENTS, ("is_final",)),
+        **dict.fromkeys(EndTracker.EVENTS, ("is_final",)),
     }
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._history, self._ending = LogHistory(), Ending()
+        self._history, self._ending = LogHistory(), EndTracker()
 
     def compute(self, run: Run, event: Event) -> dict[str, Any]:
         # log_history is the same list until something is logged.

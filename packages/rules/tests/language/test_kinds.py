@@ -12,7 +12,7 @@ from heliograph_rules.errors import RuleTypeError
 from heliograph_rules.language.kinds import ANY, SIGNATURES, can_combine, can_compare
 from heliograph_rules.language.limits import Budget
 from heliograph_rules.language.operators import BINARY, ORDER, UNARY, Operators
-from heliograph_rules.language.values import Reader
+from heliograph_rules.language.values import ValueReader
 
 SAMPLES: list[Any] = [
     True,
@@ -57,7 +57,7 @@ def test_binary_operators_take_what_python_takes() -> None:
 
 
 def test_unary_operators_take_numbers() -> None:
-    operators = Operators(Reader(Budget()))
+    operators = Operators(ValueReader(Budget()))
     for kind, value in product(UNARY, SAMPLES):
         if type(value) in ((bool, int) if kind is ast.Invert else (bool, int, float)):
             assert operators.unary(kind, value) == UNARY[kind](value)

@@ -31,7 +31,7 @@ from heliograph import (
 from heliograph.events import Control, Progress, Request
 from heliograph.packages.rules.tests.scripted import Scripted, controller, data, rules, train
 from heliograph_rules import RuleController
-from heliograph_rules.base import Ending, RuleFiring, RuleOperation
+from heliograph_rules.base import EndTracker, RuleFiring, RuleOperation
 from heliograph_rules.errors import RuleError, RuleKeyError, RuleNameError, RuleTypeError
 from heliograph_rules.operations.requests import CallFunction, Controls, HFControls
 
@@ -275,8 +275,8 @@ def test_a_function_that_is_none_is_refused_at_load() -> None:
 
 
 def test_a_save_is_final_where_it_was_asked_for_after_the_end() -> None:
-    ending = Ending()
-    save, over = (kind() for kind in Ending.EVENTS)
+    ending = EndTracker()
+    save, over = (kind() for kind in EndTracker.EVENTS)
     received = []
     for event in (StepEnd(), save, over, StepEnd(), save):
         ending.handle(event)

@@ -52,13 +52,13 @@ def function_starter(train: Callable[[], object]) -> Start:
         if child := os.fork():
             with suppress(OSError):  # the child has set it already
                 os.setpgid(child, child)
-            return Fork(child)
+            return ForkedChild(child)
         become(partial(_train_in, folder, variables, train), output)
 
     return start
 
 
-class Fork:
+class ForkedChild:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._status: int | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from heliograph import BatchEnd, Lane, Plugin, Run, TrainEnd, Trainer, on
 
-from .subject import Batches, Subject, name_of, rule, small_task
+from .subject import RuleBatches, Subject, name_of, rule, small_task
 
 
 class CrashError(Exception):
@@ -123,10 +123,10 @@ def allows_a_test(subject: Subject) -> None:
     """A plugin of a training does not break a test or a prediction on the same trainer."""
     trainer, task = subject.trainer(subject.make()), small_task()
     subject.fit(trainer, task)
-    metrics = trainer.test(task, Batches()).metrics
+    metrics = trainer.test(task, RuleBatches()).metrics
     assert "test/loss" in metrics, f"The test has no test/loss, but {_join(metrics)}."
-    predictions = trainer.predict(task, Batches()).predictions
-    samples = sum(len(inputs) for inputs, _ in Batches())
+    predictions = trainer.predict(task, RuleBatches()).predictions
+    samples = sum(len(inputs) for inputs, _ in RuleBatches())
     assert len(predictions) == samples, f"There are {len(predictions)} predictions for {samples} samples."
 
 

@@ -125,12 +125,12 @@ def declares_requests(subject: Subject) -> None:
     trainer = subject.trainer(plugin)
     runs: list[Run] = []
 
-    class Witness(Plugin):
+    class RunWitness(Plugin):
         @on(TrainStart)
         def keep(self, run: Run, event: TrainStart) -> None:
             runs.append(run)
 
-    trainer.plugins.register(Witness())
+    trainer.plugins.register(RunWitness())
     subject.fit(trainer)
     name, asks = name_of(trainer, plugin), tuple(getattr(plugin, "asks", ()))
     requested = {request.verb for request in runs[0].control.history if request.by == name}

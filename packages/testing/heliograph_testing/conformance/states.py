@@ -91,13 +91,13 @@ def resumes(subject: Subject) -> None:
     name = name_of(trainer, copy)
     loaded: list[Any] = []
 
-    class Reader(Plugin):
+    class StateReader(Plugin):
         @on(CheckpointLoaded, lane=Lane.TRANSFORM, before=(name,))
         def read(self, run: Run, event: CheckpointLoaded) -> None:
             loaded.append(deepcopy(copy.state_dict()))
 
     trainer.plugins.register(Resumer(saved))
-    trainer.plugins.register(Reader())
+    trainer.plugins.register(StateReader())
     subject.fit(trainer)
     expected = _state_in(saved, name)
     assert is_same(as_plain(loaded[0], name), expected), (
@@ -163,13 +163,13 @@ def _state_after(subject: Subject, plugin: Any) -> dict[str, Any]:
     # The state at the end of the first epoch, or at an earlier stop.
     saved: dict[str, Any] = {}
 
-    class Saver(Plugin):
+    class StateSaver(Plugin):
         @on(EpochEnd, TrainEnd, lane=Lane.REPORT)
         def save(self, run: Run, event: EpochEnd | TrainEnd) -> None:
             if not saved:
                 saved.update(deepcopy(run.state_dict()))
 
     trainer = subject.trainer(plugin)
-    trainer.plugins.register(Saver())
+    trainer.plugins.register(StateSaver())
     subject.fit(trainer)
     return saved

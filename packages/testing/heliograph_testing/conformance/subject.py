@@ -19,7 +19,7 @@ MakeScheduler = Callable[[torch.optim.Optimizer], Any]
 BATCHES = 3
 
 
-class Batches:
+class RuleBatches:
     """The batches of an epoch; each iteration creates new ones."""
 
     def __len__(self) -> int:
@@ -74,8 +74,8 @@ class Subject:
         optimizer = torch.optim.SGD(task.model.parameters(), lr=0.01)
         return trainer.fit(
             task,
-            Batches(),
-            validation=Batches(),
+            RuleBatches(),
+            validation=RuleBatches(),
             optimizer=optimizer,
             scheduler=self.make_scheduler(optimizer),
             epochs=2,
@@ -92,7 +92,7 @@ def small_task() -> Supervised:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ConformanceRule:
     """A rule for plugins.
 
     Attributes:
@@ -117,11 +117,11 @@ class Rule:
             ) from error
 
 
-def rule(fix: str) -> Callable[[Callable[[Subject], None]], Rule]:
+def rule(fix: str) -> Callable[[Callable[[Subject], None]], ConformanceRule]:
     """Turn a function into a rule; its docstring is the sentence of the rule."""
 
-    def make(check: Callable[[Subject], None]) -> Rule:
-        return Rule(check.__name__, " ".join((inspect.getdoc(check) or "").split()), fix, check)
+    def make(check: Callable[[Subject], None]) -> ConformanceRule:
+        return ConformanceRule(check.__name__, " ".join((inspect.getdoc(check) or "").split()), fix, check)
 
     return make
 

@@ -30,7 +30,7 @@ from heliograph import (
 )
 from heliograph.spi import Tracker
 
-from .subject import Batches, small_task
+from .subject import RuleBatches, small_task
 
 Points = Mapping[str, Sequence[tuple[int, float]]]
 MakeTracker = Callable[[Path], Tracker]
@@ -162,7 +162,7 @@ def _fit(tracker: Tracker, *listen: Callable[[Trainer], object]) -> RunResult:
     task = small_task()
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.01)
     return trainer.fit(
-        task, Batches(), validation=Batches(), optimizer=optimizer, epochs=2, hyper_parameters=HYPER_PARAMETERS
+        task, RuleBatches(), validation=RuleBatches(), optimizer=optimizer, epochs=2, hyper_parameters=HYPER_PARAMETERS
     )
 
 
