@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -31,11 +32,19 @@ def missing_name(name: str, names: Iterable[str], caller: FrameType) -> Attribut
         caller: the frame that needs the name. An import statement gets an ImportError, because Python would replace an
             AttributeError and lose its text.
     """
-    text = how_to_import(name) or did_you_mean(name, names).strip()
+    text = _in_other_module(name) or how_to_import(name) or did_you_mean(name, names).strip()
     if instead := hint(name, "classes"):
         text = f"Use{instead}. {how_to_import(instead.strip())}"
     is_import = opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM"
     return (ImportError if is_import else AttributeError)(f"heliograph has no {name!r}. {text}".rstrip())
+
+
+def _in_other_module(name: str) -> str:
+    root = Path(__file__).parents[1]
+    for module, file in (("events", "events/__init__.py"), ("tuning", "tuning.py"), ("spi", "spi.pyi")):
+        if re.search(rf'\b(as|def) {name}\b|"{name}"', (root / file).read_text(encoding="utf-8")):
+            return f"It is in heliograph.{module}: from heliograph.{module} import {name}"
+    return ""
 
 
 def hint(word: str, section: str = "arguments") -> str:

@@ -272,6 +272,12 @@ def test_a_misspelt_name_gets_the_nearest() -> None:
         _ = heliograph.EarlyStoping  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("name", "module"), [("Request", "events"), ("rehearse", "tuning"), ("Tracker", "spi")])
+def test_a_name_of_another_public_module_says_where_it_is(name: str, module: str) -> None:
+    with pytest.raises(AttributeError, match=f"from heliograph.{module} import {name}$"):
+        getattr(heliograph, name)
+
+
 def test_the_front_door_refuses_another_name() -> None:
     code = "import importlib.util as u; s = u.spec_from_file_location('other', 'ROOT/__init__.py'); "
     code += "m = u.module_from_spec(s); s.loader.exec_module(m)"
