@@ -250,7 +250,7 @@ def test_a_state_that_cannot_be_loaded_is_done_without() -> None:
     assert line.startswith(
         "load_state_dict: ValueError: Plugin 'keeping' cannot continue from its state in the snapshot: "
     )
-    assert any(f"without its state; {line}" in line for line in result.notes)
+    assert any(f"without its state; {line}" in note for note in result.notes)
 
 
 def test_of_a_critical_plugin_the_error_names_it() -> None:

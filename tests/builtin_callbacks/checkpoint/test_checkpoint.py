@@ -582,7 +582,7 @@ def test_auto_continues_from_the_newest_valid_and_says_what_it_passed_over(fit: 
     result = fit(Checkpoint(tmp_path, resume="auto", keep_last=None), epochs=3)
     notes = "\n".join(result.notes)
 
-    assert any(f"step 6 from {tmp_path / 'run_epoch_2_iter_6.pth'}" in line for line in notes)
+    assert f"step 6 from {tmp_path / 'run_epoch_2_iter_6.pth'}" in notes
     assert result.progress.steps == 9
     for name, why in [
         ("run_epoch_3_iter_9.pth", "is damaged"),
@@ -664,7 +664,7 @@ def test_unknown_and_missing_plugin_state_is_noted(fit: Make, tmp_path: Path) ->
     notes = "\n".join(result.notes)
 
     assert "start fresh: newcomer" in notes
-    assert any("without a plugin, ignored:" in line for line in notes)
+    assert "without a plugin, ignored:" in notes
 
 
 def test_plugin_state_is_restored_under_its_name(fit: Make, tmp_path: Path) -> None:

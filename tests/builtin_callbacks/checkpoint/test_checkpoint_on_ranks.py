@@ -315,8 +315,8 @@ def test_two_one_two_ranks_keep_the_order_of_samples(ranks: Pool, tmp_path: Path
         assert torch.equal(weight, third[1]["weights"][name])
     reported = "2 processes wrote the checkpoint, 1 resumed it: gradients are summed in another order"
     assert reported in second[0]["reasons"]
-    assert "generators of rank 1" in second[0]["reasons"]
-    assert "saved state: random generators" in third[1]["reasons"]
+    assert any("generators of rank 1" in reason for reason in second[0]["reasons"])
+    assert any("saved state: random generators" in text for text in third[1]["reasons"])
     main = first[0]["draws"] + second[0]["draws"] + third[0]["draws"]
     new = first[1]["draws"] + third[1]["draws"]
     assert len(set(main + new)) == len(main + new)  # nobody draws what another rank draws, or what it drew before
@@ -387,7 +387,7 @@ def test_so_it_is_on_as_many_ranks(ranks: Pool, tmp_path: Path) -> None:
         assert "batch_size 5 x accumulation" in text
         assert "batch_size 5 x accumulation" in text
         assert "the global batch was" in " ".join(reasons)
-        assert any("accumulation 2: saved learning" in line for line in notes)
+        assert "accumulation 2: saved learning" in notes
 
 
 def counted_otherwise(folder: Path, alone: bool) -> Any:

@@ -396,7 +396,7 @@ def test_a_snapshot_of_the_run_is_left_alone() -> None:
     """Else each save would hold all saves before it."""
     state = {"schema": 3, "training_id": "a", "objects": {"graph": 1}, "modules": {}}
     graph = capture_graph(Roots({"it": holder(value=lambda: state)()}))
-    assert graph.nodes[0]["slots"][".value"] == {"skip": "a capture_graph"}
+    assert graph.nodes[0]["slots"][".value"] == {"skip": "a snapshot"}
 
 
 def test_the_gradient_of_a_parameter_is_state() -> None:

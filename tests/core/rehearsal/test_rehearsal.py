@@ -215,8 +215,8 @@ def test_a_validation_step_that_raises_is_found_before_the_first_hour(tmp_path: 
     with pytest.raises(KeyError, match="labels") as raised:
         rehearse(planned(tmp_path), Wrong())
     notes = "\n".join(raised.value.__notes__)
-    assert any("(batch 0), epoch 0," in line for line in notes)
-    assert any("heliograph: in the whole" in line for line in notes)
+    assert "(batch 0), epoch 0," in notes
+    assert "heliograph: in the whole" in notes
     assert list(tmp_path.iterdir()) == []
 
 

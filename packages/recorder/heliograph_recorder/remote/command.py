@@ -86,12 +86,12 @@ def _answer(options: argparse.Namespace) -> int:
         if options.verb == "status":
             status = run.status() if options.timeout is None else run.status(timeout=options.timeout)
         else:
-            status, answer = None, _request(run, options)
+            answer = _request(run, options)
     except (LookupError, OSError, ValueError) as error:
         text = error.args[0] if isinstance(error, LookupError) else error  # str() of a KeyError adds quotes
         print(f"heliograph ask: {printable(text)}", file=sys.stderr)
         return 3 if isinstance(error, TimeoutError) else 2
-    if status is not None:
+    if options.verb == "status":
         print(json.dumps(status, indent=2))  # escapes non-ASCII characters
         return 0
     print(printable(answer))
