@@ -120,7 +120,7 @@ REASONS = [
     (["--optimizer=torch.optim"], "optimizer: must be a class path, got module 'torch.optim'."),
     (
         ["--optimizer={torch.optim.lr_scheduler.StepLR: {step_size: 3}}"],
-        "optimizer: torch.optim.lr_scheduler.StepLR is not an Optimizer, "
+        "optimizer: torch.optim.lr_scheduler.StepLR is neither an Optimizer "
         "nor a function whose return annotation is one.",
     ),
     (
