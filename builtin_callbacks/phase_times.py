@@ -25,7 +25,7 @@ class PhaseTimes(Plugin):
 
     Logs, validations, saves and earlier handlers are not included; later handlers, and handlers of `ShouldStop`, are
     part of the next phase. Use `HandlerTimes` to measure handlers. With several ranks, the times are those of the main
-    rank. Without `synchronize`, times on a GPU are those of the process, which runs ahead of the device.
+    rank. Without `synchronize`, times on a GPU measure the process, which runs ahead of the device.
 
     Args:
         synchronize: wait for the device at the end of each phase, so that its work is included. This slows the training

@@ -334,7 +334,7 @@ def check_folder(folder: Path) -> None:
 
 
 def table(folder: Path) -> tuple[str, list[str]]:
-    """Return the table of the checkpoints in a folder, and the names of those that are damaged or unreadable.
+    """Return the table of the checkpoints in a folder, and the names of damaged or unreadable files.
 
     Only truncated files and missing shards count as damaged here: the digests are not verified.
     """

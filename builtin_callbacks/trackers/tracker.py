@@ -132,7 +132,7 @@ class Outbox:
 
     Attributes:
         opened: the return value of `write` for `open`.
-        refused: the error because of which no page could be opened; nothing is written then.
+        refused: the error that prevented the page from opening; nothing is written then.
         lost: the number of records that were not written, by reason and kind.
     """
 
@@ -378,7 +378,7 @@ class Tracker(Plugin):
     warning with the number of records that were not written.
 
     A resumed run continues the page of its checkpoint: it first writes the records that were queued in the checkpoint,
-    and omits those that the page already has. A metric with the name of a field of `Place`, or `training`, is shown as
+    and omits points that the page already has. A metric with the name of a field of `Place`, or `training`, is shown as
     `metric/epoch` and so on.
 
     Attributes:
@@ -668,7 +668,7 @@ class Tracker(Plugin):
             waiting, self._waiting = self._waiting, []
             for record in waiting:
                 self._outbox.put(record)
-            if run.hyper_parameters and self._writes("hyper_parameters"):  # after those of earlier attempts
+            if run.hyper_parameters and self._writes("hyper_parameters"):  # after the values of earlier attempts
                 items = run.hyper_parameters.items()
                 plain = {
                     str(key): value if isinstance(value, int | float | str) else str(value) for key, value in items

@@ -333,7 +333,7 @@ def phases_of(train: Any) -> list[Any]:
 
 
 def split_params(params: Any, phases: Iterable[Any]) -> tuple[Any, dict[str, Any]]:
-    # The parameters for all datasets, and the complete parameters of each stream that has some of its own.
+    # The parameters for all datasets, and the complete parameters of each stream with its own parameters.
     if not isinstance(params, dict):
         return params, {}
     names = [name for phase in phases if isinstance(phase, Streams) for name in phase.loaders]

@@ -183,7 +183,7 @@ class TrainingData:
         return self.last.follow(batches, progress, self.source) if self.is_replayed else batches
 
     def agree_on_seed(self) -> None:
-        # On several ranks the seed is that of the main rank, and this is a collective.
+        # A collective: all ranks use the seed of the main rank.
         if self.seed is None:
             self.seed = torch.initial_seed()
         if self._engine is not None and not self._seed_is_agreed:

@@ -23,7 +23,7 @@ class Carried:
     """An exception as plain data.
 
     Attributes:
-        kinds: its class and those of its bases that are exceptions, in the order of inheritance.
+        kinds: its class and its exception base classes, in the order of inheritance.
         args: its arguments.
         state: its attributes, including its notes.
         text: its traceback and those of its causes, formatted.

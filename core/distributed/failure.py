@@ -19,7 +19,7 @@ from ..system.errors import RankFailed
 
 # The names of the backends in their errors.
 BROKEN = re.compile(r"\bgloo\b|\bNCCL\b|\bProcessGroup\w*\b|\bpair closure\b")
-TIMED_OUT = "Timed out"  # in gloo's error after a timeout, which has no type of its own
+TIMED_OUT = "Timed out"  # in the text of gloo's error after a timeout, which is a plain RuntimeError
 
 
 class LateRankError(DistError):

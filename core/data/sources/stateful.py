@@ -94,7 +94,7 @@ class StatefulSource(Stateless):
         return (0.0, []) if self._probe is None else self._probe.read()
 
     def state_dict(self, batch: int) -> dict[str, Any]:
-        # As it was right after the current batch was read.
+        # The state right after the current batch was read.
         between_epochs = not batch
         if (state := self._usable_state(between_epochs=between_epochs)) is not None:  # not read so far
             return dict(state)

@@ -39,7 +39,7 @@ HOST = HostLoop(
 )
 
 RESUMED, TRIAL = "resume_from_checkpoint", "trial"
-SAME = "the plugins of this training"  # stands for `plugins` when the Trainer recreates callbacks from a checkpoint
+SAME = "those of this training"  # stands for `plugins` when the Trainer recreates callbacks from a checkpoint
 
 
 def host_of(trainer: Any) -> HostLoop:
