@@ -135,6 +135,7 @@ class RunContext(LineVerbs, ABC):
         if settings.schedulers or isinstance(settings.epochs, float):
             self.settings = settings = self.length.complete(settings)
         self.stepping = _windows(settings, self)
+        self.hooks.closing.callback(self.stepping.close)
         self.modes: OptimizerModes | None = None
         if optimizers := switched(settings.optimizers.values()):
             from .engines.weights import OptimizerModes
@@ -293,7 +294,8 @@ class RunContext(LineVerbs, ABC):
         peeks = not isinstance(self.data.train_loader, Iterator)  # a plain iterator would lose an item
         ahead = self.work.reads_ahead and peeks
         report = partial(self._report_replay, report_replay)
-        batches = self.data.open(self.progress, report, is_over=is_over, ahead=ahead)
+        saves = self.bus.receiver_count > 0 or not self.work.reads_ahead  # the user's own loop may call state_dict
+        batches = self.data.open(self.progress, report, is_over=is_over, ahead=ahead, saves=saves)
         self.hooks.call_positioned()
         mark = partial(setattr, self.work, "is_last_seen")
         if is_shared:

@@ -160,7 +160,13 @@ class TrainingData:
             self.phase, self.advances = self.phase + 1, False
 
     def open(
-        self, progress: Progress, report: Callable[[int, int], None], *, is_over: bool = False, ahead: bool = True
+        self,
+        progress: Progress,
+        report: Callable[[int, int], None],
+        *,
+        is_over: bool = False,
+        ahead: bool = True,
+        saves: bool = True,
     ) -> Iterator[Any]:
         """Return the remaining batches of the epoch.
 
@@ -169,6 +175,7 @@ class TrainingData:
             report: called with (done, all) while batches are read again to reach the position.
             is_over: whether the ranks had ended the epoch there.
             ahead: whether one item is read ahead if the length is unknown.
+            saves: whether a state may be saved, so that the last batch is needed for its digest.
         """
         assert self.source is not None
         self.agree_on_seed()
@@ -180,7 +187,7 @@ class TrainingData:
             self.seed % 2**63, *place, self._captured, report, is_over, checker, self._probes, ahead, within
         )
         batches = self.source.open(reading)
-        return self.last.follow(batches, progress, self.source) if self.is_replayed else batches
+        return self.last.follow(batches, progress, self.source) if saves and self.is_replayed else batches
 
     def agree_on_seed(self) -> None:
         # A collective: all ranks use the seed of the main rank.

@@ -74,6 +74,27 @@ def test_a_gradient_that_comes_late_is_seen() -> None:
     assert fit(task=two_heads(since=11)).warnings == ()
 
 
+@pytest.mark.parametrize(("since", "is_warned"), [(150, False), (None, True)])
+def test_parameters_without_a_gradient_are_watched_by_hooks_after_a_hundred_steps(
+    since: int | None, is_warned: bool
+) -> None:
+    task = two_heads(since)
+    second = task.model.get_submodule("second")
+    numbers = list[int]()
+
+    class Count(Plugin):
+        @on(StepEnd)
+        def count(self, run: Run, event: StepEnd) -> None:
+            numbers.append(sum(len(each._post_accumulate_grad_hooks or ()) for each in second.parameters()))
+
+    result = fit(Count(), task=task, epochs=40)
+    assert bool(result.warnings) is is_warned
+    assert numbers[98] == 0
+    assert numbers[99] == 2
+    assert numbers[-1] == (0 if since else 2)
+    assert not any(each._post_accumulate_grad_hooks for each in second.parameters())
+
+
 def test_parameters_that_no_optimizer_holds() -> None:
     task = two_heads()
     optimizer = torch.optim.SGD(task.model.get_submodule("first").parameters(), lr=0.1)
