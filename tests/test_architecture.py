@@ -167,7 +167,7 @@ def test_all_of_a_run_is_documented() -> None:
     described = set(re.findall(r"^ +(\w+): ", heliograph.Run.__doc__ or "", re.MULTILINE))
     assert set(heliograph.Run.__annotations__) <= described
     assert [name for name in dir(heliograph.Run) if name[0] != "_" and not getattr(heliograph.Run, name).__doc__] == []
-    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
     assert re.search(r"^\.\. autoclass:: heliograph\.Run\n   :members:$", page, re.MULTILINE)
 
 

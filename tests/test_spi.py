@@ -31,7 +31,7 @@ def test_every_name_can_be_imported(name: str) -> None:
 
 
 def test_the_page_documents_every_name() -> None:
-    page = (ROOT / "docs/spi.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/developers/spi.md").read_text(encoding="utf-8")
     assert {*NAMES, "lazy_names"} <= set(re.findall(r"`(\w+)`", page))
 
 

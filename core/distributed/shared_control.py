@@ -199,7 +199,7 @@ class SharedControl(Control):
 
     Some boundaries settle: the ranks wait for all summaries and agree there. These are the boundaries of the last
     batch, of the end of an epoch and of the run, the first one of a resumed run, and those that follow a served
-    request. So no rank leaves the loop, or saves, before the other ranks know. docs/ranks.md has the proof.
+    request. So no rank leaves the loop, or saves, before the other ranks know. docs/explanation/ranks.md has the proof.
 
     Args:
         run: the run.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from heliograph.events.run import Run, RunCheckpoints, RunData, RunHooks, RunLength, RunReport, RunStepping
 
-PAGE = (Path(__file__).parents[2] / "docs/run.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/run.md").read_text(encoding="utf-8")
 PARTS = {
     "length": RunLength, "data": RunData, "stepping": RunStepping, "checkpoints": RunCheckpoints, "hooks": RunHooks,
     "report": RunReport,

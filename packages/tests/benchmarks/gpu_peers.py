@@ -35,7 +35,7 @@ HAND, CONTROL, OURS = "hand-written", "hand-written again", "Heliograph"
 BAR = 0.99  # of the steps per second of the hand-written loop
 KEPT = 8  # batches, used again and again
 AHEAD = 2  # some loops ask for a batch before they train on the one before
-PAGE = "docs/performance.md"
+PAGE = "docs/explanation/performance.md"
 
 Train = Callable[[Work, "Clocked", torch.device], object]
 

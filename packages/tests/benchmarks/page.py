@@ -1,4 +1,4 @@
-"""The figures on docs/performance.md, between two marks, and the picture beside them."""
+"""The figures on docs/explanation/performance.md, between two marks, and the picture beside them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heliograph.packages.tests.benchmarks.measure import Comparison, Conditions,
 from heliograph.packages.tests.benchmarks.report import BUSY, Found, not_held
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE, PICTURE = DOCS / "performance.md", DOCS / "images/performance.svg"
+PAGE, PICTURE = DOCS / "explanation/performance.md", DOCS / "images/performance.svg"
 README_PICTURE, README_ROW = DOCS / "images/overhead.svg", "usual set"
 BEGIN = "<!-- figures: written by `python packages/tests/benchmarks/bench.py --page` -->\n"
 END = "<!-- end of the figures -->\n"
@@ -39,7 +39,7 @@ def figures_of(found: Found) -> str:
     """Return the part of the page that is written."""
     parts = [
         conditions_in_words(found.conditions),
-        "![Microseconds that a step takes beyond the hand-written loop](images/performance.svg)",
+        "![Microseconds that a step takes beyond the hand-written loop](../images/performance.svg)",
         markdown(first_table(found.first)),
         *(f"{peer} was not installed." for peer in missing_peers()),
         missed(found),

@@ -14,7 +14,7 @@ from heliograph.tests.kit import random_batches, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 
-PAGE = Path(__file__).parents[3] / "docs" / "engines.md"
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "several_gpus.md"
 
 
 def run_script(path: str) -> tuple[float, str]:

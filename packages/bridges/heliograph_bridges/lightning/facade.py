@@ -13,7 +13,7 @@ UNEXPLAINED = "the callback has set trainer.should_stop"
 _PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 Readers = Mapping[str, Any]
-REMEDY = "Write a plugin if you need more control: see docs/writing_a_plugin.md."
+REMEDY = "Write a plugin if you need more control: see docs/learn/first_plugin.md."
 
 
 class Part:

@@ -65,7 +65,7 @@ class Recipe:
             }
             raise TypeError(
                 f"CreatorTrainer has no argument {name!r}.{explain_argument(name, value) or known_names(name, names)} "
-                f"docs/raysgd.md has a table of RaySGD's arguments."
+                f"docs/howto/migrate_from_raysgd.md has a table of RaySGD's arguments."
             )
         check_name(self.name)
 

@@ -160,7 +160,7 @@ def test_an_argument_of_a_method_is_answered(method: str, arguments: dict[str, A
 
 def test_an_unknown_argument_of_a_method_is_refused_too() -> None:
     for method in CALLS:
-        with pytest.raises(TypeError, match=r"argument 'pases'\. docs/raysgd\.md"):
+        with pytest.raises(TypeError, match=r"argument 'pases'\. docs/howto/migrate_from_raysgd\.md"):
             getattr(make(), method)(pases=3)
 
 

@@ -203,5 +203,5 @@ def _next(folder: Path) -> list[str]:
         f"  {python} -m tensorboard.main --logdir {folder / 'tensorboard'}   (or open {folder / 'curves.png'})",
         f"  {python} -m heliograph events     the events in the order of the loop",
         f"  {python} -m heliograph plugins    the installed plugins",
-        "  docs/writing_a_plugin.md, in the repository: your first plugin in ten minutes",
+        "  docs/learn/first_plugin.md, in the repository: your first plugin in ten minutes",
     ]

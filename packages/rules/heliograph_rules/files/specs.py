@@ -60,7 +60,7 @@ class RuleSpec:
 
     Attributes:
         name: unique among the rules.
-        triggers: the events at which the rule is evaluated, by the names in `docs/rules.md`.
+        triggers: the events at which the rule is evaluated, by the names in `docs/packages/rules.md`.
         rule: an expression of the metrics that is true or false.
         operations: the actions in order, as `<operation>.<action>`, for example `hfcontrols.should_training_stop`.
         patience: how often the rule may be true without acting; None acts every time.

@@ -1,4 +1,4 @@
-"""The rules for plugins; docs/plugin_rules.md lists them."""
+"""The rules for plugins; docs/developers/plugin_rules.md lists them."""
 
 from .check import check_plugin
 

@@ -53,7 +53,7 @@ def check_plugin(
     old_states: Mapping[int, Mapping[str, Any]] | None = None,
     draws: bool = False,
 ) -> None:
-    """Check a plugin against every rule for plugins; docs/plugin_rules.md lists them.
+    """Check a plugin against every rule for plugins; docs/developers/plugin_rules.md lists them.
 
     Args:
         make_plugin: returns a new plugin object, with the same options every time. The plugin runs in short trainings

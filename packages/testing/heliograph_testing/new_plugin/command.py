@@ -109,6 +109,6 @@ def write_plugin(options: argparse.Namespace) -> int:
         f"  cd {folder}\n"
         f"  pip install -e '.[test]'\n"
         f"  pytest\n"
-        f"Use it in a program: trainer.plugins.load({names.name!r}). Publish it: docs/publishing.md."
+        f"Use it in a program: trainer.plugins.load({names.name!r}). Publish it: docs/learn/publish_a_plugin.md."
     )
     return 0

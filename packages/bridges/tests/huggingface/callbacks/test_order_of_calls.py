@@ -41,7 +41,7 @@ on_train_end 3 1.0
 
 
 def alike(calls: list[Call]) -> list[str]:
-    """Return calls as lines, without what is known to differ: see "What differs" in docs/bridges.md."""
+    """Return calls as lines, without what is known to differ: see "What differs" in docs/packages/bridges.md."""
     kept = [call for call in calls if call[0] != "on_init_end" and "train_runtime" not in call]
     return [" ".join(str(part) for part in call if part not in BY_THE_CLOCK) for call in kept]
 
@@ -97,7 +97,7 @@ def test_early_stopping_stops_at_the_same_step(tmp_path: Path) -> None:
 
 
 def test_the_known_differences(tmp_path: Path) -> None:
-    """Each is a row of the table in docs/bridges.md."""
+    """Each is a row of the table in docs/packages/bridges.md."""
     there = {"max_steps": 7, "eval_strategy": "epoch"}
     theirs, ours, _ = both(tmp_path, there, [h.ValidationSchedule(epochs=1, at_end=False)], steps=7)
     assert ("on_init_end", 0, 0) not in theirs  # the callback was added after the Trainer was made

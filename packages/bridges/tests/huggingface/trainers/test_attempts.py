@@ -133,7 +133,7 @@ def test_an_evaluation_before_the_first_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("restores", "more"), [(False, 2), (True, 1)])
 def test_their_own_early_stopping_trains_on_after_a_resume(restores: bool, more: int, tmp_path: Path) -> None:
-    """What docs/hosting.md says of a stopped run that is resumed holds without us, too."""
+    """What docs/packages/hosting.md says of a stopped run that is resumed holds without us, too."""
     options: dict[str, Any] = {"max_steps": 9, "metric_for_best_model": "loss", "greater_is_better": False}
     options |= {"restore_callback_states_from_checkpoint": restores, **VALIDATES, **SAVES}
     steps: list[int] = []
