@@ -1,4 +1,4 @@
-"""For authors of larger plugins: the names that `spi.pyi` lists and docs/developers/spi.md explains, imported when first used."""
+"""For authors of larger plugins: the names in `spi.pyi` and docs/developers/spi.md, imported when first used."""
 
 import re as _re
 import sys as _sys

@@ -1,4 +1,4 @@
-"""Runs the code of a page that needs torchvision: `python -m heliograph.packages.tests.vision docs/howto/use_timm.md`."""
+"""Run a page that needs torchvision: `python -m heliograph.packages.tests.vision docs/howto/use_timm.md`."""
 
 from __future__ import annotations
 

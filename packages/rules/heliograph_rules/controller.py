@@ -37,7 +37,8 @@ class RuleController(Plugin):
     """Steer a run by the rules in a file.
 
     A rule file is the YAML of the fms-hf-tuning trainer controller: metrics, operations, and controllers with triggers,
-    a rule and a patience. `docs/packages/rules.md` lists all keys. Rules are evaluated after the schedules. A rule at the end of
+    a rule and a patience. `docs/packages/rules.md` lists all keys.
+    Rules are evaluated after the schedules. A rule at the end of
     an epoch that reads a value of a scheduled log or validation is evaluated after that log or validation.
 
     Args:

@@ -71,7 +71,8 @@ def explain_argument(name: str, value: Any) -> str | None:
 def refuse_arguments(method: str, arguments: Mapping[str, Any]) -> None:
     for name in arguments:
         instead = CALLS[method].get(name)
-        remedy = f" Instead: {instead}." if instead else " docs/howto/migrate_from_raysgd.md has a table of RaySGD's methods."
+        table = "docs/howto/migrate_from_raysgd.md has a table of RaySGD's methods"
+        remedy = f" Instead: {instead}." if instead else f" {table}."
         raise TypeError(f"CreatorTrainer.{method} has no argument {name!r}.{remedy}")
 
 

@@ -55,7 +55,8 @@ def tune(
     The return value of `fn` is not used.
 
     Population based training pauses a trial and lets it resume the checkpoint of a better one, with other
-    hyper-parameters, which replace the ones in the optimizers and schedulers (see `docs/howto/search_hyperparameters.md`). All
+    hyper-parameters, which replace the ones in the optimizers and schedulers (see
+    `docs/howto/search_hyperparameters.md`). All
     trials therefore need the same run name, and must save when they validate.
 
     A trial runs in its own empty folder, to which relative paths refer. When it is resumed, `fn` is called again,

@@ -1,4 +1,4 @@
-"""When ranks act on what some or all of them ask for: a model of the definition in docs/explanation/ranks.md, and its cases."""
+"""When ranks act on requests of some or all of them: a model of docs/explanation/ranks.md, and its cases."""
 
 from __future__ import annotations
 
