@@ -28,6 +28,7 @@ html_title = "Heliograph"
 html_show_sphinx = False
 html_copy_source = False
 html_static_path = ["_static"]
+html_extra_path = ["llms.txt"]
 html_css_files = ["tables.css"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]

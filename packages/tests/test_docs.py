@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
+from importlib.util import module_from_spec, spec_from_file_location
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
@@ -172,6 +173,17 @@ def test_every_public_name_is_documented() -> None:
     documented |= {event.__name__ for event in heliograph.events.CATALOGUE}  # by the directive `event-table`
     assert "{event-table}" in text
     assert set(dir(heliograph)) <= documented
+
+
+@pytest.mark.parametrize("name", ["names", "pages"])
+def test_the_files_for_tools_are_up_to_date(name: str) -> None:
+    specification = spec_from_file_location("for_tools", ROOT / "docs/for_tools.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = module_from_spec(specification)
+    specification.loader.exec_module(module)
+    text = getattr(module, name.upper()).read_text(encoding="utf-8")
+    assert text == getattr(module, name)(), "run: .venv/bin/python docs/for_tools.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
