@@ -19,7 +19,7 @@ ROW = Row(253, 13, 253, 2024, 0.4513, 0, 253)
         (1234, ("1,234 repeated steps ", "identical")),
     ],
 )
-def test_how_many_were_equal(steps: int, text: str) -> None:
+def test_how_many_were_equal(steps: int, text: tuple[str, str]) -> None:
     assert_facts(verified(steps), "verified", *text)
 
 

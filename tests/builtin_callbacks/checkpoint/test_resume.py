@@ -30,7 +30,7 @@ def test_it_cannot_be_changed() -> None:
     ("options", "error", "words"),
     [
         ({"path": 3}, TypeError, "resume is 'auto'.*got 3"),
-        ({"path": "newest"}, ValueError, r"the path of a checkpoint's .pth file, got 'newest'"),
+        ({"path": "newest"}, ValueError, r"checkpoint's .pth file, got 'newest'"),
         ({"batch_change": "double"}, ValueError, "batch_change.*linear, sqrt; got 'double'"),
         ({"on_existing": "overwrite"}, ValueError, "on_existing.*refuse, replace; got 'overwrite'"),
     ],

@@ -464,7 +464,9 @@ def count_otherwise(counter: str) -> tuple[str, int]:
     ("counter", "positions"),
     [("skipped_steps", ("2 to 3 steps", "2 to 2 batches")), ("batch", ("2 to 2 steps", "2 to 3 batches"))],
 )
-def test_ranks_that_are_at_different_positions_are_stopped(ranks: Any, counter: str, positions: str) -> None:
+def test_ranks_that_are_at_different_positions_are_stopped(
+    ranks: Any, counter: str, positions: tuple[str, str]
+) -> None:
     """At the boundary after that step, in the same place on every rank: otherwise each would train on."""
     first, second = ranks(2).run(count_otherwise, counter)
     assert first[0] == second[0]
