@@ -395,7 +395,7 @@ def exponential(optimizer: torch.optim.Optimizer) -> Any:
         (step_lr, exponential, ("was StepLR", "is ExponentialLR")),
     ],
 )
-def test_another_scheduler_is_a_doubt_and_starts_again(before: Any, now: Any, reason: str) -> None:
+def test_another_scheduler_is_a_doubt_and_starts_again(before: Any, now: Any, reason: tuple[str, str]) -> None:
     def options(make: Any) -> dict[str, Any]:
         return {} if make is None else {"scheduler": make, "plugins": [LearningRate("step")]}
 

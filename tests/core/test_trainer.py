@@ -243,7 +243,7 @@ def test_an_empty_loader() -> None:
         ({"steps": 11, "epochs": 3}, ("2 of 11 steps", "1 of 3 epochs")),
     ],
 )
-def test_data_that_end_for_good_end_the_run(options: dict[str, Any], done: str, tmp_path: Path) -> None:
+def test_data_that_end_for_good_end_the_run(options: dict[str, Any], done: tuple[str, ...], tmp_path: Path) -> None:
     trainer, events = Trainer([SaveSchedule(At(steps=1), at_end=True), Checkpoint(tmp_path)], device="cpu"), list[str]()
     for kind in (EpochEnd, TrainEnd, SavePoint, RunClosed):
         trainer.bus.on(kind, lambda run, event: events.append(event.name))

@@ -134,6 +134,7 @@ def test_a_rank_that_gives_no_answer_has_died(made: Made) -> None:
     assert_facts(second, "rank 2", "no sign of life", "0.3 s")
     receive(other)
     failure = other.failure()
+    assert failure is not None
     assert (failure.rank, failure.kind) == (2, "died")
     assert_facts(failure.text, "no sign of life", "0.3 s")
 

@@ -90,7 +90,7 @@ def test_what_cannot_be_joined_is_refused(value: Any, kind: type[Exception], sai
         (([1],), ([1], [2]), ("tuple of 1", "tuple of 2")),
     ],
 )
-def test_where_two_differ(one: Any, other: Any, said: str) -> None:
+def test_where_two_differ(one: Any, other: Any, said: tuple[str, ...]) -> None:
     assert_facts(difference(take_apart(one)[0], take_apart(other)[0]), *said)
 
 
