@@ -55,7 +55,7 @@ def test_parts_are_joined_and_never_broken() -> None:
 
 def test_a_sentence_is_broken_at_blanks_only() -> None:
     path = "/" + "long/" * 10 + "file-name.pth"
-    assert wrapped(f"the newest checkpoint is {path}", 40) == ["the newest checkpoint is", f"  {path}"]
+    assert wrapped(f"newest checkpoint: {path}", 40) == ["newest checkpoint:", f"  {path}"]
     assert wrapped("one\x1b[31m\ntwo", 40) == ["one\\x1b[31m two"]
 
 

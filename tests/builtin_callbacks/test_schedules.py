@@ -36,6 +36,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
+from heliograph.tests.messages import assert_each
 
 Make = Callable[..., Any]
 
@@ -103,12 +104,12 @@ def test_a_counter_is_in_the_words_of_the_plan_as_its_filter_is() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: LogSchedule(Every(steps=1), steps=2), TypeError, "or a filter, .*; got Every.*, steps=2"),
-        (lambda: LogSchedule(), TypeError, "LogSchedule takes an interval, .*; got nothing"),
+        (lambda: LogSchedule(Every(steps=1), steps=2), TypeError, "filter,.*got Every.*steps=2"),
+        (lambda: LogSchedule(), TypeError, "takes an interval.*got nothing"),
         (lambda: LogSchedule(at_end=True), TypeError, "LogSchedule takes an interval"),
-        (lambda: LogSchedule(step=2), TypeError, "LogSchedule has no argument 'step'. Did you mean 'steps'"),  # type: ignore[call-arg]  # a mistake
-        (lambda: LogSchedule(steps=2, epochs=1), ValueError, "Every takes exactly one counter, got steps, epochs"),
-        (lambda: LogSchedule(steps=0), ValueError, "must be a whole number, at least 1; got 0"),
+        (lambda: LogSchedule(step=2), TypeError, "LogSchedule.*'step'.*mean 'steps'"),  # type: ignore[call-arg]  # a mistake
+        (lambda: LogSchedule(steps=2, epochs=1), ValueError, "counter, got steps, epochs"),
+        (lambda: LogSchedule(steps=0), ValueError, "whole number.*got 0"),
     ],
 )
 def test_a_counter_that_makes_no_sense_is_refused(make: Make, error: type[Exception], words: str) -> None:
@@ -469,7 +470,7 @@ def test_without_validation_data_a_schedule_refuses_or_notes_it(task: Make, batc
     trainer = Trainer([ValidationSchedule(epochs=1, at_start=True, required=False)], device="cpu")
     result = trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
     assert (list(result.history), result.warnings) == ([], ())
-    assert result.notes == ("no validation: fit has no validation data",)
+    assert_each(result.notes, ["no validation data"])
     result = trainer.fit(task(), batches(2), validation=batches(1), optimizer=sgd, epochs=1)
     assert (result.progress.validations, result.notes) == (2, ())
 

@@ -27,6 +27,7 @@ from heliograph import (
 )
 from heliograph.core.checkpoint.storage import read_manifest
 from heliograph.tests import kit
+from heliograph.tests.messages import assert_each, assert_facts
 from heliograph.tests.ranks_pool import Pool
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
@@ -101,28 +102,26 @@ def test_what_it_is_is_printed() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"resume": "auto", "keep_best": 0}, "keeps the last 1, continues from the newest, if there is one"),
-        ({"resume": "runs/x.pth", "keep_best": 0}, "keeps the last 1, continues from runs/x.pth"),
+        ({"resume": "auto", "keep_best": 0}, ("last 1", "newest")),
+        ({"resume": "runs/x.pth", "keep_best": 0}, ("last 1", "runs/x.pth")),
         (
             {"monitor": "validation/accuracy", "mode": "max", "keep_best": 2, "keep_last": 3},
-            "keeps the last 3 and the best 2 by the largest validation/accuracy, starts fresh",
+            ("last 3", "best 2", "largest validation/accuracy", "fresh"),
         ),
     ],
 )
-def test_the_line_of_the_checkpoint_says_what_was_given(options: dict[str, Any], line: str) -> None:
+def test_the_line_of_the_checkpoint_says_what_was_given(options: dict[str, Any], line: tuple[str, ...]) -> None:
     (said,) = [each for each in str(standard("runs/x", **options)).splitlines() if each.startswith("checkpoint")]
-    assert said == f"checkpoint           saves to runs/x every epoch and at the end, {line}"
+    assert_facts(said, "checkpoint", "runs/x", "every epoch", *line)
 
 
 def test_a_list_that_was_changed_prints_what_it_holds(tmp_path: Path) -> None:
     plugins = standard(tmp_path, without=NAMES[:-1])
     plugins += [Looks(), EMA()]
     plugins[0] = ProgressBar(interval=3)
-    assert [line.split(maxsplit=1) for line in str(plugins).splitlines()] == [
-        ["progress", "Draw progress bars, or write plain lines without a terminal."],
-        ["looks", "Look at every batch, and do nothing."],
-        ["ema", "Maintain an exponential moving average of the parameters."],
-    ]
+    names, texts = zip(*(line.split(maxsplit=1) for line in str(plugins).splitlines()), strict=True)
+    assert names == ("progress", "looks", "ema")
+    assert_each(texts, ["progress bars"], ["every batch"], ["moving average"])
     assert Trainer(plugins, device="cpu").plugins.names() == ["progress", "looks", "ema"]
 
 
@@ -186,27 +185,27 @@ def test_left_out_by_name(tmp_path: Path) -> None:
             [],
             {"without": ("tensorbord",)},
             ValueError,
-            r"no standard plugin 'tensorbord'.* mean 'tensorboard'\? Known",
+            r"'tensorbord'.*mean 'tensorboard'\? Known",
         ),
-        ([], {"without": "tensorboard"}, TypeError, r"takes a tuple of names, \('tensorboard',\), got 'tensorboard'"),
-        ([RNGCapture()], {"without": ("rng_capture",)}, ValueError, "'rng_capture' is both passed and in without="),
-        ([Looks(), Looks()], {}, ValueError, r"Two plugins are named 'looks': .* Looks\(\.\.\.\)\.named\('looks_2'\)"),
-        ([[Looks()]], {}, TypeError, r"^list is not a plugin but a collection: pass it without brackets"),
-        ([standard(".")], {}, TypeError, r"^PluginList is not a plugin but a collection"),
-        ([Looks], {}, TypeError, r"Looks is a class: register an object, Looks\(\.\.\.\)"),
-        ([RNGCapture()], {"seed": 3}, ValueError, "seed=3 would have no effect.* rng_capture"),
-        ([Checkpoint(".")], {"resume": "auto"}, ValueError, "resume='auto' would have no effect"),
-        ([], {"patience": 3, "without": ("early_stopping",)}, ValueError, "patience=3 would have no effect"),
+        ([], {"without": "tensorboard"}, TypeError, r"names, \('tensorboard',\), got 'tensorboard'"),
+        ([RNGCapture()], {"without": ("rng_capture",)}, ValueError, "'rng_capture' is both.*without="),
+        ([Looks(), Looks()], {}, ValueError, r"named 'looks'.*Looks\(\.\.\.\)\.named\('looks_2'\)"),
+        ([[Looks()]], {}, TypeError, "^list is not.*without brackets"),
+        ([standard(".")], {}, TypeError, "^PluginList is not.*collection"),
+        ([Looks], {}, TypeError, r"Looks is a class.*Looks\(\.\.\.\)"),
+        ([RNGCapture()], {"seed": 3}, ValueError, "seed=3.*no effect.*rng_capture"),
+        ([Checkpoint(".")], {"resume": "auto"}, ValueError, "resume='auto'.*no effect"),
+        ([], {"patience": 3, "without": ("early_stopping",)}, ValueError, "patience=3.*no effect"),
         (
             [],
             {"monitor": "validation/error", "keep_best": 0},
             ValueError,
-            "omit or replace early_stopping and checkpoint",
+            "replace early_stopping and checkpoint",
         ),
-        ([], {"keep_best": None}, ValueError, "keep_best must be a whole number, at least 0; got None"),
-        ([], {"log_every": 0}, ValueError, "^log_every must be a whole number, at least 1; got 0"),
-        ([], {"every": 500}, TypeError, r"^every takes a filter, as in every=Every\(steps=500\); got 500"),
-        ([], {"resume": True}, TypeError, "^resume is None, 'auto', the path of a checkpoint, or a Resume; got True"),
+        ([], {"keep_best": None}, ValueError, "keep_best.*least 0; got None"),
+        ([], {"log_every": 0}, ValueError, "^log_every.*least 1; got 0"),
+        ([], {"every": 500}, TypeError, r"^every takes.*every=Every\(steps=500\); got 500"),
+        ([], {"resume": True}, TypeError, "^resume is.*a Resume; got True"),
         ([], {"monitor": "validation/accuracy"}, ValueError, "'validation/accuracy'"),
     ],
 )
@@ -220,7 +219,7 @@ def test_what_makes_no_sense_is_refused(
 def test_a_folder_that_is_not_a_path_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^standard\(folder\) takes the path"):
         standard(None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"takes the path of a folder, got an empty text"):
+    with pytest.raises(ValueError, match=r"path of a folder"):
         standard("")
 
 
@@ -278,7 +277,7 @@ def test_a_metric_that_no_task_measures_is_still_an_error(tmp_path: Path) -> Non
 
 def test_of_several_validation_sets_one_is_named_as_the_monitored_one(tmp_path: Path) -> None:
     sets = {"day": BATCHES, "night": BATCHES}
-    words = r"Monitor one of these: validation/day/loss, validation/night/loss; as in monitor='validation/day/loss'\."
+    words = r"validation/day/loss, validation/night/loss.*monitor='validation/day/loss'"
     for options in ({}, {"patience": 2}):
         with pytest.raises(ValueError, match=words):
             fit(tmp_path, validation=sets, **options)

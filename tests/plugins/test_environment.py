@@ -8,6 +8,7 @@ import heliograph as h
 import pytest
 from heliograph import Plugin, Run, Trainer, on
 from heliograph.tests import kit
+from heliograph.tests.messages import assert_each
 
 Set = Callable[[str], None]
 
@@ -74,9 +75,7 @@ def test_one_that_needs_options_cannot_be_added(variable: Set) -> None:
     variable("+log_schedule")
     with pytest.raises(TypeError, match="LogSchedule takes an interval") as caught:
         Trainer(device="cpu")
-    assert caught.value.__notes__ == [
-        "heliograph: HELIOGRAPH_PLUGINS adds plugin 'log_schedule' with its default options"
-    ]
+    assert_each(caught.value.__notes__, ("HELIOGRAPH_PLUGINS", "'log_schedule'"))
 
 
 def test_a_program_may_toggle_what_was_not_loaded(variable: Set) -> None:
@@ -95,7 +94,7 @@ def test_a_program_may_toggle_what_was_not_loaded(variable: Set) -> None:
         plugins.enable("nan_guard", "counts")
     assert plugins.is_enabled("counts")
     assert "HELIOGRAPH_PLUGINS disables nan_guard" in kit.fit(trainer).notes
-    sentence = r"^No plugin 'NaNGuard' is registered\. .* 'nan_guard' was not loaded because HELIOGRAPH_PLUGINS"
+    sentence = r"^No plugin 'NaNGuard'.*'nan_guard'.*HELIOGRAPH_PLUGINS"
     with pytest.raises(LookupError, match=sentence):
         plugins.disable(h.NaNGuard)
     assert plugins.unregister("nan_guard") is None
@@ -116,9 +115,9 @@ def test_one_of_that_name_that_the_program_registers_itself_is_found(variable: S
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("nan_guard", r"^HELIOGRAPH_PLUGINS contains 'nan_guard': write \+ or -"),
+        ("nan_guard", r"^HELIOGRAPH_PLUGINS contains 'nan_guard'.*\+"),
         ("+", r"contains '\+'"),
-        ("+nan_guard,-nan_guard", "both adds and disables 'nan_guard'"),
+        ("+nan_guard,-nan_guard", "both.*disables 'nan_guard'"),
     ],
 )
 def test_what_cannot_be_read(variable: Set, value: str, sentence: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from heliograph.builtin_callbacks.trackers.tracker import BATCH, Outbox, TrackerRecord
+from heliograph.tests.messages import assert_each
 
 
 class Page:
@@ -102,7 +103,7 @@ def test_each_loss_has_its_own_reason() -> None:
         elif record.arguments == ("bad",):
             raise ValueError("a bad name")
         elif record.kind != "text":
-            raise OSError("no route to the server")
+            raise OSError("no route")
 
     outbox = Outbox("page", write, outages=(OSError,), capacity=5, patience=0.05)
     for record in (
@@ -118,11 +119,8 @@ def test_each_loss_has_its_own_reason() -> None:
     is_away.set()
     outbox.close()
 
-    assert outbox.lost == {
-        "more than 5 records, or 256 MB, waited": {"image": 1},
-        "ValueError: a bad name": {"text": 1},
-        "OSError: no route to the server": {"scalars": 2, "image": 1, "finish": 1},
-    }
+    assert_each(outbox.lost, ("5 records", "256 MB"), ["ValueError: a bad name"], ["OSError: no route"])
+    assert list(outbox.lost.values()) == [{"image": 1}, {"text": 1}, {"scalars": 2, "image": 1, "finish": 1}]
 
 
 def test_the_next_run_waits_for_a_request_of_the_former() -> None:
@@ -137,7 +135,8 @@ def test_the_next_run_waits_for_a_request_of_the_former() -> None:
     former.put(TrackerRecord("open", ()))
     thread = former.close()
     assert thread is not None
-    assert former.lost == {"nothing was written for 0.05 seconds": {"open": 1}}
+    assert_each(former.lost, ["0.05 seconds"])
+    assert list(former.lost.values()) == [{"open": 1}]
 
     def write(record: TrackerRecord) -> str:
         order.append(record.kind)
@@ -179,7 +178,7 @@ def test_a_handler_of_logging_may_log_to_the_page(caplog: pytest.LogCaptureFixtu
             thread = Thread(target=outbox.put, args=(TrackerRecord("text", (record.getMessage(),)),))
             thread.start()
             thread.join(20)
-            assert not thread.is_alive(), "the queue is locked while its thread logs"
+            assert not thread.is_alive(), "the queue is locked"
             said.append(record.getMessage())
 
     said = list[str]()
@@ -191,7 +190,4 @@ def test_a_handler_of_logging_may_log_to_the_page(caplog: pytest.LogCaptureFixtu
             outbox.close()
     finally:
         logger.removeHandler(handler)
-    assert [text.split(":")[0] for text in said] == [
-        "page cannot be written, records are queued",
-        "page can be written again",
-    ]
+    assert_each([text.split(":")[0] for text in said], ("page", "cannot be written"), ("page", "written again"))

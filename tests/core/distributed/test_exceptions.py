@@ -10,6 +10,7 @@ from typing import Any, Never
 import pytest
 from heliograph import RankFailed, TrainingError
 from heliograph.core.distributed.exceptions import Carried
+from heliograph.tests.messages import assert_facts
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -119,7 +120,9 @@ def test_what_cannot_be_pickled_arrives_as_text() -> None:
     error.shy = Shy()  # type: ignore[attr-defined]
     arrived = sent(error)
     assert arrived.args == ("text", repr(lock))
-    assert vars(arrived) == {"held": repr(lock), "shy": "<Shy, whose repr raised RuntimeError>"}
+    assert vars(arrived).keys() == {"held", "shy"}
+    assert vars(arrived)["held"] == repr(lock)
+    assert_facts(vars(arrived)["shy"], "Shy", "RuntimeError")
 
 
 def test_a_type_that_cannot_be_imported_gets_a_stand_in_of_its_name_and_base() -> None:
@@ -185,7 +188,7 @@ def test_a_chain_that_bites_its_tail_ends() -> None:
 
 def test_the_traceback_arrives_as_text() -> None:
     text = Carried.of(raised(ValueError("text"), raised(KeyError("cause")))).text
-    assert text.count("Traceback (most recent call last):") == 2
+    assert text.count("Traceback (most recent") == 2
     assert text.count("in raised\n") == 2
     assert text.endswith("ValueError: text\n")
     assert "ShyError: " in Carried.of(raised(ShyError("text"))).text

@@ -53,7 +53,7 @@ def test_any_number_of_ranks_adds_up_as_one(values: list[Any], ranks: int) -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU to add up on")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_and_so_on_a_gpu() -> None:
     alone, of_ranks = Means(), [Terms(), Terms()]
     for number, value in enumerate(torch.randn(300, device="cuda")):

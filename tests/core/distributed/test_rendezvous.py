@@ -84,8 +84,8 @@ def test_an_attempt_may_have_another_number_of_ranks(join: Join) -> None:
 def test_a_rank_that_came_back_is_not_taken_for_its_former_self(agent: TCPStore, join: Join) -> None:
     dead_attempt(join, 0, world_size=2)
     nonce = agent.get(OFFER).decode().split('"')[1]
-    agent.set(f"heliograph/{nonce}/join/1", "of a dead rank 1")
-    agent.set(f"heliograph/{nonce}/go", f'["{nonce}", "of a dead rank 1"]')
+    agent.set(f"heliograph/{nonce}/join/1", "a dead rank")
+    agent.set(f"heliograph/{nonce}/go", f'["{nonce}", "a dead rank"]')
     with pytest.raises(TimeoutError, match="rank 0 of 2"):
         join(1, 2, timeout=0.0).result()
 

@@ -16,6 +16,7 @@ from heliograph.core.distributed import group as boards
 from heliograph.core.distributed.failure import is_broken_collective, is_late
 from heliograph.core.distributed.group import HEAD, SLOTS, TOKEN, Board, GlooRounds, Group
 from heliograph.core.distributed.membership import membership
+from heliograph.tests.messages import assert_facts
 from heliograph.tests.ranks_pool import Pool, Way, travelling
 from torch.distributed import DistError
 
@@ -91,8 +92,10 @@ def is_elsewhere(way: Way, other: str) -> tuple[str, str]:
 @pytest.mark.parametrize("other", ["barrier", "gather_objects"])
 @pytest.mark.parametrize("way", WAYS)
 def test_who_calls_another_collective_than_a_boundary_is_named_to_all(ranks: Pool, way: Way, other: str) -> None:
-    text = f"The ranks are in different collectives: rank 0 in the boundary; rank 1 in {other}"
-    assert ranks(2).run(is_elsewhere, way, other) == [(text, "")] * 2
+    first, second = ranks(2).run(is_elsewhere, way, other)
+    assert first == second
+    assert_facts(first[0], "rank 0", "boundary", f"rank 1 in {other}")
+    assert first[1] == ""
 
 
 def leaves_before_it_posts(way: Way) -> bool:
@@ -164,7 +167,9 @@ def announces_before_it_leaves() -> str:
 
 
 def test_a_failure_ends_a_wait_before_the_rank_has_left(ranks: Pool) -> None:
-    assert ranks(2).run(announces_before_it_leaves) == ["rank 1 failed with KeyError: 'label'", ""]
+    first, second = ranks(2).run(announces_before_it_leaves)
+    assert_facts(first, "rank 1", "KeyError: 'label'")
+    assert second == ""
 
 
 def sees_the_file(folder: Path) -> tuple[list[str], int, int]:
@@ -250,7 +255,7 @@ def test_where_one_rank_fails_while_the_board_is_made_the_others_fail_too(
     assert outcomes.pop(rank) == ("OSError", "no memory for that", [])
     for kind, text, left in outcomes:
         assert (kind, left) == ("RuntimeError", [])
-        assert text.startswith("A rank exited while the process group of 4 was initialized; ")
+        assert_facts(text, "rank exited", "process group", "4")
 
 
 def breaks_where_the_ranks_are_connected(rank: int) -> tuple[str, str, bool]:
@@ -274,7 +279,7 @@ def test_where_one_rank_fails_while_all_are_connected_the_others_say_so(ranks: P
     assert outcomes.pop(rank) == ("OSError", "no memory for that", False)
     ((kind, text, is_initialized),) = outcomes
     assert (kind, is_initialized) == ("RuntimeError", False)
-    assert text.startswith(f"A rank exited while the process group of 2 was initialized; this is rank {1 - rank}.")
+    assert_facts(text, "rank exited", "process group", "2", f"rank {1 - rank}")
     assert "they could not connect:" in text
     assert ranks(2).run(adds_up) == [2, 2]  # the same processes meet again
 

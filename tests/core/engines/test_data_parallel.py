@@ -114,12 +114,12 @@ def test_without_a_second_gpu_nothing_is_wrapped() -> None:
 @pytest.mark.parametrize(
     ("gpus", "error", "words"),
     [
-        ([], ValueError, r"gpus=\[\] must .* torch sees 2 GPUs, numbered 0 to 1"),
-        ([0, 0], ValueError, r"gpus=\[0, 0\] must name existing GPUs without repetition"),
+        ([], ValueError, r"gpus=\[\].*2 GPUs.*0 to 1"),
+        ([0, 0], ValueError, r"gpus=\[0, 0\].*without repetition"),
         ([0, 2], ValueError, r"gpus=\[0, 2\] must"),
         ([-1], ValueError, r"gpus=\[-1\] must"),
-        ([0, 1, 2], ValueError, r"gpus=\[0, 1, 2\] must .* torch sees 2 GPUs"),
-        (2, TypeError, r"gpus must be a list of GPU numbers, such as \[0, 1\], got 2"),
+        ([0, 1, 2], ValueError, r"gpus=\[0, 1, 2\].*2 GPUs"),
+        (2, TypeError, r"gpus.*\[0, 1\], got 2"),
         ("0", TypeError, "got '0'"),
         ([True], TypeError, r"got \[True\]"),
     ],
@@ -231,7 +231,7 @@ def test_a_wrapper_answers_for_its_module(two_gpus: None) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(GPUS < 2, reason=f"torch sees {GPUS} CUDA devices, and this needs 2")
+@pytest.mark.skipif(GPUS < 2, reason=f"{GPUS} of 2 GPUs")
 def test_two_gpus_train_as_one_does() -> None:
     split, alone = Wrapped(), Wrapped()
     Trainer(engine=DataParallelEngine([0, 1], precision="bf16")).fit(split, data(), optimizer=sgd(), epochs=1)
