@@ -74,7 +74,7 @@ def test_invalid_arguments_are_refused_at_once(options: dict[str, Any], error: t
         ({"optimizer_creator": lambda model, config: model}, TypeError, "an optimizer of torch"),
         ({"scheduler_creator": lambda optimizer, config: optimizer}, TypeError, "a scheduler of torch"),
         ({"loss_creator": lambda config: 3}, TypeError, "loss_creator= takes a loss"),
-        ({"plugin_creator": lambda config: None}, TypeError, "list of plugins, got None"),
+        ({"plugin_creator": lambda config: None}, TypeError, "of plugins, got None"),
         ({"scheduler_creator": creators.plateau}, ValueError, "by a metric, .*'manual'"),
         ({"dataloader_config": {"workers": 3}}, ValueError, "loader_params= has no 'workers'"),
         ({"precision": "fp8"}, ValueError, "fp8"),
