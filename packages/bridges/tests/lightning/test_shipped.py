@@ -11,6 +11,7 @@ import pytest
 import pytorch_lightning
 import torch
 from heliograph import BatchEnd, LearningRate, LogSchedule, Plugin, Run, Trainer, ValidationSchedule, on
+from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests import kit
 from heliograph_bridges.lightning import from_lightning
 from heliograph_bridges.lightning.refused import REFUSED
@@ -71,7 +72,7 @@ def test_it_is_refused_with_the_reason_and_what_of_ours_does_it(name: str) -> No
     refusal = REFUSED[name]
     with pytest.raises(ValueError, match="cannot run here: it") as caught:
         from_lightning(MADE[name]())
-    assert str(caught.value) == f"{name} cannot run here: it {refusal.why}. Use {refusal.instead}."
+    assert_facts(str(caught.value), name, "cannot run here", refusal.why, f"Use {refusal.instead}.")
 
 
 def test_what_inherits_from_a_refused_one_is_refused() -> None:

@@ -85,7 +85,7 @@ def test_an_error_keeps_the_state_of_the_passes_before() -> None:
         @h.on(h.EpochStart)
         def fail(self, run: h.Run, event: h.EpochStart) -> None:
             if event.epoch == 2 and not self.healed:
-                raise creators.OwnError("the disk is on fire")
+                raise creators.OwnError("disk full")
 
         healed = False
 

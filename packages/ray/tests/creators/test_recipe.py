@@ -9,6 +9,7 @@ import pytest
 import torch
 from heliograph.packages.ray.tests.creators import creators
 from heliograph.packages.ray.tests.creators.creators import make, weights
+from heliograph.packages.tests.facts import assert_facts
 from heliograph_ray import CreatorTrainer
 from heliograph_ray.creators import LocalLauncher
 from heliograph_ray.creators.raysgd import ARGUMENTS, CALLS, METHODS
@@ -18,40 +19,40 @@ from heliograph_ray.creators.raysgd import ARGUMENTS, CALLS, METHODS
     ("options", "error", "words"),
     [
         ({"model_creator": torch.nn.Linear(1, 1), "data_creator": None}, TypeError, "data_creator= takes a function"),
-        ({"train_function": 3}, TypeError, "train_function= takes a function or None"),
-        ({"engine": 3}, TypeError, "engine= takes the name of an engine, or a function"),
+        ({"train_function": 3}, TypeError, "train_function= takes a function"),
+        ({"engine": 3}, TypeError, "engine= takes the name"),
         ({"launcher": 2}, TypeError, r"such as LocalLauncher\(2\)"),
         ({"launcher": LocalLauncher}, TypeError, r"such as LocalLauncher\(2\)"),
         (
             {"batchsize": 2},
             TypeError,
-            r"no argument 'batchsize'\. Did you mean 'batch_size'\? Known: .*launcher, .*raysgd",
+            "'batchsize'.*'batch_size'.*launcher, .*raysgd",
         ),
-        ({"seed": "0"}, ValueError, "seed= must be a whole number"),
-        ({"name": "a/b"}, ValueError, "name= becomes part of file names"),
+        ({"seed": "0"}, ValueError, "seed= must be"),
+        ({"name": "a/b"}, ValueError, "name= becomes"),
         ({"dataloader_config": [1]}, TypeError, "dataloader_config= takes a dict"),
         (
             {"batch_size": 0},
             ValueError,
-            "batch_size= must be a whole number of samples of all ranks together",
+            "samples of all ranks",
         ),
-        ({"batch_size": True}, ValueError, "batch_size= must be a whole number"),
-        ({"dataloader_config": {"batch_size": 4}}, ValueError, "is given by batch_size=: leave it out"),
-        ({"scheduler_step_freq": "step"}, ValueError, "'batch', 'epoch', 'manual' or None, got 'step'"),
+        ({"batch_size": True}, ValueError, "batch_size= must be a"),
+        ({"dataloader_config": {"batch_size": 4}}, ValueError, "is given by batch_size="),
+        ({"scheduler_step_freq": "step"}, ValueError, "or None, got 'step'"),
         (
             {"scheduler_creator": creators.scheduler, "scheduler_step_freq": None},
             ValueError,
-            "leaves the scheduler to a train_function or to a plugin, and there is none",
+            "train_function or to a",
         ),
         (
             {"scheduler_creator": creators.scheduler, "train_function": creators.train_as_usual},
             ValueError,
-            "would step a scheduler that the function may step too",
+            "the function may step",
         ),
         (
             {"metrics": {"a": creators.loss}, "train_function": creators.train_as_usual},
             ValueError,
-            "a train_function returns its own",
+            "train_function returns its own",
         ),
     ],
 )
@@ -63,18 +64,18 @@ def test_invalid_arguments_are_refused_at_once(options: dict[str, Any], error: t
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"data_creator": lambda config: [1, 2, 3]}, ValueError, "return a dataset, or two"),
+        ({"data_creator": lambda config: [1, 2, 3]}, ValueError, "a dataset, or two"),
         (
             {"data_creator": lambda config: torch.utils.data.DataLoader(creators.data(config)[0])},
             ValueError,
             "not loaders",
         ),
-        ({"model_creator": lambda config: []}, TypeError, "returns a module or a list of modules"),
-        ({"optimizer_creator": lambda model, config: model}, TypeError, "returns an optimizer of torch"),
-        ({"scheduler_creator": lambda optimizer, config: optimizer}, TypeError, "returns a scheduler of torch"),
-        ({"loss_creator": lambda config: 3}, TypeError, "loss_creator= takes a loss class"),
-        ({"plugin_creator": lambda config: None}, TypeError, "plugin_creator.* returns a list of plugins, got None"),
-        ({"scheduler_creator": creators.plateau}, ValueError, "stepped by a metric, not after every batch: .*'manual'"),
+        ({"model_creator": lambda config: []}, TypeError, "a list of modules"),
+        ({"optimizer_creator": lambda model, config: model}, TypeError, "an optimizer of torch"),
+        ({"scheduler_creator": lambda optimizer, config: optimizer}, TypeError, "a scheduler of torch"),
+        ({"loss_creator": lambda config: 3}, TypeError, "loss_creator= takes a loss"),
+        ({"plugin_creator": lambda config: None}, TypeError, "of plugins, got None"),
+        ({"scheduler_creator": creators.plateau}, ValueError, "by a metric, .*'manual'"),
         ({"dataloader_config": {"workers": 3}}, ValueError, "loader_params= has no 'workers'"),
         ({"precision": "fp8"}, ValueError, "fp8"),
     ],
@@ -97,19 +98,19 @@ def test_the_epoch_frequency_needs_no_scheduler() -> None:
 
 @pytest.mark.parametrize("options", [{"nprocs": 0}, {"nprocs": True}, {"grace": 0.0}, {"grace": "3"}])
 def test_invalid_options_of_the_local_launcher_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"^{next(iter(options))} must be a "):
+    with pytest.raises(ValueError, match=f"^{next(iter(options))} must be a"):
         LocalLauncher(**options)
 
 
 @pytest.mark.parametrize(
     ("argument", "value", "instead"),
     [
-        ("use_gpu", True, "use_cpu=False to compute on a GPU, use_cpu=True on the CPU"),
+        ("use_gpu", True, "use_cpu=False to compute on"),
         ("use_gpu", True, "launcher=RayLauncher(num_workers, use_gpu=True)"),
         (
             "num_replicas",
             4,
-            "launcher=LocalLauncher(4) for processes on this machine, launcher=RayLauncher(4) on a clus",
+            "launcher=RayLauncher(4) on",
         ),
         ("backend", "gloo", "engine=functools.partial(DDPEngine, 'gloo')"),
         ("use_fp16", True, "precision='fp16' or 'bf16'"),
@@ -120,7 +121,7 @@ def test_invalid_options_of_the_local_launcher_are_refused(options: dict[str, An
 def test_an_argument_is_answered_with_ours(argument: str, value: Any, instead: str) -> None:
     with pytest.raises(TypeError) as caught:
         make(**{argument: value})
-    assert str(caught.value).startswith(f"CreatorTrainer has no argument {argument!r}. Instead: ")
+    assert_facts(str(caught.value), "CreatorTrainer", f"argument {argument!r}", "Instead: ")
     assert instead in str(caught.value)
     assert "Did you mean" not in str(caught.value)
 
@@ -141,10 +142,10 @@ def test_creators_may_be_given_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("method", "arguments", "instead"),
     [
-        ("train", {"checkpoint": "auto"}, "the state before each pass is kept in memory"),
-        ("train", {"num_steps": 3}, "a smaller set in data_creator"),
-        ("validate", {"reduce_results": False}, "means over the samples of all ranks"),
-        ("shutdown", {"force": True}, "there is nothing to kill"),
+        ("train", {"checkpoint": "auto"}, "kept in memory"),
+        ("train", {"num_steps": 3}, "smaller set in data_creator"),
+        ("validate", {"reduce_results": False}, "samples of all ranks"),
+        ("shutdown", {"force": True}, "nothing to kill"),
     ],
 )
 def test_an_argument_of_a_method_is_answered(method: str, arguments: dict[str, Any], instead: str) -> None:
@@ -152,7 +153,7 @@ def test_an_argument_of_a_method_is_answered(method: str, arguments: dict[str, A
     with pytest.raises(TypeError) as caught:
         getattr(trainer, method)(**arguments)
     (name,) = arguments
-    assert str(caught.value).startswith(f"CreatorTrainer.{method} has no argument {name!r}. Instead: ")
+    assert_facts(str(caught.value), f"CreatorTrainer.{method}", f"argument {name!r}", "Instead: ")
     assert instead in str(caught.value)
     assert trainer.result is None
     assert trainer.get_model() is not None  # it was not shut down

@@ -11,6 +11,7 @@ import heliograph as h
 import pytest
 from heliograph.events import CATALOGUE
 from heliograph.packages.rules.tests.scripted import LOSS, STATE, controller, rules, train
+from heliograph.packages.tests.facts import assert_facts
 from heliograph_rules.base import RuleFiring, RuleMetric, RuleOperation
 from heliograph_rules.controller import RuleController
 from heliograph_rules.errors import RuleError, RuleKeyError, RuleNameError, RuleSyntaxError, RuleTypeError
@@ -86,28 +87,28 @@ def metric(**entry: Any) -> dict[str, Any]:
         (
             rules(controller("True", triggers=["on_logs"])),
             RuleKeyError,
-            "it has an invalid event (on_logs). Did you mean 'on_log'?",
+            "Did you mean 'on_log'?",
         ),
-        (rules(controller("True", triggers=["on_push_begin"])), RuleKeyError, "has an invalid event (on_push_begin)"),
+        (rules(controller("True", triggers=["on_push_begin"])), RuleKeyError, "invalid event (on_push_begin)"),
         (
             rules(controller("True", operations=["missing.should_stop"])),
             RuleKeyError,
-            "Invalid operation missing.should_stop for control it.",
+            "Invalid operation missing.should_stop",
         ),
         (
             rules(controller("True", operations=["hfcontrols.should_stop"])),
             RuleKeyError,
-            "for control it. Did you mean 'control.should_stop'?",
+            "Did you mean 'control.should_stop'?",
         ),
         (
             rules(controller("True", operations=["hfcontrols"])),
             RuleKeyError,
-            "Invalid operation hfcontrols for control it.",
+            "Invalid operation hfcontrols for",
         ),
         (
             rules(controller("True", operations=["hfcontrols.name"])),
             RuleKeyError,
-            "Invalid operation hfcontrols.name for control it.",
+            "Invalid operation hfcontrols.name for",
         ),
         (
             rules(controller("True", operations=["hfcontrols.__class__"])),
@@ -117,33 +118,33 @@ def metric(**entry: Any) -> dict[str, Any]:
         (
             rules(controller("True", operations=["hfcontrols.should_skip_batch"])),
             RuleError,
-            "BatchStart, but the trigger 'on_log' is Log.",
+            "trigger 'on_log' is Log.",
         ),
-        (metric(**{"class": "Los"}), RuleKeyError, "Undefined metric handler Los. Did you mean 'Loss'?"),
+        (metric(**{"class": "Los"}), RuleKeyError, "Did you mean 'Loss'?"),
         (
             metric(arguments={"window": 2}),
             RuleTypeError,
-            "Loss 'own': it has no argument 'window'. Known: none.",
+            "'window'. Known: none.",
         ),
         (
             metric(arguments={"window": 2}, **{"class": "HistoryBasedMetric"}),
             RuleTypeError,
-            "no argument 'window'. Did you mean 'window_size'? Known: window_size.",
+            "Did you mean 'window_size'?",
         ),
-        (metric(arguments={"name": "x"}), RuleTypeError, "Loss 'own': it has no argument 'name'."),
+        (metric(arguments={"name": "x"}), RuleTypeError, "no argument 'name'"),
         (
             rules(
                 controller("True"), operations=[{"name": "x", "class": "ScaleLearningRate", "arguments": {"facto": 2}}]
             ),
             RuleTypeError,
-            "ScaleLearningRate 'x': it has no argument 'facto'. Did you mean 'factor'?",
+            "Did you mean 'factor'?",
         ),
-        (metric(name="a b"), RuleError, "Rules cannot read a metric named 'a b'"),
-        (metric(name="lambda"), RuleError, "Rules cannot read a metric named 'lambda'"),
-        (metric(name="_own"), RuleError, "Rules cannot read a metric named '_own'"),
-        (metric(name="func_own"), RuleError, "Rules cannot read a metric named 'func_own'"),
-        (metric(name="a__b"), RuleError, "Rules cannot read a metric named 'a__b'"),
-        (metric(name="True"), RuleError, "Rules cannot read a metric named 'True'"),
+        (metric(name="a b"), RuleError, "metric named 'a b'"),
+        (metric(name="lambda"), RuleError, "metric named 'lambda'"),
+        (metric(name="_own"), RuleError, "metric named '_own'"),
+        (metric(name="func_own"), RuleError, "metric named 'func_own'"),
+        (metric(name="a__b"), RuleError, "metric named 'a__b'"),
+        (metric(name="True"), RuleError, "metric named 'True'"),
         (metric(name="max"), RuleError, "'max'"),
         (
             rules(controller("True"), operations=[{"name": "x", "class": "Logs"}]),
@@ -160,7 +161,7 @@ def metric(**entry: Any) -> dict[str, Any]:
         (
             rules(controller("True and")),
             RuleSyntaxError,
-            "Rule for control it is invalid: invalid syntax. A rule is one",
+            "invalid syntax. A rule",
         ),
     ],
 )
@@ -187,7 +188,7 @@ controllers:
     path.write_text(text, encoding="utf-8")
     error = refused(path)
     assert (error.file, error.line, error.controller, error.column) == (str(path), 8, "stopper", 25)
-    assert str(error).startswith(f"{path}, line 8, controller 'stopper', column 25 of its rule: Unknown variable")
+    assert_facts(str(error), f"{path}, line 8", "controller 'stopper'", "column 25", "Unknown variable")
 
     for old, new, line in (
         ("- on_log", "- on_lag", 7),
@@ -219,7 +220,7 @@ def test_classes_of_ones_own_are_named_or_given() -> None:
 
 def test_a_metric_that_does_not_validate_is_refused() -> None:
     source = rules(controller("True"), metrics=[{"name": "own", "class": "Own", "arguments": {"fits": False}}])
-    assert "Metric handler own failed validation." in str(refused(source, metrics=[Own]))
+    assert_facts(str(refused(source, metrics=[Own])), "Metric handler own", "failed")
 
 
 def test_a_metric_may_say_why_it_does_not_validate() -> None:
@@ -260,7 +261,7 @@ def test_a_metric_that_would_never_be_computed_is_refused() -> None:
         when_read = True
 
     error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Deaf}]))
-    assert "Deaf would never be computed" in str(error)
+    assert_facts(str(error), "Deaf would never")
     error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Idle}]))
     assert "Idle has no compute(self," in str(error)
 
@@ -368,7 +369,7 @@ def test_options_are_checked() -> None:
     ids=str,
 )
 def test_arguments_of_a_wrong_type_are_refused(argument: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=rf"^{argument}= must be a (list|dict) of .*, got "):
+    with pytest.raises(TypeError, match=rf"^{argument}= .*(list|dict).* got "):
         RuleController(rules(controller("True")), **{argument: value})
 
 

@@ -95,7 +95,7 @@ def test_a_line_of_many_long_fields_is_cut() -> None:
 
 def test_a_number_that_python_will_not_print_does_no_harm() -> None:
     filled = FormatString("{number} {number:c}").fill({"number": 10**5000})
-    assert filled.count("<number cannot be formatted: ") == 2
+    assert filled.count("<number cannot be formatted") == 2
 
 
 def test_the_names_that_are_read() -> None:

@@ -144,7 +144,7 @@ def test_a_format_that_is_no_text_is_refused() -> None:
 
 def test_the_formats_of_the_examples(caplog: pytest.LogCaptureFixture) -> None:
     if not EXAMPLES.is_dir():
-        pytest.skip("the ancestors' examples are not beside this checkout")
+        pytest.skip("needs the ancestors' examples")
     messages = {}
     for name in ("log_controller.yaml", "logging_controller_with_rank.yaml"):
         for operation in yaml.safe_load((EXAMPLES / name).read_text())["operations"]:
