@@ -59,8 +59,13 @@ class RankProcess:
         # Not a daemon: daemons cannot have children, such as the workers of a loader.
         arguments = child_end, rank, call, grace, get_start_method()
         self._process = spawn.Process(target=enter, args=arguments, name=f"rank-{rank}", daemon=False)
-        with child_end, environment(variables), _interrupts_blocked():
-            self._process.start()
+        # The process inherits the block, until it is ready for a Ctrl-C.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with child_end, environment(variables):
+                self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         self._reader = self._start_reading()
         self._waiter = Thread(target=self._wait, name="heliograph-launch", daemon=True)
         self._waiter.start()
@@ -86,7 +91,8 @@ class RankProcess:
 
     def pass_on(self, signum: int) -> None:
         """Send it a signal that this process got."""
-        if not self.ended and self._process.pid is not None:
+        if not self.ended:
+            assert self._process.pid is not None
             with suppress(ProcessLookupError):  # it is reaped only after `ended`, so the PID is not reused
                 os.kill(self._process.pid, signum)
 
@@ -120,20 +126,17 @@ class RankProcess:
     def _wait(self) -> None:
         # Only the main thread reaps the process, so that its PID is not reused before.
         assert self._process.pid is not None
-        if hasattr(os, "waitid"):
-            with suppress(ChildProcessError):  # reaped by code that waits for any child
-                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        else:  # Windows
-            self._process.join()
+        with suppress(ChildProcessError):  # reaped by code that waits for any child
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         if self._reader.is_alive():  # no report: its child processes may be alive
             self._kill_group()
             self._reader.join(DRAIN)
         self._events.put(Frame("ended", self.rank))
 
     def _kill_group(self) -> None:
-        if hasattr(os, "killpg") and self._process.pid is not None:
-            with suppress(ProcessLookupError, PermissionError):  # no such group, or macOS: only zombies are in it
-                os.killpg(self._process.pid, signal.SIGKILL)
+        assert self._process.pid is not None
+        with suppress(ProcessLookupError, PermissionError):  # no such group, or macOS: only zombies are in it
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -184,19 +187,6 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    # A process that is started within inherits the block, until it is ready for a Ctrl-C.
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 class ParentConnection:
@@ -250,8 +240,7 @@ def enter(pipe: Connection, rank: int, call: bytes, grace: float, start_method: 
     """
     # A spawned process would also spawn, for example, loader workers. A default stays a default.
     set_start_method(None if start_method == get_all_start_methods()[0] else start_method, force=True)
-    if hasattr(os, "setpgid"):  # Windows has none
-        os.setpgid(0, 0)  # so that a terminal's Ctrl-C arrives once, through the parent
+    os.setpgid(0, 0)  # so that a terminal's Ctrl-C arrives once, through the parent
     send(pipe, Frame("began"))
     parent = ParentConnection(pipe, grace)
     open_queue(lambda message: parent.send(Frame("message", payload=message)))
@@ -264,19 +253,13 @@ def enter(pipe: Connection, rank: int, call: bytes, grace: float, start_method: 
 
 def _run(rank: int, call: bytes) -> Frame:
     try:
-        _block_interrupts(signal.SIG_UNBLOCK)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         function, args, kwargs = _load(call)
         return Frame("value", payload=_dump(function(*args, **kwargs), rank))
     except BaseException as error:  # noqa: BLE001  # raised in the parent
         return Frame("error", payload=pickle.dumps(Carried.of(error)))
     finally:
-        _block_interrupts(signal.SIG_BLOCK)
-
-
-def _block_interrupts(how: int) -> None:
-    # The parent starts its children with Ctrl-C blocked.
-    if hasattr(signal, "pthread_sigmask"):  # Windows has none
-        signal.pthread_sigmask(how, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _load(call: bytes) -> Any:
@@ -352,11 +335,10 @@ def launch(
     start method of this process.
 
     A rank has succeeded when `fn` has returned and its value has arrived here. When a rank fails, its error leaves
-    launch with its type, cause and attributes; a type that cannot be imported here is replaced by one of the same name
-    that inherits from its nearest importable base. The error of the rank that failed first is raised, not one that
-    followed from it. Its traceback and the errors of other ranks are in its notes, its rank is in `heliograph_rank`. A
-    SystemExit leaves launch as well, so that the script exits with the status of `fn`; with status 0 it does so after
-    the other ranks ended.
+    launch with its type, cause and attributes; a type that cannot be imported here becomes a RuntimeError. The error of
+    the rank that failed first is raised, not one that followed from it. Its traceback and the errors of other ranks are
+    in its notes, its rank is in `heliograph_rank`. A SystemExit leaves launch as well, so that the script exits with
+    the status of `fn`; with status 0 it does so after the other ranks ended.
 
     In the main thread, Ctrl-C, SIGTERM and SIGUSR1 are passed on to the ranks, which close properly; a second Ctrl-C
     kills them. If this process is killed, the ranks get a SIGTERM. No rank outlives launch.
@@ -507,7 +489,7 @@ def _pickle(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         ) from error
 
 
-PASSED_ON = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 TICK = 1.0  # seconds until a signal is handled that arrived just before a wait began
 
 logger = logging.getLogger("heliograph")

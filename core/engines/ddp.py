@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from hashlib import sha256
 from inspect import isgeneratorfunction
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Unpack
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ from ..distributed.membership import Membership, membership
 from ..distributed.shared_control import check_equal_on_ranks
 from ..distributed.watch import Limits, Watch
 from .device import DeviceEngine, parse_device
-from .options import PrecisionName
+from .options import ComputeOptions, ProcessOptions
 
 
 class ProcessEngine(DeviceEngine, ABC):
@@ -43,12 +43,10 @@ class ProcessEngine(DeviceEngine, ABC):
         backend: the backend for gradients, `gloo` or `nccl`; by default nccl for GPUs.
         device: `cpu` or `cuda`; by default a GPU if there is one, namely the one whose number is the local rank. With a
             number, as in `cuda:0`, exactly that one.
-        precision: as `DeviceEngine`.
-        deterministic: as `DeviceEngine`.
-        cudnn_benchmark: as `DeviceEngine`.
         timeout: seconds after which a rank stops waiting for another, in any exchange.
         report_after: seconds in one exchange after which each rank logs where all of them are.
         grace: seconds that a run has to end after another rank has failed, before its process is ended.
+        options: `precision`, `deterministic` and `cudnn_benchmark`, as `DeviceEngine`.
 
     Raises:
         ValueError: as `DeviceEngine`; the environment is contradictory; the backend is not available.
@@ -61,20 +59,13 @@ class ProcessEngine(DeviceEngine, ABC):
         backend: Backend | None = None,
         *,
         device: str | torch.device | None = None,
-        precision: PrecisionName = "fp32",
-        deterministic: bool = False,
-        cudnn_benchmark: bool = False,
         timeout: float = 600.0,
         report_after: float = 60.0,
         grace: float = 30.0,
+        **options: Unpack[ComputeOptions],
     ) -> None:
         member = membership()
-        super().__init__(
-            local_device(device, member),
-            precision=precision,
-            deterministic=deterministic,
-            cudnn_benchmark=cudnn_benchmark,
-        )
+        super().__init__(local_device(device, member), **options)
         for name, value in (("timeout", timeout), ("report_after", report_after), ("grace", grace)):
             check_number(f"{name}=", value, of="seconds", more_than=0, finite=False)
         self.rank, self.local_rank, self.world_size = member.rank, member.local_rank, member.world_size
@@ -363,20 +354,14 @@ class DDPEngine(ProcessEngine):
     checkpoint. A training step that yields several losses runs without it; its gradients are averaged in the same way.
 
     Args:
-        backend: the backend for gradients, `gloo` or `nccl`; by default nccl for GPUs.
-        device: `cpu` or `cuda`; by default a GPU if there is one, namely the one whose number is the local rank. With a
-            number, as in `cuda:0`, exactly that one.
-        precision: as `DeviceEngine`.
-        deterministic: as `DeviceEngine`.
-        cudnn_benchmark: as `DeviceEngine`.
+        backend: as `ProcessEngine`.
         sync_batch_norm: share the statistics of batch norms during training; on GPUs only.
         find_unused_parameters: look in every step for parameters without a gradient; otherwise they are an error.
         static_graph: the same parameters get gradients, in the same way, in every step; not with accumulation.
         bucket_cap_mb: MiB of gradients in one exchange; 25 by default.
         gradient_as_bucket_view: use the exchange buffers as gradients, which avoids copies.
-        timeout: seconds after which a rank stops waiting for another, in any exchange.
-        report_after: seconds in one exchange after which each rank logs where all of them are.
-        grace: seconds that a run has to end after another rank has failed, before its process is ended.
+        options: `device`, `precision`, `deterministic`, `cudnn_benchmark`, `timeout`, `report_after` and `grace`, as
+            `ProcessEngine`.
 
     Raises:
         ValueError: as `ProcessEngine`; `sync_batch_norm` is set on the CPU.
@@ -386,29 +371,14 @@ class DDPEngine(ProcessEngine):
         self,
         backend: Backend | None = None,
         *,
-        device: str | torch.device | None = None,
-        precision: PrecisionName = "fp32",
-        deterministic: bool = False,
-        cudnn_benchmark: bool = False,
         sync_batch_norm: bool = False,
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         bucket_cap_mb: float | None = None,
         gradient_as_bucket_view: bool = False,
-        timeout: float = 600.0,
-        report_after: float = 60.0,
-        grace: float = 30.0,
+        **options: Unpack[ProcessOptions],
     ) -> None:
-        super().__init__(
-            backend,
-            device=device,
-            precision=precision,
-            deterministic=deterministic,
-            cudnn_benchmark=cudnn_benchmark,
-            timeout=timeout,
-            report_after=report_after,
-            grace=grace,
-        )
+        super().__init__(backend, **options)
         if bucket_cap_mb is not None:
             check_number("bucket_cap_mb=", bucket_cap_mb, of="MiB", more_than=0, finite=False, or_else="None for 25")
         if sync_batch_norm and self.device.type == "cpu":

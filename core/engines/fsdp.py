@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..distributed.exchange import broadcast_tensors
 from .ddp import Backend, ProcessEngine
-from .options import PrecisionName
+from .options import ProcessOptions
 from .precision import DTYPES
 from .sharded_states import (
     Modules,
@@ -66,7 +66,6 @@ class FSDPEngine(ProcessEngine):
 
     Args:
         backend: as `ProcessEngine`.
-        device: as `ProcessEngine`.
         shard: the submodules that are gathered separately: module classes, as in `shard=nn.TransformerEncoderLayer` or
             a list of them, or a function that returns True for such a module. By default the elements of the outermost
             `nn.Sequential`, `nn.ModuleList` and `nn.ModuleDict`. A submodule that shares a parameter with another part
@@ -78,12 +77,8 @@ class FSDPEngine(ProcessEngine):
             unequal numbers, or if an evaluation is cut short, ranks wait until the timeout.
         state: the contents of checkpoints: `full`, gathered on the main rank and loaded by any engine; or `sharded`,
             written by all ranks.
-        precision: as `ProcessEngine`.
-        deterministic: as `ProcessEngine`.
-        cudnn_benchmark: as `ProcessEngine`.
-        timeout: as `ProcessEngine`.
-        report_after: as `ProcessEngine`.
-        grace: as `ProcessEngine`.
+        options: `device`, `precision`, `deterministic`, `cudnn_benchmark`, `timeout`, `report_after` and `grace`, as
+            `ProcessEngine`.
 
     Raises:
         TypeError: `shard` is neither classes nor a function.
@@ -97,28 +92,13 @@ class FSDPEngine(ProcessEngine):
         self,
         backend: Backend | None = None,
         *,
-        device: str | torch.device | None = None,
         shard: Kinds | Callable[[nn.Module], bool] | None = None,
         reshard_after_forward: bool | None = None,
         whole_evaluations: bool = True,
         state: Literal["full", "sharded"] = "full",
-        precision: PrecisionName = "fp32",
-        deterministic: bool = False,
-        cudnn_benchmark: bool = False,
-        timeout: float = 600.0,
-        report_after: float = 60.0,
-        grace: float = 30.0,
+        **options: Unpack[ProcessOptions],
     ) -> None:
-        super().__init__(
-            backend,
-            device=device,
-            precision=precision,
-            deterministic=deterministic,
-            cudnn_benchmark=cudnn_benchmark,
-            timeout=timeout,
-            report_after=report_after,
-            grace=grace,
-        )
+        super().__init__(backend, **options)
         if state not in ("full", "sharded"):
             raise ValueError(f"state= must be 'full' or 'sharded', got {state!r}.")
         self.state = state
@@ -353,15 +333,11 @@ class FSDPEngine(ProcessEngine):
     def _sharder(self) -> Callable[[nn.Module], Any]:
         # Never more than one module is complete on the device.
         from torch.distributed.device_mesh import DeviceMesh
-        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         from torch.distributed.tensor import DTensor
 
         group = self.group
         assert group is not None
-        if self.backend == "gloo" and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
-            raise ValueError(
-                f"FSDPEngine over gloo needs torch 2.8 or newer, this is {torch.__version__}: update torch."
-            )
         mesh = self._mesh = DeviceMesh.from_group(group.tensors, self.device.type)
         full = MixedPrecisionPolicy()
         mixed = MixedPrecisionPolicy(DTYPES.get(self.precision.name), torch.float32, cast_forward_inputs=False)

@@ -194,39 +194,15 @@ def _supports(device: torch.device, name: PrecisionName) -> bool:
 
 @contextmanager
 def _tensor_float() -> Iterator[None]:
-    """Allow TensorFloat-32 within this context.
-
-    torch has an older and a newer API for this. The older one is used, as by torch's compiler. It refuses to read
-    settings that were made by the newer one, which is used in that case.
-    """
-    settings = _newer_settings()
-    values = [setting.fp32_precision for setting in settings]
+    # torch's older names, which its compiler reads.
+    before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
     try:
-        older = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
-    except RuntimeError:
-        older = None
-    try:
-        if older is None:
-            for setting in settings[1:]:
-                setting.fp32_precision = "tf32"
-        else:
-            torch.set_float32_matmul_precision("high")
-            torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
         yield
     finally:
-        if older is not None:
-            torch.set_float32_matmul_precision(older[0])
-            torch.backends.cudnn.allow_tf32 = older[1]
-        for setting, value in zip(settings, values, strict=True):
-            setting.fp32_precision = value
-
-
-def _newer_settings() -> list[Any]:
-    # Objects with an attribute `fp32_precision`, the CPU's first; none before torch 2.9.
-    backends: Any = torch.backends
-    if not hasattr(backends.cudnn, "conv"):
-        return []
-    return [backends.mkldnn.matmul, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 class LossScaling:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ...events.checks import known_names
@@ -36,7 +36,7 @@ def parameters_of(module: nn.Module, *, remove_duplicate: bool = True) -> Iterat
 
 
 def refuse_shared_weights(modules: Mapping[str, nn.Module], engine: str, processes: int) -> None:
-    """Raise if several processes compute one model together, as in tensor parallelism.
+    """Raise ValueError if several processes compute one model together, as in tensor parallelism.
 
     They would need the same batches, but engines give each process other batches.
 
@@ -44,94 +44,19 @@ def refuse_shared_weights(modules: Mapping[str, nn.Module], engine: str, process
         modules: of the task, by name.
         engine: its name.
         processes: the world size of the engine.
-
-    Raises:
-        ValueError: a parameter or buffer is a `DTensor`, or a layer communicates with some of the processes only.
     """
     from torch.distributed.tensor import DTensor
 
+    reality = "each process gets other batches" if processes > 1 else "each process trains a separate model"
     for root, module in modules.items():
-        for name, tensor in _tensors(module):
+        for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             if isinstance(tensor, DTensor) and (size := tensor.device_mesh.size()) > 1:
                 raise ValueError(
-                    f"{root}.{name} is a DTensor that {size} processes share{_other_batches(engine, processes)}"
+                    f"{root}.{name} is a DTensor that {size} processes share, so they compute one model together, as "
+                    f"in tensor parallelism. They would need the same batches, but with {engine} {reality}. Use a "
+                    f"model with complete parameters in each process; FSDPEngine() shards a large one. A failed run "
+                    f"with FSDPEngine leaves a sharded model: build a new task."
                 )
-        if processes > 1:
-            for name, part in module.named_modules(prefix=root):
-                if (partial_group := _partial_group(part, processes)) is not None:
-                    attribute, size = partial_group
-                    raise ValueError(
-                        f"{name}.{attribute} is a group of {size} of the {processes} processes"
-                        f"{_other_batches(engine, processes)} If each process of that group takes its own batches, "
-                        f"keep the group outside of the layers that have parameters."
-                    )
-
-
-def _other_batches(engine: str, processes: int) -> str:
-    reality = "each process gets other batches" if processes > 1 else "each process trains a separate model"
-    return (
-        f", so they compute one model together, as in tensor parallelism. They would need the same batches, but with "
-        f"{engine} {reality}. Use a model with complete parameters in each process; FSDPEngine() shards a large one. A "
-        f"failed run with FSDPEngine leaves a sharded model: build a new task."
-    )
-
-
-def _partial_group(layer: nn.Module, processes: int) -> tuple[str, int] | None:
-    # The attribute and the size of a group of some of the processes in a layer with parameters.
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
-
-    if isinstance(layer, _NormBase) or next(layer.parameters(recurse=False), None) is None:
-        return None  # norms may share statistics of different batches
-    for name, value in vars(layer).items():
-        sizes = [value.size()] if isinstance(value, ProcessGroup) else []
-        sizes += value.mesh.shape if isinstance(value, DeviceMesh) else []
-        for size in sizes:
-            if 1 < size < processes:
-                return name, size
-    return None
-
-
-def loadable(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved state for `load_state_dict`; fill expanded tensors of the module, into which torch cannot copy.
-
-    Raises:
-        ValueError: an expanded tensor was saved with different values in places that share memory.
-    """
-    state = dict(saved)
-    for name, tensor in _tensors(module):
-        if is_expanded(tensor) and isinstance(saved.get(name), Tensor):
-            _fill(tensor.detach(), saved[name], name)
-            state[name] = tensor  # torch then copies nothing
-    return state
-
-
-def is_expanded(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and any(_expanded_dimensions(tensor))
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
-
-
-def _expanded_dimensions(tensor: Tensor) -> list[bool]:
-    return [stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
-
-
-def _fill(tensor: Tensor, saved: Tensor, name: str) -> None:
-    value, target = saved, tensor
-    for dimension, is_expanded_here in enumerate(_expanded_dimensions(tensor)):
-        if is_expanded_here:
-            value, target = value.narrow(dimension, 0, 1), target.narrow(dimension, 0, 1)
-    repeated = value.expand_as(saved)
-    if not ((repeated == saved) | ((repeated != repeated) & (saved != saved))).all():  # NaN equals NaN here
-        raise ValueError(
-            f"{name} is an expanded tensor, which has one value in many places, but the checkpoint has different "
-            f"values there: clone() it in your program."
-        )
-    with torch.no_grad():
-        target.copy_(value)
 
 
 EXTRA_STATE = "_extra_state"  # torch's suffix for the state of `set_extra_state`
@@ -166,19 +91,8 @@ def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str
             if is_weight and value.shape != then[part].shape:
                 raise ValueError(
                     f"The checkpoint's {name}.{part} has the shape {list(then[part].shape)}, the task's "
-                    f"{list(value.shape)}: use the task that wrote it" + _resizing_hint(module, part) + "."
+                    f"{list(value.shape)}: use the task that wrote it."
                 )
-
-
-def _resizing_hint(module: nn.Module, part: str) -> str:
-    # Only for buffers, whose shapes the training may change.
-    if part not in [plain_name(name) for name, _ in module.named_buffers(remove_duplicate=False)]:
-        return ""
-    owner = type(module.get_submodule(part.rpartition(".")[0])).__name__
-    return (
-        f"; or, if the training changes the shape of this buffer, give {owner} a _load_from_state_dict that resizes "
-        f"it (torch does not call load_state_dict of an inner module)"
-    )
 
 
 def load_module(name: str, module: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -189,7 +103,7 @@ def load_module(name: str, module: nn.Module, weights: Mapping[str, Any]) -> Non
     """
     names = {plain_name(key): key for key in module.state_dict()}
     try:
-        module.load_state_dict(loadable(module, {names.get(name, name): value for name, value in weights.items()}))
+        module.load_state_dict({names.get(name, name): value for name, value in weights.items()})
     except RuntimeError as error:
         raise ValueError(
             f"The task's {name!r} does not take the checkpoint's: use the task that wrote it. {error}"

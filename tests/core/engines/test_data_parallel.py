@@ -187,17 +187,6 @@ def test_wrappers_come_off_after_a_failure(two_gpus: None, kind: Any) -> None:
     assert task.model is model
 
 
-def test_only_the_named_modules_are_wrapped(two_gpus: None) -> None:
-    task = Wrapped()
-    seen: list[tuple[Any, ...]] = []
-    trainer = Trainer(engine=on_two(modules=["other"]))
-    trainer.bus.on(BatchStart, lambda run, event: seen.append((type(task.model), type(task.other))))
-    trainer.fit(task, data(), optimizer=sgd(), epochs=1)
-    assert seen == [(Net, Split)] * 3
-    with pytest.raises(ValueError, match="Wrapped are loss_fn,"):
-        Trainer(engine=on_two(modules=["modle"])).fit(task, data(), optimizer=sgd(), epochs=1)
-
-
 @pytest.mark.parametrize("enabled", [True, False])
 def test_replicas_compute_under_the_autocast_that_holds_around_them(
     two_gpus: None, monkeypatch: pytest.MonkeyPatch, enabled: bool

@@ -61,7 +61,6 @@ def with_another(monkeypatch: pytest.MonkeyPatch) -> None:
         (2, {"use_cpu": True}, "cpu"),
         (2, {"use_cpu": False}, "cuda"),
         (2, {"gpus": [1]}, "cuda:1"),
-        (2, {"gpus": (0,), "use_cpu": False}, "cuda:0"),
         (2, {"device": "cuda:1"}, "cuda:1"),
         (2, {"device": torch.device("cpu")}, "cpu"),
         (0, {"device": None, "gpus": None, "use_cpu": None}, "cpu"),
@@ -92,9 +91,9 @@ def test_an_apple_gpu_that_is_not_there_is_refused(gpus: Any) -> None:
 @pytest.mark.parametrize(
     ("count", "options", "error", "words"),
     [
-        (2, {"use_cpu": True, "gpus": [0]}, ValueError, r"use_cpu=True and gpus=\[0\] contradict each other"),
-        (2, {"device": "cpu", "gpus": [0]}, ValueError, "Give device=, or gpus= and use_cpu=, not both"),
-        (2, {"device": "cpu", "use_cpu": True}, ValueError, "Give device=, or gpus= and use_cpu=, not both"),
+        (2, {"use_cpu": True, "gpus": [0]}, ValueError, r"only one of .* gpus=\[0\], use_cpu=True"),
+        (2, {"device": "cpu", "gpus": [0]}, ValueError, "only one of .* device='cpu'"),
+        (2, {"device": "cpu", "use_cpu": True}, ValueError, "only one of .* device='cpu'"),
         (0, {"use_cpu": False}, RuntimeError, "use_cpu=False needs a GPU, but torch sees none"),
         (0, {"gpus": [0]}, RuntimeError, r"gpus=\[0\] needs CUDA, but torch sees no CUDA device"),
         (2, {"gpus": [0, 1, 2]}, ValueError, r"\[0, 1, 2\] must .* torch sees 2 GPUs, numbered 0 to 1"),
@@ -102,7 +101,6 @@ def test_an_apple_gpu_that_is_not_there_is_refused(gpus: Any) -> None:
         (2, {"gpus": [1, 1]}, ValueError, r"\[1, 1\] must .* without repetition"),
         (2, {"gpus": []}, ValueError, r"gpus=\[\] must"),
         (2, {"gpus": 2}, TypeError, r"gpus must be a list of GPU numbers, such as \[0, 1\], got 2"),
-        (2, {"use_cpu": "yes"}, TypeError, "use_cpu must be True, False or None, got 'yes'"),
         (0, {"device": "cuda"}, ValueError, "Device 'cuda' is not available"),
         (0, {"precison": "bf16"}, TypeError, "Trainer has no option 'precison'. Did you mean 'precision'"),
         (0, {"device": "cpu", "precision": "tf32"}, ValueError, "which allows fp32, bf16, fp16"),
@@ -183,7 +181,7 @@ def test_an_engine_by_name_is_given_what_it_takes() -> None:
 
 
 def test_what_an_engine_does_not_take_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"option device=."):
+    with pytest.raises(TypeError, match="'device'"):
         Trainer(engine="data_parallel", device="cpu")
 
 

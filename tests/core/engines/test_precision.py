@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -321,26 +320,9 @@ def test_an_optimizer_may_step_twice_while_another_has_gradients() -> None:
 # TensorFloat-32.
 
 
-def tensor_float() -> list[Any]:
-    """Return all that torch has on it."""
-    backends: Any = torch.backends
-    return [
-        torch.get_float32_matmul_precision(),
-        backends.cudnn.allow_tf32,
-        *(each.fp32_precision for each in (backends.mkldnn.matmul, backends.cuda.matmul, backends.cudnn.conv)),
-    ]
-
-
-@contextmanager
-def given_back() -> Iterator[None]:
-    backends: Any = torch.backends
-    places = (backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.cudnn.rnn)
-    values = [each.fp32_precision for each in places]
-    try:
-        yield
-    finally:
-        for each, value in zip(places, values, strict=True):
-            each.fp32_precision = value
+def tensor_float() -> tuple[str, bool]:
+    """Return torch's settings for it."""
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 
 
 def test_tensor_float_is_allowed_within_a_run_only() -> None:
@@ -352,16 +334,6 @@ def test_tensor_float_is_allowed_within_a_run_only() -> None:
     assert tensor_float() == before
     with Precision("fp32").running():
         assert tensor_float() == before
-
-
-def test_what_a_user_set_by_torch_s_newer_names_is_given_back() -> None:
-    backends: Any = torch.backends
-    with given_back():
-        backends.cuda.matmul.fp32_precision = "tf32"  # after this, the older names cannot be read
-        backends.cudnn.conv.fp32_precision = "ieee"
-        with Precision("tf32").running():
-            assert (backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision) == ("tf32", "tf32")
-        assert (backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision) == ("tf32", "ieee")
 
 
 # On a GPU.
