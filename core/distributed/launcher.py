@@ -549,7 +549,8 @@ class Job:
             while not self._is_done:
                 self._wait()
         ProcessFailure.raise_first(self._failures, self._killed, self._grace, self._sent)
-        return [self._value(process) for process in self._processes]
+        reports = [process.report for process in self._processes]
+        return [pickle.loads(report.payload) for report in reports if report is not None]  # noqa: S301  # our own child
 
     def close(self) -> None:
         """End waiting ranks, and wait for their end; kill ranks that do not end."""
@@ -662,12 +663,3 @@ class Job:
         self._sent.add(signum)
         for process in self._processes:
             process.pass_on(signum)
-
-    def _value(self, process: RankProcess) -> Any:
-        assert process.report is not None
-        try:
-            return pickle.loads(process.report.payload)  # noqa: S301  # from our own child
-        except Exception as error:
-            raise TypeError(
-                f"The value of rank {process.rank} cannot be loaded in this process: {error}. Return plain data."
-            ) from error

@@ -57,7 +57,8 @@ def membership(environment: Mapping[str, str] | None = None) -> Membership:
         return Membership()
     if (rank, world_size) == (0, 1):
         return Membership()
-    local_rank, local_world_size = rank, world_size
+    local_rank = rank
+    local_world_size: int | None = world_size
     if "LOCAL_RANK" in variables:
         local_rank = _number(variables, "LOCAL_RANK")
         local_world_size = _number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else None

@@ -25,11 +25,11 @@ class DataParallelEngine(DeviceEngine):
         options: `precision`, `deterministic` and `cudnn_benchmark`, as `DeviceEngine`; for all GPUs.
 
     Raises:
-        ValueError: a GPU does not exist or is named twice; also as `DeviceEngine`.
+        ValueError: the first GPU does not exist; also as `DeviceEngine`.
     """
 
     def __init__(self, gpus: Sequence[int] | None = None, **options: Unpack[ComputeOptions]) -> None:
-        self.gpus = list(range(torch.cuda.device_count())) if gpus is None else check_gpus(gpus)
+        self.gpus = list(range(torch.cuda.device_count())) if gpus is None else list(gpus)
         self._wrapped: list[tuple[Any, str, Any]] = []
         super().__init__(torch.device("cuda", self.gpus[0]) if self.gpus else None, **options)
 
@@ -80,19 +80,3 @@ class Split(nn.DataParallel[nn.Module]):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
-
-
-def check_gpus(gpus: Sequence[int]) -> list[int]:
-    """Return the numbers of existing GPUs.
-
-    Raises:
-        TypeError: it is not a list of whole numbers.
-        ValueError: it is empty, or a GPU does not exist or is named twice.
-    """
-    if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence) or not all(type(gpu) is int for gpu in gpus):
-        raise TypeError(f"gpus must be a list of GPU numbers, such as [0, 1], got {gpus!r}.")
-    count = torch.cuda.device_count()
-    if not gpus or len(set(gpus)) < len(gpus) or not set(gpus) <= set(range(count)):
-        visible = f"torch sees {count} GPUs" + f", numbered 0 to {count - 1}" * bool(count)
-        raise ValueError(f"gpus={list(gpus)} must name existing GPUs without repetition: {visible}.")
-    return list(gpus)

@@ -11,6 +11,7 @@ import torch
 from ...plugins.discovery import Discovered, discover, find
 from ..distributed.membership import Membership, membership
 from .contract import LoopEngine
+from .device import check_device
 from .options import EngineOptions
 
 DEVICE_OPTIONS = ("device", "gpus", "use_cpu")
@@ -21,10 +22,9 @@ def choose_device(member: Membership, options: EngineOptions) -> str | torch.dev
 
     Raises:
         RuntimeError: a GPU is requested, but there is none.
-        TypeError: `gpus` is not a list of numbers.
         ValueError: the options contradict each other or the machine's devices.
     """
-    device, gpus, use_cpu = (options.get(name) for name in DEVICE_OPTIONS)
+    device, gpus, use_cpu = options.get("device"), options.get("gpus"), options.get("use_cpu")
     if (device, gpus, use_cpu).count(None) < 2:
         raise ValueError(f"Give only one of device=, gpus= and use_cpu=, got {device=}, {gpus=}, {use_cpu=}.")
     if use_cpu:
@@ -46,9 +46,7 @@ def _gpu_for(member: Membership, gpus: Sequence[int]) -> torch.device:
             f"gpus={gpus!r} needs CUDA, but torch sees no CUDA device. Leave gpus out to use another device (an Apple "
             f"GPU is device='mps'); nvidia-smi and torch.version.cuda show why no GPU is visible."
         )
-    from .data_parallel import check_gpus
-
-    chosen = check_gpus(gpus)
+    chosen = list(gpus)
     if member.world_size == 1 and len(chosen) > 1:
         raise ValueError(
             f"gpus={chosen} names {len(chosen)} GPUs, but a single process uses one. To use all, start one process per "
@@ -60,7 +58,7 @@ def _gpu_for(member: Membership, gpus: Sequence[int]) -> torch.device:
             f"gpus={chosen} names {len(chosen)} GPUs, but {member.local_world_size or member.local_rank + 1} processes "
             f"were started on this machine: each process needs one GPU."
         )
-    return torch.device("cuda", chosen[member.local_rank])
+    return check_device(torch.device("cuda", chosen[member.local_rank]))
 
 
 GROUP = "heliograph.engines"

@@ -16,8 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.hooks import RemovableHandle
 
 from ..distributed.exchange import broadcast_tensors
-from .ddp import Backend, ProcessEngine
-from .options import ProcessOptions
+from .ddp import Backend, ProcessEngine, ProcessOptions
 from .precision import DTYPES
 from .sharded_states import (
     Modules,
@@ -81,7 +80,6 @@ class FSDPEngine(ProcessEngine):
             `ProcessEngine`.
 
     Raises:
-        TypeError: `shard` is neither classes nor a function.
         ValueError: as `ProcessEngine`; an option is unknown.
     """
 
@@ -217,14 +215,8 @@ class FSDPEngine(ProcessEngine):
         return step
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        # Refuses to gather weights while a handler runs on some ranks only.
-        refuse = self._refuse_gathering
-        if torch.compiler.is_compiling():  # as for torch's own hooks
-            refuse = torch._dynamo.disable(refuse)  # type: ignore[no-untyped-call]
-        refuse()
-
-    def _refuse_gathering(self) -> None:
-        if not self._is_gathered:
+        # Refuses to gather weights while a handler runs on some ranks only; compiled code is not checked.
+        if not self._is_gathered and not torch.compiler.is_compiling():
             with self.exchanging("the forward of a sharded module"):
                 pass
 

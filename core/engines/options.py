@@ -40,15 +40,6 @@ class EngineOptions(ComputeOptions, total=False):
     use_cpu: bool | None
 
 
-class ProcessOptions(ComputeOptions, total=False):
-    """Options of all engines of several processes: `ComputeOptions` and those of `ProcessEngine`."""
-
-    device: str | torch.device | None
-    timeout: float
-    report_after: float
-    grace: float
-
-
 def modules_of(task: Any) -> dict[str, nn.Module]:
     """Return the modules of a task by attribute name, or the task itself; a compiled module is unwrapped."""
     named = {"task": task} if isinstance(task, nn.Module) else vars(task)

@@ -333,7 +333,7 @@ def test_values_must_be_pickled_and_loaded() -> None:
     with pytest.raises(TypeError, match="0 returned an Unpicklable") as caught:
         launch(jobs.Unpicklable, nprocs=1)
     assert caught.value.heliograph_rank == 0  # type: ignore[attr-defined]
-    with pytest.raises(TypeError, match="process: refused"):
+    with pytest.raises(ValueError, match="refused"):
         launch(jobs.Unloadable, nprocs=1)
 
 

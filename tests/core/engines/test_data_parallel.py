@@ -111,30 +111,6 @@ def test_without_a_second_gpu_nothing_is_wrapped() -> None:
     assert engine.device.type == ("cuda" if GPUS else "cpu")
 
 
-@pytest.mark.parametrize(
-    ("gpus", "error", "words"),
-    [
-        ([], ValueError, r"gpus=\[\] must .* torch sees 2 GPUs, numbered 0 to 1"),
-        ([0, 0], ValueError, r"gpus=\[0, 0\] must name existing GPUs without repetition"),
-        ([0, 2], ValueError, r"gpus=\[0, 2\] must"),
-        ([-1], ValueError, r"gpus=\[-1\] must"),
-        ([0, 1, 2], ValueError, r"gpus=\[0, 1, 2\] must .* torch sees 2 GPUs"),
-        (2, TypeError, r"gpus must be a list of GPU numbers, such as \[0, 1\], got 2"),
-        ("0", TypeError, "got '0'"),
-        ([True], TypeError, r"got \[True\]"),
-    ],
-)
-def test_gpus_that_are_not_there_are_refused(
-    monkeypatch: pytest.MonkeyPatch, gpus: Any, error: type[Exception], words: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(error, match=words):
-        DataParallelEngine(gpus)
-
-
-# Several.
-
-
 def test_modules_with_parameters_are_wrapped_while_a_run_goes_on(two_gpus: None) -> None:
     task, alone = Wrapped(), Wrapped()
     order, parts = list(vars(task)), modules_of(task)
