@@ -47,7 +47,9 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, rank: int, place: str) -> Self:
         """Return the report about an exception."""
-        return cls(rank, qualified_name(type(error)), error_text(error), place, isinstance(error, KeyboardInterrupt))
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        return cls(rank, name, error_text(error), place, isinstance(error, KeyboardInterrupt))
 
     @classmethod
     def read(cls, text: str | bytes) -> Self:
@@ -60,10 +62,6 @@ class Failure:
         """Return the exception for the other ranks: KeyboardInterrupt after a Ctrl-C, else RankFailed."""
         error = RankFailed(self.rank, self.kind, self.text, self.place)
         return KeyboardInterrupt(str(error)) if self.interrupt else error
-
-
-def qualified_name(kind: type[BaseException]) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def is_broken_collective(error: BaseException) -> bool:

@@ -22,7 +22,6 @@ from typing import Any
 from ...events.checks import check_number, check_whole_number
 from ...events.errors import describe_error
 from ..system.errors import RankFailed
-from ..system.extras import kind_of
 from ..system.signals import SignalHook
 from .exceptions import Carried, ProcessFailure, silent_death
 from .queue import Frame, open_queue, receive, send
@@ -57,7 +56,7 @@ class RankProcess:
         spawn = get_context("spawn")
         self._pipe, child_end = spawn.Pipe()
         # Not a daemon: daemons cannot have children, such as the workers of a loader.
-        arguments = child_end, rank, call, grace, get_start_method()
+        arguments = child_end, call, grace, get_start_method()
         self._process = spawn.Process(target=enter, args=arguments, name=f"rank-{rank}", daemon=False)
         # The process inherits the block, until it is ready for a Ctrl-C.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -228,12 +227,11 @@ class ParentConnection:
         os._exit(1)
 
 
-def enter(pipe: Connection, rank: int, call: bytes, grace: float, start_method: str) -> None:
+def enter(pipe: Connection, call: bytes, grace: float, start_method: str) -> None:
     """Run a rank; do not return.
 
     Args:
         pipe: to the parent.
-        rank: this process's number.
         call: the function and its arguments, pickled; the parent sends further calls.
         grace: seconds that this process has to end when the parent is gone.
         start_method: the parent's default start method, which this process uses too.
@@ -245,17 +243,17 @@ def enter(pipe: Connection, rank: int, call: bytes, grace: float, start_method: 
     parent = ParentConnection(pipe, grace)
     open_queue(lambda message: parent.send(Frame("message", payload=message)))
     while call:
-        report = _run(rank, call)
+        report = _run(call)
         _flush()
         call = parent.report(report)
     _leave()
 
 
-def _run(rank: int, call: bytes) -> Frame:
+def _run(call: bytes) -> Frame:
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         function, args, kwargs = _load(call)
-        return Frame("value", payload=_dump(function(*args, **kwargs), rank))
+        return Frame("value", payload=pickle.dumps(function(*args, **kwargs)))
     except BaseException as error:  # noqa: BLE001  # raised in the parent
         return Frame("error", payload=pickle.dumps(Carried.of(error)))
     finally:
@@ -270,16 +268,6 @@ def _load(call: bytes) -> Any:
             f"launch could not load the function or its arguments in a new process: {describe_error(error)}. "
             f"Define them at module level in files that this process can import; in the script itself, outside of "
             f'`if __name__ == "__main__":`.'
-        ) from error
-
-
-def _dump(value: Any, rank: int) -> bytes:
-    try:
-        return pickle.dumps(value)
-    except Exception as error:
-        raise TypeError(
-            f"Rank {rank} returned {kind_of(value)} that cannot be pickled, so launch cannot return it: {error}. "
-            f"Return plain data, or nothing."
         ) from error
 
 
@@ -472,8 +460,6 @@ def _check_count(nprocs: int | None) -> int:
 
 
 def _pickle(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    if not callable(fn):
-        raise TypeError(f"launch takes a function and its arguments, got {fn!r} as the function.")
     main = sys.modules["__main__"]
     if getattr(fn, "__module__", None) == "__main__" and not hasattr(main, "__file__"):
         raise ValueError(

@@ -533,20 +533,16 @@ def read_together(
         mark_last: called with whether the next batch is the last, if a loader has no length or has reached it; None to
             disable reading ahead.
     """
-    data.together = None
-    if remaining is None and mark_last is not None:
-        return _read_in_step(with_last(batches), data, engine, size_of, mark_last)
-    if remaining is None:
+    data.together, source = None, data.source
+    if remaining is not None and (mark_last is None or source is None or not source.as_it_is):
+        batches, mark_last = islice(batches, max(0, remaining)), None
+        if source is not None and source.even and isinstance(size_of, SampleCounter):
+            return batches  # the ranks have equally many batches of equal sizes, unless user code counts samples
+    if mark_last is None:
         return _read_in_step(((batch, False) for batch in batches), data, engine, size_of, None)
-    if (
-        mark_last is not None and data.source is not None and data.source.as_it_is
-    ):  # it may have more batches than its length
-        sure = ((batch, False) for batch in islice(batches, max(0, remaining - 1)))
-        return _read_in_step(chain(sure, with_last(batches)), data, engine, size_of, mark_last)
-    batches = islice(batches, max(0, remaining))
-    if data.source is not None and data.source.even and isinstance(size_of, SampleCounter):
-        return batches  # the ranks have equally many batches of equal sizes, unless user code counts samples
-    return _read_in_step(((batch, False) for batch in batches), data, engine, size_of, None)
+    # A loader may have more batches than its length.
+    before = ((batch, False) for batch in islice(batches, max(0, (remaining or 0) - 1)))
+    return _read_in_step(chain(before, with_last(batches)), data, engine, size_of, mark_last)
 
 
 def _read_in_step(

@@ -44,7 +44,7 @@ class DataParallelEngine(DeviceEngine):
                 if next(part.parameters(), None) is not None:
                     # Not registered in an nn.Module, so parameters and state dicts do not change.
                     self._wrapped.append((task, name, vars(task).get(name)))
-                    vars(task)[name] = Split(part, self.gpus)
+                    vars(task)[name] = Split(part, device_ids=self.gpus)
 
     def tear_down(self) -> None:
         """Make the task call its own modules again."""
@@ -61,9 +61,6 @@ class DataParallelEngine(DeviceEngine):
 
 class Split(nn.DataParallel[nn.Module]):
     """A module whose batches are split among GPUs; it forwards other attributes and methods to the module."""
-
-    def __init__(self, module: nn.Module, gpus: Sequence[int]) -> None:
-        super().__init__(module, device_ids=list(gpus))
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         dtype, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")

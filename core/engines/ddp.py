@@ -197,6 +197,11 @@ class ProcessEngine(DeviceEngine, ABC):
         return nullcontext() if self.watch is None else self.watch.writing()
 
     @property
+    def backward(self) -> Callable[[Tensor], None]:
+        """Adds the gradients of a loss and, outside of `no_sync`, averages them over all ranks."""
+        return super().backward if self.group is None else lambda loss: self.backward_scaled(loss, 1.0)
+
+    @property
     def _is_alone(self) -> bool:
         return self.world_size == 1
 
@@ -437,11 +442,6 @@ class DDPEngine(ProcessEngine):
         finally:
             self._holds = before
 
-    @property
-    def backward(self) -> Callable[[Tensor], None]:
-        """Adds the gradients of a loss, averaged over all ranks."""
-        return super().backward if self._is_alone else self._backward
-
     def backward_scaled(self, loss: Tensor, scale: float) -> None:
         """Add the gradients of `scale * loss`, averaged over all ranks.
 
@@ -518,9 +518,6 @@ class DDPEngine(ProcessEngine):
         # torch rebuilds its buckets after the first step, in the order of the gradients. The first step of a resumed
         # run would then sum in another order than in an uninterrupted run, so the buckets are rebuilt before it.
         self._wrapper.reducer._push_all_rebuilt_params()
-
-    def _backward(self, loss: Tensor) -> None:
-        self.backward_scaled(loss, 1.0)
 
     def _average(self) -> None:
         # For gradients that torch's wrapper did not exchange.

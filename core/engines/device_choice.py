@@ -8,7 +8,7 @@ from typing import Any, Unpack, cast
 
 import torch
 
-from ...plugins.discovery import Discovered, discover, find
+from ...plugins.discovery import find
 from ..distributed.membership import Membership, membership
 from .contract import LoopEngine
 from .device import check_device
@@ -62,11 +62,6 @@ def _gpu_for(member: Membership, gpus: Sequence[int]) -> torch.device:
 
 
 GROUP = "heliograph.engines"
-
-
-def engines() -> list[Discovered]:
-    """Return every installed engine, sorted by name; nothing is imported."""
-    return discover(GROUP)
 
 
 def find_engine(name: str) -> Callable[..., LoopEngine]:

@@ -220,11 +220,6 @@ class FSDPEngine(ProcessEngine):
             with self.exchanging("the forward of a sharded module"):
                 pass
 
-    @property
-    def backward(self) -> Callable[[Tensor], None]:
-        """Adds the gradients of a loss and, outside of `no_sync`, averages them over all ranks."""
-        return self._backward
-
     def backward_scaled(self, loss: Tensor, scale: float) -> None:
         """Add the gradients of `scale * loss`; average them as `backward` does."""
         with self.exchanging("backward"):
@@ -257,11 +252,6 @@ class FSDPEngine(ProcessEngine):
         if norm is not None:
             clip_grads_with_norm_(chosen, norm, total)
         return total
-
-    def _backward(self, loss: Tensor) -> None:
-        with self.exchanging("backward"):
-            self.precision.backward(loss)
-        self._pending = self._holds
 
     def _set_holding(self, holds: bool) -> None:
         assert self._sharding is not None

@@ -167,18 +167,18 @@ class Precision(FullPrecision):
         return optimizer.zero_grad if scaling is None else lambda: scaling.zero_grad(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.scaling is None else {"scaler": self.scaling.state_dict()}
+        return {} if self.scaling is None else {"scaler": self.scaling.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.scaling is not None and "scaler" in state:
-            self.scaling.load_state_dict(state["scaler"])
+            self.scaling.scaler.load_state_dict(dict(state["scaler"]))
 
     def _backward_with_scale(self, loss: Tensor) -> None:
         torch.autograd.backward(loss, self._seed(loss, 1.0))
 
     def _seed(self, loss: Tensor, scale: float) -> Tensor:
         seed = super()._seed(loss, scale)
-        return seed if self.scaling is None else self.scaling.scale(seed)
+        return seed if self.scaling is None else self.scaling.scaler.scale(seed)
 
 
 def _supports(device: torch.device, name: PrecisionName) -> bool:
@@ -219,10 +219,6 @@ class LossScaling:
         self._open: dict[Optimizer, _Window] = {}
         self._closed: list[_Window] = []  # the scaler stores their ids, so they must stay alive
 
-    def scale(self, tensor: Tensor) -> Tensor:
-        """Return a loss, or the seed of its gradients, times the scale."""
-        return self.scaler.scale(tensor)
-
     def unscale(self, optimizer: Optimizer) -> None:
         """Unscale the gradients, once per window, without waiting for the device."""
         if optimizer not in self._open:
@@ -246,12 +242,6 @@ class LossScaling:
         if self._closed and all(parameter.grad is None for group in groups for parameter in group["params"]):
             self.scaler.update()
             self._closed.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.scaler.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.scaler.load_state_dict(dict(state))
 
 
 class _Window:

@@ -61,7 +61,7 @@ class Sharding:
         self._classes = {module: type(module) for module in self._plain}
         self._slots = [(module, name, part) for module in self._plain for name, part in _direct_parameters(module)]
         self._devices = {part: part.device for root in self.roots for part in (*root.parameters(), *root.buffers())}
-        self._steps: dict[tuple[nn.Module, str], Any] = {}
+        self._steps: list[tuple[nn.Module, str]] = []
         named = set(modules.values())
         for root in self.roots:
             chosen = set(blocks(root) if wrap is None else filter(wrap, root.modules()))
@@ -111,10 +111,8 @@ class Sharding:
             _drop_groups(module._get_fsdp_state(), seen)
         for module in self._plain:
             self._unhook(module)
-        for (module, name), previous in self._steps.items():
+        for module, name in self._steps:
             delattr(module, name)
-            if previous is not None:
-                setattr(module, name, previous)
 
     def _hook_steps(self, task: nn.Module) -> None:
         # A task that is a module has no forward, so its parameters are gathered around its steps.
@@ -122,7 +120,7 @@ class Sharding:
 
         for name in STEPS:
             if callable(getattr(task, name, None)):
-                self._steps[task, name] = vars(task).get(name)
+                self._steps.append((task, name))
                 register_fsdp_forward_method(task, name)
 
     def _unhook(self, module: nn.Module) -> None:

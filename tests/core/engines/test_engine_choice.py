@@ -12,7 +12,7 @@ import pytest
 import torch
 from heliograph import DataParallelEngine, DDPEngine, DeviceEngine, FSDPEngine, Trainer
 from heliograph.core.distributed.membership import Membership
-from heliograph.core.engines.device_choice import choose_device, engines, find_engine
+from heliograph.core.engines.device_choice import GROUP, choose_device, find_engine
 from heliograph.plugins import discovery
 from heliograph.spi import choose_engine
 
@@ -159,7 +159,7 @@ def test_an_engine_object_is_used_as_it_is() -> None:
 
 
 def test_the_built_in_engines_are_found_as_any_other() -> None:
-    ours = {each.name for each in engines() if each.package == "heliograph"}
+    ours = {each.name for each in discovery.discover(GROUP) if each.package == "heliograph"}
     assert ours == {"data_parallel", "ddp", "device", "fsdp"}
     assert find_engine("device") is DeviceEngine
     assert find_engine("heliograph:data_parallel") is DataParallelEngine
@@ -188,7 +188,7 @@ def test_an_unknown_engine_is_named_with_the_nearest() -> None:
 
 
 def test_an_engine_of_a_package_that_is_not_installed_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = [engine for engine in engines() if engine.package == "heliograph"]
+    kernel = [engine for engine in discovery.discover(GROUP) if engine.package == "heliograph"]
     monkeypatch.setattr(discovery, "discover", lambda group="": kernel)
     with pytest.raises(LookupError, match=r"heliograph-bridges: pip install ./packages/bridg"):
         Trainer(engine="accelerate")
