@@ -65,6 +65,8 @@ class RankProcess:
                 self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        assert self._process.pid is not None
+        self._pid = self._process.pid
         self._reader = self._start_reading()
         self._waiter = Thread(target=self._wait, name="heliograph-launch", daemon=True)
         self._waiter.start()
@@ -91,9 +93,8 @@ class RankProcess:
     def pass_on(self, signum: int) -> None:
         """Send it a signal that this process got."""
         if not self.ended:
-            assert self._process.pid is not None
             with suppress(ProcessLookupError):  # it is reaped only after `ended`, so the PID is not reused
-                os.kill(self._process.pid, signum)
+                os.kill(self._pid, signum)
 
     def kill(self) -> None:
         """Kill it and its child processes, unless it has ended."""
@@ -124,18 +125,16 @@ class RankProcess:
 
     def _wait(self) -> None:
         # Only the main thread reaps the process, so that its PID is not reused before.
-        assert self._process.pid is not None
         with suppress(ChildProcessError):  # reaped by code that waits for any child
-            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
         if self._reader.is_alive():  # no report: its child processes may be alive
             self._kill_group()
             self._reader.join(DRAIN)
         self._events.put(Frame("ended", self.rank))
 
     def _kill_group(self) -> None:
-        assert self._process.pid is not None
         with suppress(ProcessLookupError, PermissionError):  # no such group, or macOS: only zombies are in it
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -17,12 +17,10 @@ from torch import Tensor
 from ...events import Control, Event, Request, Run, ShouldStop
 from ...events.bus import Receiver
 from ...events.control import Pending, Verb
-from ...events.errors import error_text
 from ..data.last_batch import with_last
 from ..data.order.sizes import SampleCounter
 from ..data.training_data import TrainingData
 from ..system.signals import SignalHook
-from .failure import is_late
 
 # Optimizer steps, including skipped ones; micro-batches; checksums of the names of stepped optimizers and of the
 # changes of plugins' conditions.
@@ -269,16 +267,11 @@ class SharedControl(Control):
             KeyboardInterrupt: a rank was interrupted; raised on all ranks at the same place.
             RuntimeError: the ranks are at different steps; the user's own loop was left on some ranks only.
         """
-        self._is_open, run, end = False, self._run, self._end_request
-        try:
-            if self._close_summaries():
-                self._exchange()
-            else:
-                self._post(settles=not in_epoch or run.data.is_last_batch or run.is_complete)
-        except RuntimeError as error:
-            if self.leaving and end is not None and end.by == "the caller" and is_late(error):
-                raise RuntimeError(f"{LEFT} ({error_text(error)})") from error
-            raise
+        self._is_open, run = False, self._run
+        if self._close_summaries():
+            self._exchange()
+        else:
+            self._post(settles=not in_epoch or run.data.is_last_batch or run.is_complete)
         if self._is_open and self.leaving:
             raise RuntimeError(LEFT)
         if self._is_open:

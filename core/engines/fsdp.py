@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.hooks import RemovableHandle
@@ -38,9 +41,6 @@ from .sharded_states import (
     split_states,
 )
 from .weights import load_module, state_of
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 Kinds = type[nn.Module] | Sequence[type[nn.Module]]
 
@@ -129,7 +129,9 @@ class FSDPEngine(ProcessEngine):
         for buffer in self._modules.buffers():
             buffer.data = buffer.data.to(self.device)
         self._roots = frozenset(root_modules(modules))
-        self._sharding = Sharding(modules, self._sharder(), self._wrap, (_NormBase,) if self._is_mixed else ())
+        assert self.group is not None
+        self._mesh = DeviceMesh.from_group(self.group.tensors, self.device.type)
+        self._sharding = Sharding(modules, self._shard, self._wrap, (_NormBase,) if self._is_mixed else ())
         self._hooks = [
             module.register_forward_pre_hook(self._before_forward, prepend=True) for module in self._sharding.wrapped()
         ]
@@ -312,31 +314,21 @@ class FSDPEngine(ProcessEngine):
     def _is_mixed(self) -> bool:
         return self.precision.name in DTYPES
 
-    def _sharder(self) -> Callable[[nn.Module], Any]:
+    def _shard(self, module: nn.Module) -> None:
         # Never more than one module is complete on the device.
-        from torch.distributed.device_mesh import DeviceMesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-        from torch.distributed.tensor import DTensor
-
-        group = self.group
-        assert group is not None
-        mesh = self._mesh = DeviceMesh.from_group(group.tensors, self.device.type)
+        assert self.group is not None
+        plain = [parameter for parameter in module.parameters() if not isinstance(parameter, DTensor)]
+        for parameter in plain:
+            parameter.data = parameter.data.to(self.device).contiguous()
+        broadcast_tensors(self.group, (parameter.detach() for parameter in plain), "the first weights")
+        is_mixed = self._is_mixed and not isinstance(module, _NormBase)
         full = MixedPrecisionPolicy()
         mixed = MixedPrecisionPolicy(DTYPES.get(self.precision.name), torch.float32, cast_forward_inputs=False)
-
-        def shard(module: nn.Module) -> None:
-            plain = [parameter for parameter in module.parameters() if not isinstance(parameter, DTensor)]
-            for parameter in plain:
-                parameter.data = parameter.data.to(self.device).contiguous()
-            broadcast_tensors(group, (parameter.detach() for parameter in plain), "the first weights")
-            policy = mixed if self._is_mixed and not isinstance(module, _NormBase) else full
-            wrapper: Any = fully_shard(
-                module, mesh=mesh, reshard_after_forward=self._reshards(module), mp_policy=policy
-            )
-            if self.backend == "gloo":  # torch 2.8 does not divide its average
-                wrapper.set_force_sum_reduction_for_comms(True)
-
-        return shard
+        wrapper: Any = fully_shard(
+            module, mesh=self._mesh, reshard_after_forward=self._reshards(module), mp_policy=mixed if is_mixed else full
+        )
+        if self.backend == "gloo":  # torch 2.8 does not divide its average
+            wrapper.set_force_sum_reduction_for_comms(True)
 
     def _reshards(self, module: nn.Module) -> bool:
         return module not in self._roots if self.reshard_after_forward is None else self.reshard_after_forward

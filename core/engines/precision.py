@@ -64,9 +64,6 @@ class Determinism:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Apply the settings within this context and restore the previous ones; it may be nested."""
-        if not self.deterministic and not self.cudnn_benchmark:
-            yield
-            return
         cudnn = torch.backends.cudnn
         before = (cudnn.deterministic, cudnn.benchmark)
         strict = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())

@@ -319,8 +319,6 @@ def test_functions_and_arguments_must_be_pickled() -> None:
         launch(lambda: None, nprocs=1)
     with pytest.raises(TypeError, match="kept at home"):
         launch(jobs.place, jobs.Unpicklable(), nprocs=1)
-    with pytest.raises(TypeError, match="3 as the function"):
-        launch(3, nprocs=1)  # type: ignore[arg-type]
 
 
 def test_functions_and_arguments_must_be_loaded() -> None:
