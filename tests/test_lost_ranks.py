@@ -81,7 +81,7 @@ def test_a_rank_that_hangs_before_its_summary_is_named_by_the_other(tmp_path: Pa
     assert (error.rank, error.kind) == (1, "hung")
     assert (seen["rank"], seen["kind"]) == (1, "hung")
     waits = {"work": "backward", "ask": "the boundary"}[others]
-    assert log.splitlines()[1].startswith(f"  rank 0 waits in {waits} for 1 s; in train, epoch 0, batch 2, step 2, ")
+    assert log.splitlines()[1].startswith(f"  rank 0 waits in {waits} for 1 s; in train, epoch 0, batch 2, step 2; at ")
 
 
 @pytest.mark.whole
