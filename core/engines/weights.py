@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ...events.checks import known_names
@@ -36,7 +37,7 @@ def parameters_of(module: nn.Module, *, remove_duplicate: bool = True) -> Iterat
 
 
 def refuse_shared_weights(modules: Mapping[str, nn.Module], engine: str, processes: int) -> None:
-    """Raise ValueError if several processes compute one model together, as in tensor parallelism.
+    """Raise if several processes compute one model together, as in tensor parallelism.
 
     They would need the same batches, but engines give each process other batches.
 
@@ -44,19 +45,51 @@ def refuse_shared_weights(modules: Mapping[str, nn.Module], engine: str, process
         modules: of the task, by name.
         engine: its name.
         processes: the world size of the engine.
+
+    Raises:
+        ValueError: a parameter or buffer is a `DTensor`, or a layer communicates with some of the processes only.
     """
     from torch.distributed.tensor import DTensor
 
-    reality = "each process gets other batches" if processes > 1 else "each process trains a separate model"
     for root, module in modules.items():
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             if isinstance(tensor, DTensor) and (size := tensor.device_mesh.size()) > 1:
                 raise ValueError(
-                    f"{root}.{name} is a DTensor that {size} processes share, so they compute one model together, as "
-                    f"in tensor parallelism. They would need the same batches, but with {engine} {reality}. Use a "
-                    f"model with complete parameters in each process; FSDPEngine() shards a large one. A failed run "
-                    f"with FSDPEngine leaves a sharded model: build a new task."
+                    f"{root}.{name} is a DTensor that {size} processes share{_other_batches(engine, processes)}"
                 )
+        for name, part in module.named_modules(prefix=root):
+            if (partial_group := _partial_group(part, processes)) is not None:
+                attribute, size = partial_group
+                raise ValueError(
+                    f"{name}.{attribute} is a group of {size} of the {processes} processes"
+                    f"{_other_batches(engine, processes)} If each process of that group takes its own batches, keep "
+                    f"the group outside of the layers that have parameters."
+                )
+
+
+def _other_batches(engine: str, processes: int) -> str:
+    reality = "each process gets other batches" if processes > 1 else "each process trains a separate model"
+    return (
+        f", so they compute one model together, as in tensor parallelism. They would need the same batches, but with "
+        f"{engine} {reality}. Use a model with complete parameters in each process; FSDPEngine() shards a large one. A "
+        f"failed run with FSDPEngine leaves a sharded model: build a new task."
+    )
+
+
+def _partial_group(layer: nn.Module, processes: int) -> tuple[str, int] | None:
+    # The attribute and the size of a group of some of the processes in a layer with parameters.
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if isinstance(layer, _NormBase) or next(layer.parameters(recurse=False), None) is None:
+        return None  # norms may share statistics of different batches
+    for name, value in vars(layer).items():
+        sizes = [value.size()] if isinstance(value, ProcessGroup) else []
+        sizes += value.mesh.shape if isinstance(value, DeviceMesh) else []
+        for size in sizes:
+            if 1 < size < processes:
+                return name, size
+    return None
 
 
 EXTRA_STATE = "_extra_state"  # torch's suffix for the state of `set_extra_state`

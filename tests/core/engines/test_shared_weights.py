@@ -78,6 +78,35 @@ def group_of_four() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+class Layer(nn.Linear):
+    """A layer that holds something."""
+
+    def __init__(self, held: object) -> None:
+        super().__init__(2, 2)
+        self.held = held
+
+
+@pytest.mark.usefixtures("group_of_four")
+def test_a_layer_with_a_group_of_some_of_the_processes_is_refused() -> None:
+    for held in (dist.new_group([0, 1]), init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))):
+        with pytest.raises(ValueError, match="2 of the 4"):
+            refuse_shared_weights({"model": nn.Sequential(nn.ReLU(), Layer(held))}, "DDPEngine", 4)
+
+
+@pytest.mark.usefixtures("group_of_four")
+def test_other_groups_are_not_in_the_way() -> None:
+    part, mesh = dist.new_group([0, 1]), init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "tp"))
+    loss = nn.CrossEntropyLoss()
+    loss.group = part  # no layer with parameters: each process may take its own batch
+    norm = nn.SyncBatchNorm(2, process_group=part)
+    modules = {
+        "model": nn.Sequential(Layer(dist.group.WORLD), Layer(mesh), Layer(dist.new_group([0])), norm),
+        "loss": loss,
+    }
+    refuse_shared_weights(modules, "DDPEngine", 4)
+    refuse_shared_weights({"model": Layer(part)}, "DeviceEngine", 1)
+
+
 @pytest.mark.usefixtures("group_of_four")
 def test_a_mesh_of_one_process_is_not_in_the_way() -> None:
     mesh = init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "tp"))
