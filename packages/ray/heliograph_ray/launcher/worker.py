@@ -70,7 +70,7 @@ def run_worker(call: WorkerCall) -> bool:
         outcome = messages[-1]
         if isinstance(outcome, Failed) and not outcome.is_exit:
             channel.wait_for_release(call.grace)  # when this worker fails, Ray ends the others at once
-            raise WorkerFailed(rank, outcome.error.kinds[0][1])
+            raise WorkerFailed(rank, type(outcome.error.rebuild()).__qualname__)
         return [type(message) for message in messages] == [Value]
     finally:
         channel.close()
