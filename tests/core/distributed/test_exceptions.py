@@ -8,7 +8,6 @@ import threading
 import pytest
 from heliograph import RankFailed, TrainingError
 from heliograph.core.distributed.exceptions import Carried
-from heliograph.tests.messages import assert_facts
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -14,6 +14,7 @@ import pytest
 from heliograph import RankFailed
 from heliograph.core.distributed.failure import Failure
 from heliograph.core.distributed.watch import Limits, Watch
+from heliograph.tests.messages import assert_each, assert_facts
 from torch.distributed import DistNetworkError, HashStore, TCPStore  # type: ignore[attr-defined]  # public all the same
 
 Made = Callable[..., list[Watch]]

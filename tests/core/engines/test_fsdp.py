@@ -608,9 +608,9 @@ class Sharing(Fitting):
             adamw,
             ("Linear and Linear share", "[5, 5]", "FSDPEngine"),
         ),
-        (Generating, adamw, "FSDPEngine takes one loss per step, but the training step yields several"),
-        (lambda: Fitting(Uncalled()), adamw, "'model' is an Uncalled with parameters and without a forward"),
-        (Fitting, lambda each: adamw([nn.Parameter(torch.ones(2))]), "trains a parameter of shape [2] that is in no"),
+        (Generating, adamw, ("FSDPEngine", "one loss", "several")),
+        (lambda: Fitting(Uncalled()), adamw, ("'model'", "Uncalled", "without a forward")),
+        (Fitting, lambda each: adamw([nn.Parameter(torch.ones(2))]), ("shape [2]", "in no")),
     ],
 )
 def test_what_cannot_be_sharded_is_refused_before_anything_is(

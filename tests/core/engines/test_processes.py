@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from heliograph import DDPEngine, Plugin, RankFailed, Run, RunResult, StepEnd, Supervised, Trainer, on
+from heliograph.tests.messages import assert_facts, pattern
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 
@@ -70,14 +71,14 @@ def test_collectives_outside_of_the_group_are_refused(second: None, name: str) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "mpi"}, "backend= is 'gloo', or 'nccl' on GPUs; got 'mpi'"),
-        ({"backend": "nccl", "device": "cpu"}, "got 'nccl' on device='cpu'"),
-        ({"device": "mps"}, "Several processes need device='cpu' or 'cuda', got device='mps'"),
-        ({"device": "gpu"}, "Unknown device 'gpu': use 'cuda'"),
-        ({"timeout": 0}, "timeout= must be a number of seconds, more than 0; got 0"),
-        ({"timeout": "5"}, "timeout= must be a number of seconds, more than 0; got '5'"),
-        ({"report_after": -1.0}, "report_after= must be a number of seconds, more than 0; got -1.0"),
-        ({"grace": 0}, "grace= must be a number of seconds, more than 0; got 0"),
+        ({"backend": "mpi"}, "backend=.*got 'mpi'"),
+        ({"backend": "nccl", "device": "cpu"}, "got 'nccl'.*'cpu'"),
+        ({"device": "mps"}, "processes need.*got device='mps'"),
+        ({"device": "gpu"}, "Unknown device 'gpu'.*'cuda'"),
+        ({"timeout": 0}, "timeout=.*than 0; got 0"),
+        ({"timeout": "5"}, "timeout=.*than 0; got '5'"),
+        ({"report_after": -1.0}, "report_after=.*than 0; got -1.0"),
+        ({"grace": 0}, "grace=.*than 0; got 0"),
     ],
 )
 def test_refuses_what_it_cannot_do(options: dict[str, Any], message: str) -> None:
@@ -266,4 +267,4 @@ def differing(what: str) -> str:
 def test_models_that_differ_between_ranks_are_refused(ranks: Pool, what: str, named: tuple[str, ...]) -> None:
     for message in ranks(2).run(differing, what):
         assert "0 has the parameter" in message
-        assert f"rank 1 has {('' if what == 'number' else 'the ')}{named}." in message
+        assert_facts(message, "rank 1 has", *named)
