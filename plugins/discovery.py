@@ -16,9 +16,11 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
+from ..events import Run, RunClosed
 from ..events.checks import known_names
 from ..events.errors import describe_error
 from .first_party import DISTRIBUTIONS
+from .marks import on
 from .providers import ENTRY_POINTS, KEYWORD, how_to_install
 
 VARIABLE = "HELIOGRAPH_PLUGINS"
@@ -31,16 +33,18 @@ def switched_off(name: str, package: str | None = None) -> bool:
     return name in off or (bool(THIRD_PARTY.intersection(off)) and package not in (None, *DISTRIBUTIONS))
 
 
-def warn_switched_off(name: str) -> None:
-    warnings.warn(f"Plugin {name!r} is disabled by {VARIABLE}.", RuntimeWarning, stacklevel=3)
+class SwitchedOff:
+    """Stands in for an installed plugin that the environment disables."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @on(RunClosed)
+    def end(self, run: Run, event: RunClosed) -> None: ...
 
 
-def warn_stays_off(name: str) -> None:
-    warnings.warn(f"Plugin {name!r} stays disabled because of {VARIABLE}.", RuntimeWarning, stacklevel=3)
-
-
-def not_loaded(names: Collection[str]) -> str:
-    return "".join(f" {name!r} was not loaded because {VARIABLE} disables it." for name in sorted(names))
+def is_switched_off(plugin: object, name: str) -> bool:
+    return isinstance(plugin, SwitchedOff) or switched_off(name)
 
 
 def load_added(registered: Collection[str], load: Callable[[str], object]) -> None:
