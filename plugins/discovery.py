@@ -7,7 +7,6 @@ Other groups, such as `heliograph.engines`, are read in the same way.
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from importlib.metadata import Distribution, EntryPoint, distributions
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
+
+from packaging.utils import canonicalize_name
 
 from ..events import Run, RunClosed
 from ..events.checks import known_names
@@ -116,7 +117,7 @@ class Discovered:
             loaded: Callable[..., Any] = self.entry_point.load()
         except (Exception, SystemExit) as error:  # a broken third-party plugin must not break other programs
             subject = f"{self._called} {self.version} ({self.target})"
-            raise ImportError(f"{subject} cannot be imported: {describe_failure(error)}") from error
+            raise ImportError(f"{subject} cannot be imported: {describe_error(error)}") from error
         if not callable(loaded):
             raise ImportError(f"{self._called} is not a class or factory: {loaded!r}.")
         return loaded
@@ -126,22 +127,8 @@ class Discovered:
         return f"{_kind(self.entry_point.group).capitalize()} {self.name!r} of package {self.package}"
 
 
-def describe_failure(error: BaseException) -> str:
-    """Return why an import failed: one that calls `sys.exit(0)`, as a script does, has an error whose text is `0`."""
-    if isinstance(error, SystemExit):
-        return f"it calls sys.exit({'' if error.code is None else repr(error.code)}) when it is imported"
-    return describe_error(error)
-
-
-def _field(distribution: Distribution, name: str) -> str:
-    metadata = distribution.metadata
-    if name not in metadata:  # some programs replace the metadata by an object that raises KeyError
-        return "unknown"
-    return metadata[name] or "unknown"
-
-
 def _package(distribution: Distribution) -> str:
-    return re.sub(r"[-_.]+", "-", _field(distribution, "Name")).lower()
+    return canonicalize_name(distribution.metadata.get("Name") or "unknown")
 
 
 def discover(group: str = GROUP) -> list[Discovered]:
@@ -162,7 +149,7 @@ def discover(group: str = GROUP) -> list[Discovered]:
             continue
         if not points:  # parsing the metadata of every installed package would take much longer
             continue
-        package, version = _package(distribution), _field(distribution, "Version")
+        package, version = _package(distribution), distribution.metadata.get("Version") or "unknown"
         for point in points:
             off = group == GROUP and switched_off(point.name, package)
             key = point.name, package
@@ -179,7 +166,7 @@ def find(name: str, group: str = GROUP) -> Discovered:
         LookupError: no package or several packages have this name.
     """
     package, _, short = name.rpartition(":")
-    package, installed = re.sub(r"[-_.]+", "-", package).lower(), discover(group)
+    package, installed = canonicalize_name(package), discover(group)
     matches = [point for point in installed if point.name == short and package in ("", point.package)]
     if not matches:
         provider = ENTRY_POINTS.get(group, {}).get(short)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..events import Bus, Event, Lane, Progress, Run
 from ..events import catalogue as ev
-from ..events.checks import PLAIN, known_names
+from ..events.checks import known_names
 from ..events.errors import describe_error
 from .conditions import ConditionGate
 from .entry import PluginEntry
@@ -161,7 +161,7 @@ class States:
         states: dict[str, Any] = {}
         for entry in self._stateful():
             with self._tolerating_errors(entry, "state_dict", "its state is not saved"):
-                state = copied(entry.plugin.state_dict())
+                state = deepcopy(entry.plugin.state_dict())
                 if check is not None and entry.is_observer:
                     check(state, "its state")
                 states[entry.name] = state
@@ -244,28 +244,6 @@ class States:
             _naming_plugin(entry, where, "load_state_dict({})", "It must accept every result of its state_dict."),
         ):
             entry.plugin.load_state_dict({})
-
-
-def copied(state: Any) -> Any:
-    """Return a deep copy; faster than `deepcopy` for plain values in dicts and lists."""
-    return _copied(state, {})
-
-
-def _copied(state: Any, memo: dict[int, Any]) -> Any:
-    kind = type(state)
-    if kind in PLAIN:
-        return state
-    if kind is not dict and kind is not list:
-        return deepcopy(state, memo)
-    copy: Any = memo.get(id(state))
-    if copy is None:
-        copy = memo[id(state)] = kind()
-        if kind is list:
-            copy += [item if type(item) in PLAIN else _copied(item, memo) for item in state]
-        else:
-            for key, item in state.items():
-                copy[_copied(key, memo)] = item if type(item) in PLAIN else _copied(item, memo)
-    return copy
 
 
 FORMAT_CHANGED = (

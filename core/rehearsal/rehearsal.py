@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
@@ -27,9 +27,6 @@ from ..trainer import Trainer
 from .director import STEPS, Director, Seen, compare_runs
 from .objects import Former, KeptObjects, restored
 from .report import Planned, Rehearsal, plan_of, predict
-
-MOST_FILES = 10_000  # per watched folder
-Listing = dict[Path, tuple[int, int]]
 
 
 def rehearse(
@@ -104,13 +101,13 @@ def _rehearse(trainer: Trainer, task: Any, train: Any, options: FitOptions, fold
         trainer.plugins.disabled(*leave),
         restored(users, data, ours(trainer), [engine, *leave]) as restorer,
     ):
-        watch = FileWatch(trainer.plugins)
+        unredirected = tuple(name for name in trainer.plugins.unredirected() if _has_path(trainer.plugins[name]))
         with placed("while the run was planned"):
             planned = _plan(trainer, task, train, options)
         runs = _Runs(trainer, (task, train, options), planned, restorer, place)
         first, result = runs.go("whole")
         resumed, resumed_result = runs.go("resumed") if first.facts else (None, None)
-        report = _report(runs, (first, result), (resumed, resumed_result), watch)
+        report = _report(runs, (first, result), (resumed, resumed_result), unredirected)
         names = tuple(name for name in trainer.plugins.names() if trainer.plugins[name] in leave)
         restorer.restore()
         changed = restorer.objects.tensors.changed
@@ -177,7 +174,9 @@ def _plan(trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any]) -
         run.hooks.closing.close()
 
 
-def _report(runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, Any], watch: FileWatch) -> dict[str, Any]:
+def _report(
+    runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, Any], unredirected: tuple[str, ...]
+) -> dict[str, Any]:
     (seen, result), (again, resumed_result) = first, resumed
     plugins = [runs.trainer.plugins[name] for name in runs.trainer.plugins.names()]
     runs.restorer.restore()  # the forecast needs the original filters
@@ -187,7 +186,7 @@ def _report(runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, An
     writers = [name for name in runs.targets if keeps_states(runs.trainer.plugins[name])]
     rooms = {name: [(path, *room(path)) for path in paths] for name, paths in runs.targets.items()}
     free = [space for name in writers for _, space, reason in rooms[name] if not reason]
-    problems = [*_of_runs(seen, result, again, resumed_result), *watch.problems()]
+    problems = [*_of_runs(seen, result, again, resumed_result)]
     problems += [
         f"plugin {name!r} could not write to {path}: {reason}."
         for name, places in rooms.items()
@@ -199,7 +198,6 @@ def _report(runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, An
     if runs.trainer.strict:
         problems += result.warnings
     notes = [note for note in result.notes if str(runs.place) not in note]  # those files are removed
-    notes += watch.notes()
     notes += [f"the position of {kind} objects is not restored" for kind in sorted(runs.restorer.objects.iterators)]
     if runs.restorer.objects.is_cut:
         notes.append("the data contain too many objects: changes in some of them are not restored")
@@ -216,7 +214,7 @@ def _report(runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, An
         "free_bytes": min(free, default=None),
         "gpu_bytes": runs.gpu_bytes,
         "redirected": runs.targets,
-        "unredirected": watch.unredirected,
+        "unredirected": unredirected,
         "events": tuple(seen.events),
         "resumed_events": () if again is None else tuple(again.events),
     }
@@ -296,40 +294,8 @@ def keeps_states(plugin: Any) -> bool:
     return can_be_redirected and is_resumable and "save" in {*plugin.needs, *plugin.asks}
 
 
-class FileWatch:
-    """Finds new files in the current folder and where plugins write that have a path and no `rehearse` method."""
-
-    def __init__(self, plugins: Any) -> None:
-        self._places = {
-            name: [value for value in vars(plugins[name]).values() if isinstance(value, Path)]
-            for name in plugins.unredirected()
-        }
-        self.unredirected = tuple(name for name, paths in self._places.items() if paths)
-        self._before, self._here = self._listings(), set(Path().iterdir())
-
-    def problems(self) -> Iterator[str]:
-        now = self._listings()
-        for name, before in self._before.items():
-            new = [path for path, facts in now[name].items() if before.get(path) != facts]
-            if new:
-                yield (
-                    f"plugin {name!r} wrote {new[0]}{f' and {len(new) - 1} more' * (len(new) > 1)}, which still "
-                    f"exists: give it a method rehearse(folder), or rehearses = False."
-                )
-
-    def notes(self) -> Iterator[str]:
-        if new := sorted(set(Path().iterdir()) - self._here):
-            yield f"new in the current folder since the rehearsal began: {', '.join(map(str, new[:5]))}"
-
-    def _listings(self) -> dict[str, Listing]:
-        return {name: {k: v for path in paths for k, v in _files(path)} for name, paths in self._places.items()}
-
-
-def _files(path: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
-    for file in islice(path.rglob("*"), MOST_FILES) if path.is_dir() else [path]:
-        if file.is_file():
-            status = file.stat()
-            yield file, (status.st_size, status.st_mtime_ns)
+def _has_path(plugin: Any) -> bool:
+    return any(isinstance(value, Path) for value in vars(plugin).values())
 
 
 def room(path: Path) -> tuple[int, str]:
