@@ -21,7 +21,6 @@ from ..events.resume_facts import verified
 from ..plugins import Plugin, on
 
 WIDTH = 80  # columns without a terminal
-MAX_METRICS = 20  # at the end of a run
 SPLITS = ("train", "validation", "test", "predict")
 LOOKS = 6  # the recent speed is measured over the last five intervals
 NAME = 20  # columns of a run's name next to a bar
@@ -341,7 +340,7 @@ class Bars:
         width = self._columns()
         speed = [] if self._pace is None else self._pace.whole(run)
         facts = [run.name, *position_of(run), duration(run.progress.seconds), *speed]
-        metrics = limited(metric_texts(in_order(self._metrics)))
+        metrics = metric_texts(in_order(self._metrics))
         self.restart()
         ending = wrapped(f"{run.name}  {verdict(run, status)}", width)
         self._write([*joined_lines([*facts, *metrics], width), *ending, *warning_lines(run, width)])
@@ -393,22 +392,11 @@ class Bars:
     ) -> None:
         progress = run.progress
         if self._epochs is None:
-            facts = {
-                "total": run.length.max_epochs,
-                "initial": progress.epoch,
-                "unit": "epoch",
-                "desc": "epochs ",
-                "smoothing": 0,
-            }
-            self._epochs = self._bar(EPOCHS, position=0, **facts)
+            facts = {"total": run.length.max_epochs, "initial": progress.epoch, "unit": "epoch", "desc": "epochs "}
+            self._epochs = self._bar(EPOCHS, position=0, smoothing=0, **facts)
         if self._batches is None and not finished:
-            facts = {
-                "total": run.length.batches_per_epoch,
-                "initial": progress.batch,
-                "unit": "batch",
-                "desc": "batches",
-            }
-            self._batches = self._bar(BATCHES, position=1, **facts)
+            facts = {"total": run.length.batches_per_epoch, "initial": progress.batch, "desc": "batches"}
+            self._batches = self._bar(BATCHES, position=1, unit="batch", **facts)
         if self._batches is not None:
             _move(self._batches, progress.batches - self._before_epoch, beside)
         _move(self._epochs, progress.epoch, of_validation)
@@ -561,11 +549,6 @@ def joined_lines(parts: Iterable[str], width: int) -> list[str]:
     return lines
 
 
-def limited(metrics: Sequence[str]) -> list[str]:
-    more = len(metrics) - MAX_METRICS
-    return [*metrics[:MAX_METRICS], *([f"and {more} more"] if more > 0 else [])]
-
-
 def _rank(name: str) -> tuple[int, bool, str]:
     split = name.partition("/")[0]
     return SPLITS.index(split) if split in SPLITS else len(SPLITS), not name.endswith("loss"), name
@@ -581,24 +564,25 @@ class Pace:
     def look(self, run: Run) -> list[str]:
         """Return the recent speed and the remaining time: `45.2 steps/s`, `ETA 01:20`."""
         self._looks.append(_counts(run))
-        batches, steps = self._speeds(self._looks[0])
-        estimates = [
-            (run.length.max_steps - run.progress.steps) / steps if run.length.max_steps is not None and steps else None,
-            _batches_left(run) / batches
-            if run.length.max_epochs is not None and run.length.batches_per_epoch and batches
-            else None,
-        ]
-        remaining = [estimate for estimate in estimates if estimate is not None]
-        return [*_speed(steps), *([f"ETA {duration(min(remaining))}"] if remaining and min(remaining) > 0 else [])]
+        texts = self._speed(self._looks[0])
+        (seconds_before, _, part_before), (seconds, _, part) = self._looks[0], self._looks[-1]
+        if part is not None and part_before is not None and part_before < part < 1:
+            texts.append(f"ETA {duration((1 - part) * (seconds - seconds_before) / (part - part_before))}")
+        return texts
 
     def whole(self, run: Run) -> list[str]:
         """Return the speed since the start."""
         self._looks.append(_counts(run))
-        return _speed(self._speeds(self._begin)[1])
+        return self._speed(self._begin)
 
-    def _speeds(self, since: tuple[float, int, int]) -> tuple[float, float]:
-        seconds, batches, steps = (now - then for now, then in zip(self._looks[-1], since, strict=True))
-        return (batches / seconds, steps / seconds) if seconds > 0 else (0.0, 0.0)
+    def _speed(self, since: tuple[float, int, float | None]) -> list[str]:
+        seconds, steps = self._looks[-1][0] - since[0], self._looks[-1][1] - since[1]
+        if seconds <= 0 or not steps:
+            return []
+        speed = steps / seconds
+        if speed < 1:
+            return [f"{1 / speed:.3g} s/step"]
+        return [f"{speed:.3g} steps/s" if speed < 999.5 else f"{speed:.0f} steps/s"]
 
 
 def duration(seconds: float) -> str:
@@ -608,24 +592,5 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes:02}:{second:02}"
 
 
-def _counts(run: Run) -> tuple[float, int, int]:
-    return run.progress.seconds, run.progress.batches, run.progress.steps
-
-
-def _batches_left(run: Run) -> float:
-    progress = run.progress
-    return max(
-        0, ((run.length.max_epochs or 0) - progress.epoch) * (run.length.batches_per_epoch or 0) - progress.batch
-    )
-
-
-def _speed(steps: float) -> list[str]:
-    if not steps:
-        return []
-    return [
-        f"{steps:.3g} steps/s"
-        if 1 <= steps < 999.5
-        else f"{steps:.0f} steps/s"
-        if steps > 1
-        else f"{1 / steps:.3g} s/step"
-    ]
+def _counts(run: Run) -> tuple[float, int, float | None]:
+    return run.progress.seconds, run.progress.steps, run.length.fraction
