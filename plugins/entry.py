@@ -29,70 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("heliograph")
 
 
-class ObserverErrors:
-    """The errors of observers. `disable` is called with a plugin that had too many."""
-
-    def __init__(self, disable: Callable[[PluginEntry], None]) -> None:
-        self._disable = disable
-
-    def forgive_handler(self, entry: PluginEntry, run: Run, event: Event, error: BaseException) -> bool:
-        """Log and record an error of a handler; disable the plugin after `max_errors`.
-
-        Returns:
-            True if the run continues: the plugin is an observer, and the error is not a Ctrl-C.
-        """
-        if not entry.forgives(error):
-            return False
-        _add(entry, event.name, f"{event.name} at step {run.progress.steps}: {describe_error(error)}", error)
-        if event.name != PluginFailed.name:  # no recursion
-            run.emit(PluginFailed(entry.name, event.name, error))
-        if len(entry.errors) >= getattr(entry.plugin, "max_errors", 3) and entry.enabled:
-            run.warn(f"Plugin {entry.name!r} was switched off after {len(entry.errors)} errors: {entry.errors[-1]}.")
-            logger.error("plugin %r is switched off after %d errors", entry.name, len(entry.errors))
-            self._disable(entry)
-        return True
-
-    def forgive_state(
-        self, entry: PluginEntry, run: Run | None, method: str, consequence: str, error: BaseException
-    ) -> bool:
-        """Log, record and note an error of another method of a plugin, once.
-
-        Args:
-            entry: the plugin.
-            run: the current run, if any.
-            method: the method that failed.
-            consequence: the consequence, for the note.
-            error: the error.
-
-        Returns:
-            True if the run continues: the plugin is an observer, and the error is not a Ctrl-C.
-        """
-        if not entry.forgives(error):
-            return False
-        line = f"{method}: {describe_error(error)}"
-        if line not in entry.errors:
-            _add(entry, method, line, error)
-            if run is not None:
-                run.note(f"plugin {entry.name!r}: {consequence}; {line}")
-        return True
-
-    def close(self, entry: PluginEntry) -> None:
-        try:
-            if entry.has_lifecycle:
-                entry.plugin.close()
-        except BaseException as error:
-            if not entry.forgives(error):
-                raise
-            _add(entry, "close", f"close: {describe_error(error)}", error)
-
-
-def _add(entry: PluginEntry, method: str, line: str, error: BaseException) -> None:
-    entry.errors.append(line)
-    # the text of an OSError, such as a full disk, says enough
-    traceback = None if isinstance(error, OSError) else error
-    logger.error("plugin %r failed in %s: %s", entry.name, method, describe_error(error), exc_info=traceback)
-
-
 ASKED = frozenset(get_args(Verb)) | {"scheduler"}  # allowed in `asks`
 BRIDGES = {
     "transformers": "from_huggingface(...) of heliograph_bridges.huggingface",
@@ -165,8 +101,57 @@ class PluginEntry:
         self.disabled_by_errors, self.disabled_at = False, None
         self.errors.clear()
 
-    def forgives(self, error: BaseException) -> bool:
+    def forgive_handler(self, run: Run, event: Event, error: BaseException) -> bool:
+        """Log and record an error of a handler of an observer.
+
+        Returns:
+            True if the run continues: the plugin is an observer, and the error is not a Ctrl-C.
+        """
+        if not self._forgives(error):
+            return False
+        self._add(event.name, f"{event.name} at step {run.progress.steps}: {describe_error(error)}", error)
+        if event.name != PluginFailed.name:  # no recursion
+            run.emit(PluginFailed(self.name, event.name, error))
+        return True
+
+    def forgive_state(self, run: Run | None, method: str, consequence: str, error: BaseException) -> bool:
+        """Log, record and note an error of another method of an observer, once.
+
+        Args:
+            run: the current run, if any.
+            method: the method that failed.
+            consequence: the consequence, for the note.
+            error: the error.
+
+        Returns:
+            True if the run continues: the plugin is an observer, and the error is not a Ctrl-C.
+        """
+        if not self._forgives(error):
+            return False
+        line = f"{method}: {describe_error(error)}"
+        if line not in self.errors:
+            self._add(method, line, error)
+            if run is not None:
+                run.note(f"plugin {self.name!r}: {consequence}; {line}")
+        return True
+
+    def close(self) -> None:
+        try:
+            if self.has_lifecycle:
+                self.plugin.close()
+        except BaseException as error:
+            if not self._forgives(error):
+                raise
+            self._add("close", f"close: {describe_error(error)}", error)
+
+    def _forgives(self, error: BaseException) -> bool:
         return self.is_observer and not is_interrupt(error)
+
+    def _add(self, method: str, line: str, error: BaseException) -> None:
+        self.errors.append(line)
+        # the text of an OSError, such as a full disk, says enough
+        traceback = None if isinstance(error, OSError) else error
+        logger.error("plugin %r failed in %s: %s", self.name, method, describe_error(error), exc_info=traceback)
 
     def reset_filters(self) -> None:
         for when in self.filters:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 from weakref import WeakSet
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from ..events import Engine, Run
     from ..events.bus import Receiver
     from .discovery import Discovered
-    from .entry import ObserverErrors, PluginEntry
+    from .entry import PluginEntry
     from .order import HandlerOrder
     from .states import Check, States
 
 T = TypeVar("T")
 Key = str | type | object
 Change = Literal["registered", "unregistered", "enabled", "disabled"]
+logger = logging.getLogger("heliograph")
 _IN_RUNS: WeakSet[Plugins] = WeakSet()  # of the trainers that are in a run
 
 
@@ -53,12 +55,6 @@ class Plugins:
         from .order import HandlerOrder
 
         return HandlerOrder(self._bus)
-
-    @cached_property
-    def _errors(self) -> ObserverErrors:
-        from .entry import ObserverErrors
-
-        return ObserverErrors(self._disable_by_errors)
 
     @cached_property
     def _states(self) -> States:
@@ -397,7 +393,7 @@ class Plugins:
         """
         self.free()
         closing: list[tuple[str, Callable[[], None]]] = list(self._bus.deferred)
-        closing += [(entry.name, partial(self._errors.close, entry)) for entry in self._entries.values()]
+        closing += [(entry.name, entry.close) for entry in self._entries.values()]
         self._bus.deferred.clear()
         for name, close in closing:
             try:
@@ -432,20 +428,23 @@ class Plugins:
 
     def _retire(self, entry: PluginEntry) -> None:
         # Deferred, because a running emission may still call the plugin.
-        self._bus.deferred.append((entry.name, partial(self._errors.close, entry)))
+        self._bus.deferred.append((entry.name, entry.close))
         self._bus.run_deferred()
 
     def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
         entry = self._entry_of(owner)
-        return entry is not None and self._errors.forgive_handler(entry, run, event, error)
+        if entry is None or not entry.forgive_handler(run, event, error):
+            return False
+        if len(entry.errors) >= getattr(entry.plugin, "max_errors", 3) and entry.enabled:
+            run.warn(f"Plugin {entry.name!r} was switched off after {len(entry.errors)} errors: {entry.errors[-1]}.")
+            logger.error("plugin %r is switched off after %d errors", entry.name, len(entry.errors))
+            entry.disabled_by_errors = True
+            self._toggle(entry, enabled=False, by=f"{len(entry.errors)} errors")
+            self._retire(entry)
+        return True
 
     def _forgive_state(self, entry: PluginEntry, method: str, consequence: str, error: BaseException) -> bool:
-        return self._errors.forgive_state(entry, self._run, method, consequence, error)
-
-    def _disable_by_errors(self, entry: PluginEntry) -> None:
-        entry.disabled_by_errors = True
-        self._toggle(entry, enabled=False, by=f"{len(entry.errors)} errors")
-        self._retire(entry)
+        return entry.forgive_state(self._run, method, consequence, error)
 
     def _entry_of(self, owner: str) -> PluginEntry | None:
         return self._entries.get(owner) if isinstance(owner, PluginName) else None
