@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from time import monotonic
@@ -19,10 +18,10 @@ from ..events.checks import check_flag, check_number, printable
 from ..events.errors import count
 from ..events.resume_facts import verified
 from ..plugins import Plugin, on
+from .trackers.tracker import Rates
 
 WIDTH = 80  # columns without a terminal
 SPLITS = ("train", "validation", "test", "predict")
-LOOKS = 6  # the recent speed is measured over the last five intervals
 NAME = 20  # columns of a run's name next to a bar
 EPOCHS = "{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 BATCHES = "{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
@@ -206,18 +205,23 @@ class PlainLines:
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
         self._fresh: dict[str, float] = {}
-        self._pace: Pace | None = None
+        self._rates, self._rate = Rates(), 0.0
         self._shown: int | None = None
 
     def begin_epoch(self, run: Run) -> None:
-        if self._pace is None:
-            self._pace, self._shown = Pace(run), run.progress.steps
+        if self._shown is None:
+            self._shown = run.progress.steps
+            self._rates.start(run.progress, run.progress.seconds)
 
     def measure(self, run: Run, metrics: Mapping[str, float]) -> None:
         self._fresh.update(metrics)
 
     def advance(self, run: Run) -> None:
-        self._write_place(run, [] if self._pace is None else self._pace.look(run))
+        rate = self._rate = self._rates.read(run.progress, run.progress.seconds).get("steps_per_second", self._rate)
+        remaining = []
+        if rate and run.length.planned_steps and run.length.fraction is not None and run.length.fraction < 1:
+            remaining = [f"ETA {duration(run.length.planned_steps * (1 - run.length.fraction) / rate)}"]
+        self._write_place(run, [*speed(rate, 1.0), *remaining])
 
     def end_epoch(self, run: Run) -> None: ...
 
@@ -240,14 +244,14 @@ class PlainLines:
             self._print(line)
 
     def restart(self) -> None:
-        self._fresh, self._pace, self._shown = {}, None, None
+        self._fresh, self._rates, self._rate, self._shown = {}, Rates(), 0.0, None
 
     def finish(self, run: Run, status: Status) -> None:
         if run.optimizer is None:
             self._write_place(run, [status])
         else:
             if self._fresh or self._shown not in (None, run.progress.steps):
-                self._write_place(run, [] if self._pace is None else self._pace.whole(run))
+                self._write_place(run, whole_speed(run))
             self.announce(run, verdict(run, status))
         for line in warning_lines(run):
             self._print(line)
@@ -286,11 +290,9 @@ class Bars:
         self._passing: Any = None
         self._before_epoch = 0
         self._metrics: dict[str, float] = {}
-        self._pace: Pace | None = None
 
     def begin_epoch(self, run: Run) -> None:
         self._before_epoch = run.progress.batches - run.progress.batch
-        self._pace = self._pace or Pace(run)
         self.advance(run)
 
     def measure(self, run: Run, metrics: Mapping[str, float]) -> None:
@@ -333,13 +335,12 @@ class Bars:
     def restart(self) -> None:
         for bar in self._rows()[::-1]:
             bar.close()
-        self._epochs = self._batches = self._measured = self._passing = self._pace = None
+        self._epochs = self._batches = self._measured = self._passing = None
         self._metrics = {}
 
     def finish(self, run: Run, status: Status) -> None:
         width = self._columns()
-        speed = [] if self._pace is None else self._pace.whole(run)
-        facts = [run.name, *position_of(run), duration(run.progress.seconds), *speed]
+        facts = [run.name, *position_of(run), duration(run.progress.seconds), *whole_speed(run)]
         metrics = metric_texts(in_order(self._metrics))
         self.restart()
         ending = wrapped(f"{run.name}  {verdict(run, status)}", width)
@@ -554,35 +555,19 @@ def _rank(name: str) -> tuple[int, bool, str]:
     return SPLITS.index(split) if split in SPLITS else len(SPLITS), not name.endswith("loss"), name
 
 
-class Pace:
-    """The speed of a run, measured since its start or resume."""
+def whole_speed(run: Run) -> list[str]:
+    """Return the speed since the start or the resume of a run."""
+    return speed(run.progress.steps - run.origin.steps, run.progress.seconds - run.origin.earlier_seconds)
 
-    def __init__(self, run: Run) -> None:
-        self._begin = _counts(run)
-        self._looks = deque([self._begin], LOOKS)
 
-    def look(self, run: Run) -> list[str]:
-        """Return the recent speed and the remaining time: `45.2 steps/s`, `ETA 01:20`."""
-        self._looks.append(_counts(run))
-        texts = self._speed(self._looks[0])
-        (seconds_before, _, part_before), (seconds, _, part) = self._looks[0], self._looks[-1]
-        if part is not None and part_before is not None and part_before < part < 1:
-            texts.append(f"ETA {duration((1 - part) * (seconds - seconds_before) / (part - part_before))}")
-        return texts
-
-    def whole(self, run: Run) -> list[str]:
-        """Return the speed since the start."""
-        self._looks.append(_counts(run))
-        return self._speed(self._begin)
-
-    def _speed(self, since: tuple[float, int, float | None]) -> list[str]:
-        seconds, steps = self._looks[-1][0] - since[0], self._looks[-1][1] - since[1]
-        if seconds <= 0 or not steps:
-            return []
-        speed = steps / seconds
-        if speed < 1:
-            return [f"{1 / speed:.3g} s/step"]
-        return [f"{speed:.3g} steps/s" if speed < 999.5 else f"{speed:.0f} steps/s"]
+def speed(steps: float, seconds: float) -> list[str]:
+    """Return a speed such as `45.2 steps/s` or `2 s/step`; nothing without steps or time."""
+    if not steps or seconds <= 0:
+        return []
+    rate = steps / seconds
+    if rate < 1:
+        return [f"{1 / rate:.3g} s/step"]
+    return [f"{rate:.3g} steps/s" if rate < 999.5 else f"{rate:.0f} steps/s"]
 
 
 def duration(seconds: float) -> str:
@@ -590,7 +575,3 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes:02}:{second:02}"
-
-
-def _counts(run: Run) -> tuple[float, int, float | None]:
-    return run.progress.seconds, run.progress.steps, run.length.fraction

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
-from heliograph import Progress
 from heliograph.builtin_callbacks.progress_bar import (
-    Pace,
     duration,
     fitted,
     in_order,
     joined_lines,
     metric_texts,
+    speed,
     wrapped,
 )
 
@@ -65,39 +61,16 @@ def test_durations(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
-def run_of(planned: int | None = None) -> Any:
-    progress = Progress()
-    progress.set_seconds(0.0)
-    return SimpleNamespace(progress=progress, planned=planned, length=SimpleNamespace(fraction=planned and 0.0))
-
-
-def move(run: Any, seconds: float, steps: int) -> Any:
-    run.progress.set_seconds(seconds)
-    run.progress.steps = steps
-    run.length.fraction = run.planned and min(1.0, steps / run.planned)
-    return run
-
-
-def test_the_time_left_is_that_of_the_planned_steps() -> None:
-    for planned, left in ((None, []), (20, ["ETA 00:18"]), (30, ["ETA 00:28"]), (2, [])):
-        run = run_of(planned)
-        pace = Pace(run)
-        assert pace.look(move(run, 2.0, 2)) == ["1 steps/s", *left], planned
-
-
-def test_the_speed_is_that_of_the_last_looks() -> None:
-    run = run_of(1000)
-    pace = Pace(run)
-    assert pace.look(run) == []
-    assert pace.look(move(run, 10.0, 5)) == ["2 s/step", "ETA 33:10"]
-    for look in range(1, 6):
-        shown = pace.look(move(run, 10.0 + look, 5 + 40 * look))
-    assert shown == ["40 steps/s", "ETA 00:20"]
-    assert pace.whole(run) == ["13.7 steps/s"]
-    assert Pace(run_of()).whole(run_of()) == []
-
-
-@pytest.mark.parametrize(("steps", "shown"), [(1234, "1234 steps/s"), (999, "999 steps/s"), (12, "12 steps/s")])
-def test_a_speed_has_no_exponent(steps: int, shown: str) -> None:
-    run = run_of()
-    assert Pace(run).look(move(run, 1.0, steps)) == [shown]
+@pytest.mark.parametrize(
+    ("steps", "seconds", "shown"),
+    [
+        (1234, 1.0, ["1234 steps/s"]),
+        (999, 1.0, ["999 steps/s"]),
+        (12, 1.0, ["12 steps/s"]),
+        (2, 4.0, ["2 s/step"]),
+        (0, 4.0, []),
+        (3, 0.0, []),
+    ],
+)
+def test_a_speed_has_no_exponent(steps: int, seconds: float, shown: list[str]) -> None:
+    assert speed(steps, seconds) == shown
