@@ -127,8 +127,12 @@ class Discovered:
         return f"{_kind(self.entry_point.group).capitalize()} {self.name!r} of package {self.package}"
 
 
+def _field(distribution: Distribution, name: str) -> str:
+    return distribution.metadata[name] if name in distribution.metadata else "unknown"
+
+
 def _package(distribution: Distribution) -> str:
-    return canonicalize_name(distribution.metadata.get("Name") or "unknown")
+    return canonicalize_name(_field(distribution, "Name"))
 
 
 def discover(group: str = GROUP) -> list[Discovered]:
@@ -149,7 +153,7 @@ def discover(group: str = GROUP) -> list[Discovered]:
             continue
         if not points:  # parsing the metadata of every installed package would take much longer
             continue
-        package, version = _package(distribution), distribution.metadata.get("Version") or "unknown"
+        package, version = _package(distribution), _field(distribution, "Version")
         for point in points:
             off = group == GROUP and switched_off(point.name, package)
             key = point.name, package
