@@ -183,8 +183,8 @@ class LearningRate(Plugin):
                 skipped = run.progress.skipped_steps + run.progress.skipped_batches
                 if abs(planned - taken) > skipped and run.progress.batches != run.origin.batches:
                     run.warn(
-                        f"{subject} was made for the {planned} planned steps of the run, but was stepped {taken} times. "
-                        f"If epochs end early or the length of a loader is wrong, pass steps= to fit."
+                        f"{subject} was made for the {planned} planned steps of the run, but was stepped {taken} "
+                        f"times. If epochs end early or the length of a loader is wrong, pass steps= to fit."
                     )
 
     def state_dict(self) -> dict[str, Any]:

@@ -128,7 +128,9 @@ class Discovered:
 
 
 def _field(distribution: Distribution, name: str) -> str:
-    return distribution.metadata[name] if name in distribution.metadata else "unknown"
+    if name not in distribution.metadata:  # whose type has no `get`
+        return "unknown"
+    return distribution.metadata[name]
 
 
 def _package(distribution: Distribution) -> str:
