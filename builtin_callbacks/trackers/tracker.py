@@ -13,10 +13,11 @@ from time import monotonic, perf_counter
 from typing import Any, Final
 from uuid import uuid4
 
-from ...events import Event, Lane, Progress, Run
+from ...events import Event, Lane, Run
 from ...events import catalogue as ev
 from ...events.errors import describe_error
 from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogText
+from ...events.progress import Rates
 from ...plugins import Plugin, on
 
 SAVED = ("scalars", "text", "hyper_parameters")  # kinds of unwritten records that a checkpoint contains
@@ -336,7 +337,6 @@ NAMES: Final = {
     "roll_back": "a note of a roll back",
     "finish": "the ending",
 }
-UNITS = ("samples", "steps", "tokens")
 
 
 class Tracker(Plugin):
@@ -689,39 +689,3 @@ class Tracker(Plugin):
 
 def _ended(text: str) -> str:
     return f"{text.removesuffix('.')}."
-
-
-class Rates:
-    """Throughput since the rates were last read."""
-
-    def __init__(self) -> None:
-        self._since: tuple[float, tuple[int, ...]] | None = None
-
-    def start(self, progress: Progress, seconds: float) -> None:
-        """Start a measurement.
-
-        Args:
-            progress: the counters of the run.
-            seconds: the time of the clock that is also passed to `read`.
-        """
-        self._since = seconds, tuple(getattr(progress, unit) for unit in UNITS)
-
-    def read(self, progress: Progress, seconds: float) -> dict[str, float]:
-        """Return samples, steps and tokens per second, as `samples_per_second` and so on.
-
-        The rates are over all ranks, since the last call that returned any. Tokens are included if losses have counts.
-        The result is empty if no measurement was started, or if there were no samples or no time since.
-        """
-        if self._since is None:
-            self.start(progress, seconds)
-            return {}
-        before, counts = self._since
-        if seconds <= before or progress.samples == counts[0]:
-            return {}
-        rates = {
-            f"{unit}_per_second": (getattr(progress, unit) - count) / (seconds - before)
-            for unit, count in zip(UNITS, counts, strict=True)
-            if unit != "tokens" or progress.tokens
-        }
-        self.start(progress, seconds)
-        return rates
