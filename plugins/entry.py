@@ -51,7 +51,6 @@ class PluginEntry:
     name: str
     plugin: Any
     handlers: list[tuple[type[Event], Handler]]
-    filters: list[Any]
     enabled: bool = True
     runs_on_this_rank: bool = True
     disabled_by_errors: bool = False
@@ -154,9 +153,9 @@ class PluginEntry:
         logger.error("plugin %r failed in %s: %s", self.name, method, describe_error(error), exc_info=traceback)
 
     def reset_filters(self) -> None:
-        for when in self.filters:
-            if isinstance(when, Filter):
-                when.passed = False
+        for _, handler in self.handlers:
+            if isinstance(handler.when, Filter):
+                handler.when.passed = False
         if self.gate is not None:
             self.gate.reset()
 
@@ -216,11 +215,11 @@ class PluginEntry:
                     f"{type(self.plugin).__name__} with this trainer."
                 )
 
-    def subscription(self, event: type[Event], handler: Handler, when: Any) -> Subscription:
+    def subscription(self, event: type[Event], handler: Handler) -> Subscription:
         gate = None if self.gate is None else self.gate.gate_for(event)
         idle = getattr(self.plugin, handler.mark.idle_until) if handler.mark.idle_until else None
         owner, paused = PluginName(self.name), not self.is_active
-        return Subscription(handler.position, owner, when, paused=paused, gate=gate, idle_until=idle)
+        return Subscription(handler.position, owner, handler.when, paused=paused, gate=gate, idle_until=idle)
 
     def declared(self, attribute: str) -> tuple[str, ...]:
         """Return a declaration such as `exclusive`; it is optional for any object."""
@@ -232,9 +231,9 @@ class PluginEntry:
     def stateful_filters(self) -> dict[str, Any]:
         """Return the handlers' filters that have a state, by `<method>/<event>`."""
         return {
-            f"{handler.method.__name__}/{event.name}": when
-            for (event, handler), when in zip(self.handlers, self.filters, strict=True)
-            if hasattr(when, "state_dict")
+            f"{handler.method.__name__}/{event.name}": handler.when
+            for event, handler in self.handlers
+            if hasattr(handler.when, "state_dict")
         }
 
 
@@ -247,8 +246,7 @@ def make_entry(plugin: Any, name: str | None = None) -> PluginEntry:
     """
     default_name = getattr(plugin, "name", None)
     name = name or (default_name if isinstance(default_name, str) else snake_case(type(plugin).__name__))
-    handlers = list(_handlers_of(plugin, name))
-    entry = PluginEntry(name, plugin, handlers, [deepcopy(handler.mark.when) for _, handler in handlers])
+    entry = PluginEntry(name, plugin, list(_handlers_of(plugin, name)))
     _check_declarations(entry)
     _check_state(entry)
     if entry.has_lifecycle and plugin.condition is not None:
@@ -312,7 +310,7 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
         for event in mark.events:
             check_receiver(method, event)
             if event not in getattr(plugin, "ignores", ()):
-                yield event, Handler(name, method, mark)
+                yield event, Handler(name, method, mark, deepcopy(mark.when))
 
 
 def check_hooks(kind: type, marked: Collection[str] = (), how: str = "Mark it with its event, and") -> None:

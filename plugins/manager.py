@@ -6,10 +6,10 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from weakref import WeakSet
 
 from ..events import Bus, Event, Lane, PluginChanged, Progress, SavePoint
@@ -18,7 +18,6 @@ from ..events.checks import known_names
 
 if TYPE_CHECKING:
     from ..events import Engine, Run
-    from ..events.bus import Receiver
     from .discovery import Discovered
     from .entry import PluginEntry
     from .order import HandlerOrder
@@ -94,8 +93,8 @@ class Plugins:
         self._order.add(entry.handlers)
         self._entries[entry.name] = self._by_object[id(plugin)] = entry
         self._claims |= claims
-        for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
-            subscription = entry.subscription(event, handler, when)
+        for event, handler in entry.handlers:
+            subscription = entry.subscription(event, handler)
             self._bus.signal(event).connect(handler.method, weak=False, subscription=subscription)
         self._emit_change(entry.name, "registered")
         for kind in brought:
@@ -468,31 +467,3 @@ class Plugins:
 
 def _in_runs() -> list[tuple[dict[int, PluginEntry], Run | None]]:
     return [(plugins._by_object, plugins._run) for plugins in list(_IN_RUNS)]
-
-
-class IsolationHooks(Protocol):
-    closing: ExitStack  # closed with the run
-
-    @property
-    def apart(self) -> Callable[[], AbstractContextManager[Any]]: ...
-
-
-@contextmanager
-def isolation(bus: Bus, plugins: Plugins, hooks: IsolationHooks) -> Iterator[None]:
-    """Run handlers of observers in the context that a plugin may set at `TrainStart`."""
-
-    def isolate(receiver: Receiver, owner: str) -> Receiver:
-        if not plugins.runs_apart(owner):
-            return receiver
-
-        def isolated(run: Run, *, event: Event) -> None:
-            with hooks.apart():
-                receiver(run, event=event)
-
-        return isolated
-
-    remove = bus.intercept(isolate)
-    hooks.closing.callback(remove)
-    yield
-    if hooks.apart is nullcontext:
-        remove()

@@ -19,12 +19,14 @@ class Handler:
         plugin: the plugin's name.
         method: the method.
         mark: its mark.
+        when: a copy of the mark's filter.
         place: its place among the handlers of the event.
     """
 
     plugin: str
     method: Callable[..., Any]
     mark: Marker[Any]
+    when: Any
     place: int = 0
 
     @property

@@ -59,7 +59,6 @@ def uncalled(
         methods: dict[str, list[tuple[type[Event], Handler]]] = {}
         for event, handler in entry.handlers:
             methods.setdefault(handler.method.__name__, []).append((event, handler))
-        whens = {id(handler): when for (_, handler), when in zip(entry.handlers, entry.filters, strict=True)}
         for method, handlers in methods.items():
             events = [event for event, _ in handlers if event not in OPTIONAL]
             if not events or handlers[0][1].mark.optional:
@@ -67,8 +66,8 @@ def uncalled(
             said = f"Plugin {entry.name!r}: its handler {method} was never called"
             if not any(event in emitted for event in events):
                 yield f"{said}: {_reason(events, asked)}."
-            elif not any(_has_passed(whens[id(handler)]) for event, handler in handlers if event in emitted):
-                yield f"{said}: its filter {whens[id(handlers[0][1])]} let no {_event_names(events)} through."
+            elif not any(_has_passed(handler.when) for event, handler in handlers if event in emitted):
+                yield f"{said}: its filter {handlers[0][1].when} let no {_event_names(events)} through."
 
 
 def _unmet_conditions(name: str, gate: ConditionGate, note: Callable[[str], None]) -> Iterator[str]:
