@@ -102,7 +102,7 @@ class JsonlLog(Plugin):
         return {"lines": self._lines}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._saved_lines = state["lines"]
+        self._lines = self._saved_lines = state["lines"]
 
     def close(self) -> None:
         if self._file is not None:
