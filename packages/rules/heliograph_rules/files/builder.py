@@ -35,8 +35,7 @@ from heliograph.spi import known_names
 
 from ..base import EndTracker, RuleMetric, RuleOperation
 from ..errors import RuleError, RuleKeyError, RuleSyntaxError, RuleTypeError, show
-from ..language.kinds import SIGNATURES
-from ..language.rule import Rule, compile_rule
+from ..language import FUNCTION_NAMES, Rule
 from ..operations.log_control import names_at
 from ..operations.requests import Function
 from ..registry import DEFAULT_OPERATIONS, metric_class, operation_class
@@ -207,7 +206,7 @@ def check_name(name: str) -> None:
         raise RuleError(
             f"Rules cannot read a metric named {name!r}: use letters, digits and single underscores, a letter first."
         )
-    if name in SIGNATURES:
+    if name in FUNCTION_NAMES:
         raise RuleError(f"Rules cannot read a metric named {name!r}, because it is the name of a function: rename it.")
 
 
@@ -302,7 +301,7 @@ class _Building:
     def _compile(self, spec: RuleSpec) -> Rule:
         with self._located(spec.lines.get("rule", spec.line), spec.name):
             try:
-                return compile_rule(str(spec.rule), self._metric_names)
+                return Rule(str(spec.rule), self._metric_names)
             except RuleSyntaxError as error:
                 problem = f"Rule for control {spec.name} is invalid: {error.problem}"
                 raise RuleSyntaxError(problem, column=error.column) from error.__cause__
