@@ -148,7 +148,7 @@ def test_what_cannot_be_read_is_distinguished(tmp_path: Path, capsys: Captured) 
     assert command("check", path, "--import", "no_such_module_of_rules") == 2
     assert "No module named 'no_such_module_of_rules'" in capsys.readouterr().err
     assert command("check", tmp_path) == 2
-    assert "folder: give" in capsys.readouterr().err
+    assert "Is a directory" in capsys.readouterr().err
     assert command("dry-run", written(tmp_path, rules(controller("lost"))), tmp_path) == 1
 
 
