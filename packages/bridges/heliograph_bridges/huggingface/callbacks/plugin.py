@@ -39,7 +39,7 @@ from heliograph.spi import ended_for_good, require
 
 from ...own_states import OwnStates
 from .arguments import arguments, keywords, rate_of
-from .calls import BOUNDARY, CallbackCaller, asks_of, names_in
+from .calls import CallbackCaller, asks_of, names_in
 from .state import GRAD_NORM, StateKeeper, their_names
 
 STEPS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
@@ -118,12 +118,12 @@ class HuggingFacePlugin(Plugin):
     def begin_epoch(self, run: Run, event: EpochStart) -> None:
         if not event.resumed:
             self._keeper.refresh(run)
-            self._call(run, "on_epoch_begin", self._keeper.state, ("should_epoch_stop",))
+            self._call(run, "on_epoch_begin", self._keeper.state)
 
     @on(BatchStart)
     def begin_step(self, run: Run, event: BatchStart) -> None:
         if not run.stepping.window:
-            self._call(run, "on_step_begin", self._keeper.state, BOUNDARY)
+            self._call(run, "on_step_begin", self._keeper.state)
 
     @on(GradientsReady, lane=Lane.REPORT)
     def look_at_gradients(self, run: Run, event: GradientsReady) -> None:
@@ -148,13 +148,11 @@ class HuggingFacePlugin(Plugin):
         if run.progress.steps > self._steps:
             self._end_step(run)
         self._keeper.refresh(run)
-        self._call.end_epoch(run)
         self._call(run, "on_epoch_end", self._keeper.state)
 
     @on(Log, optional=True)
     def log(self, run: Run, event: Log) -> None:
         self._keeper.refresh(run)
-        self._call.logged_at = run.progress.steps
         logs = their_names(event.metrics)
         measured_by = None if run.report.is_replay else run.plugins.declared("exclusive").get("gradient_norm")
         latest = None if measured_by is None else getattr(run.plugins[measured_by], "latest_norm", None)
@@ -174,7 +172,7 @@ class HuggingFacePlugin(Plugin):
         if run.optimizer is not None:
             self._keeper.refresh(run)
         metrics = self._report(run, their_names(event.metrics))
-        self._call(run, "on_evaluate", self._keeper.state, ("should_evaluate",), metrics=metrics)
+        self._call(run, "on_evaluate", self._keeper.state, metrics=metrics)
         self._keeper.judge(run, self._call.args, metrics, is_read=self._reads_best)
 
     @on(TestEnd, PredictEnd)
@@ -185,12 +183,12 @@ class HuggingFacePlugin(Plugin):
     def save(self, run: Run, event: CheckpointSaved) -> None:
         if run.checkpoints.best is not None:
             self._keeper.state.best_model_checkpoint = str(run.checkpoints.best)
-        self._call(run, "on_save", self._keeper.state, ("should_save",))
+        self._call(run, "on_save", self._keeper.state)
 
     @on(TrainEnd)
     def end_training(self, run: Run, event: TrainEnd) -> None:
         self._keeper.refresh(run)
-        self._call(run, "on_train_end", self._keeper.state, ("should_log",))  # the Trainer's last log has cleared it
+        self._call(run, "on_train_end", self._keeper.state)
 
     @on(ValidationStart, TestStart, PredictStart, optional=True)
     def begin_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
@@ -212,7 +210,6 @@ class HuggingFacePlugin(Plugin):
         return {
             "trainer": self._keeper.state_dict(),
             "callback": self._own_states.state_dict(self._call.run),
-            "late": dict(self._call.late),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -221,7 +218,6 @@ class HuggingFacePlugin(Plugin):
             return
         self._keeper.load_state_dict(state["trainer"])
         self._own_states.load_state_dict(state["callback"])
-        self._call.late = dict(state["late"])
 
     def close(self) -> None:
         self._call.leave()
@@ -235,7 +231,7 @@ class HuggingFacePlugin(Plugin):
 
     def _begin_training(self, run: Run) -> None:
         self._has_begun = True
-        self._call(run, "on_train_begin", self._keeper.state, ("should_training_stop",))
+        self._call(run, "on_train_begin", self._keeper.state)
 
     def _end_step(self, run: Run) -> None:
         self._steps = run.progress.steps
@@ -244,7 +240,7 @@ class HuggingFacePlugin(Plugin):
 
     def _report(self, run: Run, logs: dict[str, Any]) -> dict[str, Any]:
         self._keeper.add_log(logs)
-        self._call(run, "on_log", self._keeper.state, ("should_log",), logs=logs)
+        self._call(run, "on_log", self._keeper.state, logs=logs)
         return logs
 
 
