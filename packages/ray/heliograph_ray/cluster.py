@@ -131,11 +131,9 @@ def _restored_sigterm_handler() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def check_address(address: Any, source: str = "address") -> None:
+def check_address(address: str | None, source: str = "address") -> None:
     if address is None or address == "auto":
         return
-    if not isinstance(address, str):
-        raise TypeError(f"{source} is 'auto', 'host:port', or None; got {address!r}.")
     if address.startswith("ray://"):
         raise ValueError(
             f"{source}={address!r} is for Ray's client, but this process must run on a machine of the cluster: run "

@@ -10,8 +10,6 @@ from heliograph.core.engines.options import EngineOptions
 from heliograph.core.settings import check_name
 from heliograph.spi import LoopEngine, check_whole_number, known_names
 
-from .raysgd import explain_argument
-
 Config = Mapping[str, Any]
 StepFrequency = Literal["batch", "epoch", "manual"]
 CREATORS = ("model_creator", "data_creator", "optimizer_creator", "loss_creator")
@@ -59,13 +57,10 @@ class Recipe:
 
     def _check_names(self) -> None:
         if unknown := sorted(self.options.keys() - EngineOptions.__annotations__.keys()):
-            name, value = unknown[0], dict(self.options)[unknown[0]]
-            names = {"launcher", *EngineOptions.__annotations__, *(parameter.name for parameter in fields(self))} - {
-                "options"
-            }
+            names = {"launcher", *EngineOptions.__annotations__, *(field.name for field in fields(self))} - {"options"}
             raise TypeError(
-                f"CreatorTrainer has no argument {name!r}.{explain_argument(name, value) or known_names(name, names)} "
-                f"docs/raysgd.md has a table of RaySGD's arguments."
+                f"CreatorTrainer has no argument {unknown[0]!r}.{known_names(unknown[0], names)} docs/raysgd.md has a "
+                f"table of RaySGD's arguments."
             )
         check_name(self.name)
 

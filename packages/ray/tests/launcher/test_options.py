@@ -21,16 +21,10 @@ from heliograph_ray.launcher import calls
         ({"num_workers": (1, 2, 3)}, TypeError, "num_workers is a whole number, or (least, most) of them"),
         ({"num_workers": 0}, ValueError, "num_workers is at least 1, and (least, most) are in this order; got 0."),
         ({"num_workers": (4, 2)}, ValueError, "and (least, most) are in this order; got (4, 2)."),
-        ({"use_gpu": 1}, TypeError, "use_gpu is True or False, got 1."),
-        ({"resources_per_worker": {"CPU": "2"}}, TypeError, "resources_per_worker maps names to numbers, got {'CPU'"),
-        ({"resources_per_worker": {"CPU": -1}}, ValueError, "resources_per_worker has a negative number: {'CPU': -1}."),
-        ({"resources_per_worker": 2}, TypeError, "resources_per_worker maps names to numbers, got 2."),
-        ({"resources_per_worker": {"CPU": True}}, TypeError, "resources_per_worker maps names to numbers, got {'CPU'"),
-        ({"resources_per_worker": {1: 1}}, TypeError, "resources_per_worker maps names to numbers, got {1: 1}."),
-        ({"resources_per_worker": {"CPU": float("nan")}}, ValueError, "has a number that is not finite: {'CPU': nan}."),
-        ({"resources_per_worker": {}}, ValueError, "resources_per_worker={} reserves nothing"),
-        ({"resources_per_worker": {}, "use_gpu": True}, ValueError, "resources_per_worker={} reserves nothing"),
-        ({"resources_per_worker": {"CPU": 0}}, ValueError, "resources_per_worker={'CPU': 0} reserves nothing"),
+        ({"resources_per_worker": {"CPU": "2"}}, ValueError, "got {'CPU': '2'}"),
+        ({"resources_per_worker": {"CPU": -1}}, ValueError, "got {'CPU': -1}"),
+        ({"resources_per_worker": {"CPU": float("nan")}}, ValueError, "got {'CPU': nan}"),
+        ({"resources_per_worker": {"CPU": 0}}, ValueError, "got {'CPU': 0}"),
         ({"resources_per_worker": {"GPU": 1}}, ValueError, "`use_gpu` is False but `GPU` was found"),
         ({"max_failures": 1.5}, ValueError, "must be a whole number, at least -1; got 1.5."),
         (
@@ -42,9 +36,7 @@ from heliograph_ray.launcher import calls
         ({"backoff": "1"}, ValueError, "backoff must be a finite number of seconds, at least 0; got '1'."),
         ({"grace": 0}, ValueError, "grace must be a finite number of seconds, more than 0; got 0."),
         ({"grace": float("inf")}, ValueError, "grace must be a finite number of seconds, more than 0; got inf."),
-        ({"storage_path": 3}, TypeError, "storage_path is a folder, an address such as 's3://...', or None; got 3."),
         ({"storage_path": ""}, ValueError, "storage_path is a folder, an address such as 's3://...', or None; got ''."),
-        ({"name": 3}, TypeError, "name is a string, or None for a new one; got 3."),
         (
             {"name": "a/b"},
             ValueError,
@@ -57,7 +49,6 @@ from heliograph_ray.launcher import calls
         ),
         ({"keep": 0}, ValueError, "keep must be a whole number, at least 1, or None for all; got 0."),
         ({"keep": 2.5}, ValueError, "keep must be a whole number, at least 1, or None for all; got 2.5."),
-        ({"address": 6379}, TypeError, "address is 'auto', 'host:port', or None; got 6379."),
         ({"address": "ray://host:10001"}, ValueError, "is for Ray's client"),
         *(
             ({"address": address}, ValueError, f"address is 'auto', 'host:port', or None; got {address!r}.")
