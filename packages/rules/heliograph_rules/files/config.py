@@ -140,21 +140,18 @@ def read_rules(source: Source, problems: Problems | None = None) -> RuleSet:
 
     Without `problems`, the first error is raised.
     """
-    if isinstance(source, str | Path):
-        document = read_document(Path(source))
+    problems = problems or Problems()
+    if isinstance(source, RuleSet):
+        rules = source
+    elif isinstance(source, str | Path):
+        rules = _rule_set(read_document(Path(source)), problems)
     elif isinstance(source, Mapping):
-        document = Document(source)
-    elif isinstance(source, RuleSet):
-        parts = {"controller_metrics": source.metrics, "operations": source.operations}
-        document = Document({**parts, "controllers": source.controllers}, source.file)
-    elif isinstance(source, Iterable):
-        document = Document({"controllers": list(source)})
+        rules = _rule_set(Document(source), problems)
     else:
-        raise TypeError(
-            f"source must be the path of a rule file, a mapping of the same form, a RuleSet or a list of RuleSpec, got "
-            f"{show(source)}."
-        )
-    return _rule_set(document, problems or Problems())
+        rules = RuleSet(list(source))
+    for title, parts in (("metric", rules.metrics), ("operation", rules.operations), ("controller", rules.controllers)):
+        _check_unique(title, parts, rules.file, problems)
+    return rules
 
 
 def _rule_set(document: Document, problems: Problems) -> RuleSet:
@@ -168,20 +165,15 @@ def _rule_set(document: Document, problems: Problems) -> RuleSet:
     metrics = [attempt(_part, document, problems, *item, "a metric") for key in METRICS for item in top.items(key)]
     operations = [attempt(_part, document, problems, *item, "an operation") for item in top.items("operations")]
     controllers = [attempt(_controller, document, problems, *item) for item in top.items("controllers")]
-    rules = RuleSet(
+    return RuleSet(
         controllers=[controller for controller in controllers if controller is not None],
         metrics=[metric for metric in metrics if metric is not None],
         operations=[operation for operation in operations if operation is not None],
         file=document.file,
     )
-    for title, parts in (("metric", rules.metrics), ("operation", rules.operations), ("controller", rules.controllers)):
-        _check_unique(title, parts, document.file, problems)
-    return rules
 
 
 def _part(document: Document, problems: Problems, value: Any, line: int | None, title: str) -> RulePart:
-    if isinstance(value, RulePart):
-        value = {"name": value.name, "class": value.kind, "arguments": value.arguments}
     before, keys, needed = len(problems.errors), ("name", "class", "arguments"), ("name", "class")
     section = Section(document, problems, value, title, keys, needed=needed, line=line)
     kind, name = section.value.get("class"), section.text("name")
@@ -197,7 +189,6 @@ def _part(document: Document, problems: Problems, value: Any, line: int | None, 
 
 
 def _controller(document: Document, problems: Problems, value: Any, line: int | None) -> RuleSpec:
-    value = _as_mapping(value) if isinstance(value, RuleSpec) else value
     name = value.get("name") if isinstance(value, Mapping) else None
     controller = name if isinstance(name, str) and name.strip() else None
     section = Section(
@@ -258,23 +249,6 @@ def _level(section: Section) -> str:
     if level and level.lower() not in LEVELS:
         config.fail(f"'trigger_log_level' must be one of {', '.join(LEVELS)}, got {level!r}.", "trigger_log_level")
     return level.lower()
-
-
-def _as_mapping(controller: RuleSpec) -> dict[str, Any]:
-    mapping: dict[str, Any] = {
-        "name": controller.name,
-        "triggers": controller.triggers,
-        "rule": controller.rule,
-        "operations": controller.operations,
-        "config": {"trigger_log_level": controller.log_level},
-    }
-    if controller.on_error is not None:
-        mapping["on_error"] = controller.on_error
-    if isinstance(controller.patience, RulePatience):
-        mapping["patience"] = {"patience_threshold": controller.patience.threshold, "mode": controller.patience.mode}
-    elif controller.patience is not None:
-        mapping["patience"] = controller.patience
-    return mapping
 
 
 def _check_unique(title: str, parts: Sequence[RulePart | RuleSpec], file: str | None, problems: Problems) -> None:
