@@ -127,7 +127,6 @@ class LightningCallback(Plugin):
         self._has_begun = self._stops = False
         self._unsaved: Unsaved | None = None
         self._ends_epochs = has(callback, flavour, "on_train_epoch_end")
-        self._restarts_epoch = is_shipped(callback, flavour, "StochasticWeightAveraging")
 
     def reset(self) -> None:
         if self._is_used:
@@ -184,7 +183,7 @@ class LightningCallback(Plugin):
         work = self._work_of(run)
         work.between_epochs = False
         self._watch_boundaries(run, watches=False)
-        if self._restarts_epoch or not event.resumed:
+        if not event.resumed:
             self._callback.on_train_epoch_start(work.trainer, work.module)
 
     @on(ev.BatchStart, optional=True)
@@ -222,7 +221,7 @@ class LightningCallback(Plugin):
 
     @on(ev.EpochEnd, lane=Lane.MEASURE, optional=True)
     def note_epoch_end(self, run: Run, event: ev.EpochEnd) -> None:
-        self._work_of(run).end_epoch()
+        self._work_of(run).between_epochs = True
         self._is_epoch_end_due = self._ends_epochs
         self._watch_boundaries(run, watches=True)
 
