@@ -14,8 +14,7 @@ from .metrics.ancestors import EvalMetrics, Loss, Metrics, PerProcessState, Trai
 from .metrics.history import HistoryBasedMetric
 from .metrics.measures import GradientNorm, LearningRate, Memory, Throughput
 from .operations.log_control import LogControl
-from .operations.requests import CallFunction, Controls, HFControls
-from .operations.scale import ScaleLearningRate, ScaleLoss
+from .operations.requests import CallFunction, Controls, HFControls, ScaleLearningRate, ScaleLoss
 
 T = TypeVar("T", bound=RuleMetric | RuleOperation)
 M = TypeVar("M", bound=type[RuleMetric])

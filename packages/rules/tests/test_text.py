@@ -9,8 +9,7 @@ from heliograph_rules.errors import RuleError, show
 from heliograph_rules.metrics.ancestors import EvalMetrics
 from heliograph_rules.metrics.history import HistoryBasedMetric
 from heliograph_rules.operations.log_control import LogControl
-from heliograph_rules.operations.requests import CallFunction
-from heliograph_rules.operations.scale import ScaleLearningRate
+from heliograph_rules.operations.requests import CallFunction, ScaleLearningRate
 
 
 def giant() -> list[Any]:

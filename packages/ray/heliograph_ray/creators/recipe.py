@@ -65,12 +65,10 @@ class Recipe:
         check_name(self.name)
 
     def _check_functions(self) -> None:
-        for name in CREATORS:
-            if not callable(value := getattr(self, name)):
+        for name in (*CREATORS, *OPTIONAL):
+            value = getattr(self, name)
+            if not callable(value) and (value is not None or name in CREATORS):
                 raise TypeError(f"{name}= takes a function, got {value!r}.")
-        for name in OPTIONAL:
-            if (value := getattr(self, name)) is not None and not callable(value):
-                raise TypeError(f"{name}= takes a function or None, got {value!r}.")
         if self.engine is not None and not isinstance(self.engine, str) and not callable(self.engine):
             raise TypeError(
                 f"engine= takes the name of an engine, or a function that makes one on each rank, as DDPEngine does; "

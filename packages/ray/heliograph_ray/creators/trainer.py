@@ -20,8 +20,7 @@ from heliograph.spi import LoopEngine, Store, check_number, check_whole_number, 
 
 from .parts import CreatedParts, by_name, load_weights, make_model, make_optimizer
 from .recipe import Config, Recipe, StepFrequency
-from .state_transfer import PassResult, pack_state, unpack_state
-from .train_job import TrainJob, train, train_on_rank, validate
+from .train_job import PassResult, TrainJob, pack_state, train, train_on_rank, unpack_state, validate
 
 logger = logging.getLogger("heliograph")
 

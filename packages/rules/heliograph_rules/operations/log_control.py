@@ -15,7 +15,7 @@ from heliograph.spi import known_names
 
 from ..base import RuleFiring, RuleOperation
 from ..errors import RuleError, RuleSyntaxError, RuleTypeError, show
-from ..metrics.log_history import LOGGED, entry_of, under_both_names
+from ..metrics.history import LOGGED, entry_of, under_both_names
 
 FIELD = re.compile(r"([^\W\d]\w*)((?:\.\w+|\[[^\[\]]+\])*)")
 KEY = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from heliograph.packages.rules.tests.scripted import written
 from heliograph_rules.errors import RuleError
-from heliograph_rules.files.document import read_document
+from heliograph_rules.files.config import read_document
 
 
 def test_the_content_is_plain_and_every_part_has_its_line(tmp_path: Path) -> None:

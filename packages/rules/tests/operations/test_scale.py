@@ -16,7 +16,7 @@ from heliograph.events import Lane
 from heliograph_rules import RuleController
 from heliograph_rules.base import RuleFiring
 from heliograph_rules.errors import RuleError
-from heliograph_rules.operations.scale import ScaleLearningRate
+from heliograph_rules.operations.requests import ScaleLearningRate
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 

@@ -115,8 +115,8 @@ def write_state(run: HostedRun, folder: Path, save_id: str) -> None:
 
 def read_state(save_id: str, folder: Path) -> dict[str, Any]:
     path = folder / FILE
-    content = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {"id": None}
-    if content["id"] != save_id:
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}
+    if content.get("id") != save_id:
         raise ValueError(
             f"The checkpoint {folder} has no {FILE} that matches its trainer_state.json, so the states of plugins are "
             f"missing: it was not completely written or copied. Resume from another checkpoint."
@@ -213,7 +213,9 @@ class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
         if checkpoint is not None:  # otherwise they belong to a previous attempt of auto_find_batch_size
             path, saved = Path(checkpoint), record["attributes"].get("saved")
         position = position_of(args, state, facts.batches)
-        leave = self._training.begin(facts, None if saved is None else read_state(saved, path), path, position)
+        leave = self._training.begin(
+            facts, None if path is None or saved is None else read_state(saved, path), path, position
+        )
         self._epoch = position.epoch
         if is_late:
             self._training.active.note(
