@@ -17,7 +17,7 @@ from heliograph_ray.creators import LocalLauncher
     ("options", "error", "words"),
     [
         ({"model_creator": torch.nn.Linear(1, 1), "data_creator": None}, TypeError, "data_creator= takes a function"),
-        ({"train_function": 3}, TypeError, "train_function= takes a function or None"),
+        ({"train_function": 3}, TypeError, "train_function= takes a function"),
         ({"engine": 3}, TypeError, "engine= takes the name of an engine, or a function"),
         ({"launcher": 2}, TypeError, r"such as LocalLauncher\(2\)"),
         ({"launcher": LocalLauncher}, TypeError, r"such as LocalLauncher\(2\)"),
