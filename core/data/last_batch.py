@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...events import Progress
-from .sources.contract import Compound, Source
+from .sources.contract import Source
 
 COMPLETE = 2**20  # bytes: a larger batch is sampled
 SAMPLE = 2**16
@@ -64,7 +64,6 @@ class LastBatch:
 
     def follow(self, batches: Iterator[Any], progress: Progress, source: Source | None = None) -> Iterator[Any]:
         self._batches.clear()
-        compared = source.compared if isinstance(source, Compound) else None
         for number in count(progress.batch + 1):
             while self._batches and self._batches[0].number <= progress.batch:  # done with
                 self._batches.popleft()
@@ -72,7 +71,7 @@ class LastBatch:
                 batch = next(batches)
             except StopIteration:
                 return
-            self._batches.append(LoadedBatch.of(number, batch if compared is None else compared(batch, number)))
+            self._batches.append(LoadedBatch.of(number, batch if source is None else source.compared(batch, number)))
             yield batch
             del batch
 

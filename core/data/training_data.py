@@ -81,7 +81,6 @@ class TrainingData:
         self.hidden: list[str] = []  # sentences about hidden state of the loader
         self.differences: list[str] = []
         self.expected: bytes | None = None  # the digest of the last batch before the snapshot
-        self.within = 0, 0, 0  # epoch, batch, and its samples that were consumed in batches of another size
 
     @property
     def source(self) -> Source | None:
@@ -174,11 +173,8 @@ class TrainingData:
         self.agree_on_seed()
         assert self.seed is not None
         place = progress.epoch, progress.batch
-        checker, within = self._checker(progress), self.consumed_of(progress)
-        ahead = ahead and self.source.length is None
-        reading = Reading(
-            self.seed % 2**63, *place, self._captured, report, is_over, checker, self._probes, ahead, within
-        )
+        checker, ahead = self._checker(progress), ahead and self.source.length is None
+        reading = Reading(self.seed % 2**63, *place, self._captured, report, is_over, checker, self._probes, ahead)
         batches = self.source.open(reading)
         return self.last.follow(batches, progress, self.source) if self.is_replayed else batches
 
@@ -270,11 +266,6 @@ class TrainingData:
         from .last_batch import LastBatch
 
         return LastBatch()
-
-    def consumed_of(self, progress: Progress) -> int:
-        # The consumed samples of the batch at the position.
-        *place, within = self.within
-        return within if place == [progress.epoch, progress.batch] else 0
 
     @property
     def is_replayed(self) -> bool:

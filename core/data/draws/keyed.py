@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
@@ -46,14 +45,6 @@ class KeyedBatch(list[Any]):
         return _rebuild_keyed_batch, (list(self), *self.position)
 
 
-@dataclass(frozen=True, slots=True)
-class KeyedIndex:
-    """An index with its position, for a loader without automatic batching."""
-
-    index: Any
-    position: KeyedPosition
-
-
 class DatasetWrapper:
     """Forwards attributes to the wrapped object, so that user code in a worker can use and set them."""
 
@@ -77,52 +68,49 @@ class DatasetWrapper:
 
 
 class KeyedDataset(DatasetWrapper, Dataset[Any]):
-    """A map-style dataset that loads `KeyedBatch`es and `KeyedIndex`es; for other indices it equals the wrapped one.
+    """A map-style dataset that loads `KeyedBatch`es; for other indices it equals the wrapped one.
 
     Args:
         inner: the user's dataset.
         collate: makes a batch under the same key; None if the loader does that.
         per_sample: whether each sample has its own key.
+        is_batched: whether samples are collated; otherwise each is a complete batch.
         has_epoch: whether `inner.set_epoch` is called with the epoch, in every process.
 
     Attributes:
         keyed_probe: compares two loads of the first batch, if requested.
     """
 
-    def __init__(self, inner: Any, collate: Any, *, per_sample: bool, has_epoch: bool = False) -> None:
+    def __init__(
+        self, inner: Any, collate: Any, *, per_sample: bool, is_batched: bool = True, has_epoch: bool = False
+    ) -> None:
         self.keyed_inner = inner
         self.keyed_collate = identity if collate is None else collate
         self.keyed_generators = KeyedGenerators(inner, collate, follower=inner if has_epoch else None)
-        self.keyed_load = self._one_by_one if per_sample else self._at_once
-        self.keyed_per_sample = per_sample
+        self.keyed_per_sample, self.keyed_is_batched = per_sample, is_batched
         self.keyed_has_begun = False
         self.keyed_probe: LoadProbe | None = None
 
+    def __getitem__(self, index: Any) -> Any:
+        return self.keyed_inner[index]
+
     def __getitems__(self, batch: KeyedBatch) -> Any:
         try:
-            return self.keyed_load(batch) if self.keyed_has_begun else self._first(self.keyed_load, batch)
+            return self._load(batch) if self.keyed_has_begun else self._first(batch)
         except StopIteration as error:
             raise RuntimeError(ENDED) from error
 
-    def __getitem__(self, index: Any) -> Any:
-        if not isinstance(index, KeyedIndex):
-            return self.keyed_inner[index]
-        try:
-            return self._single(index) if self.keyed_has_begun else self._first(self._single, index)
-        except StopIteration as error:
-            raise RuntimeError(ENDED) from error
-
-    def _first(self, load: Callable[[Any], Any], chosen: Any) -> Any:
+    def _first(self, batch: KeyedBatch) -> Any:
         # Loads again if the first load made a generator, which had no key then.
         self.keyed_has_begun = True
         if self.keyed_probe is not None and self.keyed_probe.is_due():
-            return self._load_and_probe(load, chosen, self.keyed_probe)
-        loaded = load(chosen)
-        return load(chosen) if self.keyed_generators.look() else loaded
+            return self._load_and_probe(batch, self.keyed_probe)
+        loaded = self._load(batch)
+        return self._load(batch) if self.keyed_generators.look() else loaded
 
-    def _load_and_probe(self, load: Callable[[Any], Any], chosen: Any, probe: LoadProbe) -> Any:
-        generators, inner, again = self.keyed_generators, self.keyed_inner, partial(load, chosen)
-        generators.arrive(*chosen.position.key[:2])
+    def _load_and_probe(self, batch: KeyedBatch, probe: LoadProbe) -> Any:
+        generators, inner, again = self.keyed_generators, self.keyed_inner, partial(self._load, batch)
+        generators.arrive(*batch.position.key[:2])
         before, began = outline(inner), perf_counter()
         first = generators.traced(again)
         if generators.look():
@@ -130,30 +118,23 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         if probe.limit and 3 * (perf_counter() - began) > probe.limit:
             probe.leave_out("a second load of a batch could outlast the loader's timeout", generators)
         else:
-            elsewhere = partial(load, _under_another_key(chosen)) if outline(inner) != before else None
+            elsewhere = partial(self._load, _under_another_key(batch)) if outline(inner) != before else None
             probe.compare(first, again, elsewhere, generators)
         return first.loaded
 
-    def _single(self, index: KeyedIndex) -> Any:
-        position = index.position
-        key = (*position.key[:2], position.first) if self.keyed_per_sample else position.key
-        self.keyed_generators.seed(*key)
-        return self.keyed_collate(self.keyed_inner[index.index])
-
-    def _at_once(self, batch: KeyedBatch) -> Any:
-        inner = self.keyed_inner
-        self.keyed_generators.seed(*batch.position.key)
-        fetch = getattr(inner, "__getitems__", None)
-        return self.keyed_collate(fetch(list(batch)) if fetch else [inner[index] for index in batch])
-
-    def _one_by_one(self, batch: KeyedBatch) -> Any:
-        position, samples = batch.position, []
-        seed, epoch = position.key[:2]
-        for offset, index in enumerate(batch):
-            self.keyed_generators.seed(seed, epoch, position.first + offset * position.stride)
-            samples.append(self.keyed_inner[index])
-        self.keyed_generators.seed(*position.key)  # for the collate function
-        return self.keyed_collate(samples)
+    def _load(self, batch: KeyedBatch) -> Any:
+        inner, position = self.keyed_inner, batch.position
+        if self.keyed_per_sample:
+            samples, (seed, epoch) = [], position.key[:2]
+            for offset, index in enumerate(batch):
+                self.keyed_generators.seed(seed, epoch, position.first + offset * position.stride)
+                samples.append(inner[index])
+            self.keyed_generators.seed(*position.key)  # for the collate function
+        else:
+            self.keyed_generators.seed(*position.key)
+            fetch = getattr(inner, "__getitems__", None) if self.keyed_is_batched else None
+            samples = fetch(list(batch)) if fetch else [inner[index] for index in batch]
+        return self.keyed_collate(samples if self.keyed_is_batched else samples[0])
 
 
 class KeyedIterable(DatasetWrapper, IterableDataset[Any]):
@@ -197,11 +178,10 @@ def identity(loaded: Any) -> Any:
     return loaded
 
 
-def _under_another_key(chosen: KeyedBatch | KeyedIndex) -> KeyedBatch | KeyedIndex:
+def _under_another_key(batch: KeyedBatch) -> KeyedBatch:
     # No batch has this key.
-    seed, *position_key = chosen.position.key
-    position = chosen.position._replace(key=(~seed, *position_key))
-    return KeyedIndex(chosen.index, position) if isinstance(chosen, KeyedIndex) else keyed_batch(chosen, position)
+    seed, *position_key = batch.position.key
+    return keyed_batch(batch, batch.position._replace(key=(~seed, *position_key)))
 
 
 def _rebuild_keyed_batch(indices: list[Any], *position: Any) -> KeyedBatch:

@@ -22,12 +22,12 @@ from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable,
 from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
 from ..draws.object_parts import outline
 from ..draws.users_code import Plainness
-from ..order.dealt import Order, RankOrder, Unkeyed, order_differs
+from ..order.dealt import Order, order_differs
 from ..order.sizes import ALONE, Share
-from .contract import SEEKED, Certainty, FactsDataset, Reading, Stateless
+from .contract import SEEKED, Certainty, FactsDataset, Reading, Source
 
 
-class Rewired(Stateless):
+class Rewired(Source):
     """A source that reads through a copy of a `DataLoader`."""
 
     _copy: DataLoader[Any]
@@ -60,7 +60,6 @@ class MapSource(Rewired):
     """
 
     as_it_is = False
-    cuts_batches = True
 
     def __init__(
         self, loader: DataLoader[Any], order: Order, share: Share, *, per_sample: bool = False, trains: bool = False
@@ -72,12 +71,14 @@ class MapSource(Rewired):
         self.order, self.even, self.batch_size = order, order.even, order.batch_size
         self.common = order.common and not self._has_own_iter
         collate = None if self._has_own_iter else loader.collate_fn
-        self.dataset = KeyedDataset(loader.dataset, collate, per_sample=per_sample, has_epoch=trains)
-        self._sampler = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        is_batched = loader.batch_sampler is not None
+        self.dataset = KeyedDataset(
+            loader.dataset, collate, per_sample=per_sample, is_batched=is_batched, has_epoch=trains
+        )
         collated = {} if self._has_own_iter else {"collate_fn": identity}
-        self._copy = copy_loader(loader, dataset=self.dataset, **{self._sampler: self.order}, **collated)
+        self._copy = copy_loader(loader, dataset=self.dataset, batch_sampler=order, **collated)
         self._here = not loader.num_workers or not order.is_own
-        self._may_be_plain = type(loader) is DataLoader and not loader.num_workers and order.is_own
+        self._may_be_plain = type(loader) is DataLoader and not loader.num_workers and order.is_own and is_batched
         self._plainness = Plainness()
         self._probe: LoadProbe | None = None
         self._of_order: list[str] = []
@@ -95,10 +96,8 @@ class MapSource(Rewired):
                 self.dataset.keyed_generators.begin(reading.seed, reading.epoch)  # for the workers too
             self._arm(reading)
         self.order.begin(reading.seed, reading.epoch, 0 if self._has_own_iter else reading.batch)
-        if isinstance(self.order, RankOrder):
-            self.order.within = reading.within
         if not is_keyed:  # no code can draw
-            return start_iterator(copy_loader(self.loader, **{self._sampler: Unkeyed(self.order)}), reading)
+            return start_iterator(copy_loader(self.loader, batch_sampler=self.order), reading)
         batches = self._begun(reading, self.dataset)
         if self._has_own_iter:
             return read_again(isolated_batches(batches, reading, KeyedGenerators(), self.share.rank), reading)
@@ -172,7 +171,7 @@ class IterableSource(Rewired):
             self._copy = copy_loader(self._copy, **workers, timeout=self.loader.timeout if before else 0)
 
 
-class OpaqueSource(Stateless):
+class OpaqueSource(Source):
     """Any other iterable of batches: a position is reached by reading again."""
 
     def __init__(self, loader: Iterable[Any], share: Share = ALONE) -> None:

@@ -12,17 +12,17 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSam
 from ...objects.equality import same
 from ...system.extras import kind_of
 from ..draws.generators import isolated
-from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, LoadProbe, keyed_batch
+from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedPosition, LoadProbe, keyed_batch
 from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
 from ..draws.users_code import Plainness
 from ..order.sizes import ALONE, Share
-from .contract import SEEKED, Certainty, Reading, Stateless
+from .contract import SEEKED, Certainty, Reading, Source
 from .dataloader import isolated_batches, start_iterator
 
 YIELDED = "_num_yielded"  # the position in the state of a `StatefulDataLoader`
 
 
-class StatefulSource(Stateless):
+class StatefulSource(Source):
     """A loader that keeps its own position, with `state_dict` and `load_state_dict`."""
 
     def __init__(self, loader: Any, share: Share = ALONE) -> None:
@@ -157,7 +157,8 @@ def is_stateful(loader: Any) -> bool:
 
 def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> LoadProbe:
     # The dataset's first samples: which ones the loader reads first is unknown before it does.
-    dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False)
+    size = loader.batch_size
+    dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False, is_batched=size is not None)
     probe = LoadProbe(type(loader.dataset).__name__, shared=False)
     if Plainness().of(loader.dataset, loader.collate_fn):
         return probe
@@ -167,10 +168,7 @@ def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> LoadProbe:
     dataset.keyed_probe, position = probe, KeyedPosition((reading.seed, reading.epoch, BEGIN), 0, 1)
     try:
         with isolated():
-            if loader.batch_size is None:
-                dataset[KeyedIndex(0, position)]
-            else:
-                dataset.__getitems__(keyed_batch(range(min(loader.batch_size, len(dataset))), position))
+            dataset.__getitems__(keyed_batch(range(min(size or 1, len(dataset))), position))
     except Exception as error:  # noqa: BLE001  # it may not accept integers; the run reads it through the loader
         probe.leave_out(f"{type(error).__name__}: {error}")
     return probe

@@ -17,9 +17,9 @@ from ....events.checks import check_number, check_whole_number, known_names
 from ....events.resume_facts import worst
 from ....events.signatures import show_attributes
 from ..draws.generators import digest
-from ..order.sizes import Layout, Share, length_of
+from ..order.sizes import Share, length_of
 from .choice import source_of
-from .contract import SEEKED, Certainty, Compound, Reading, Source, Sourced, nested
+from .contract import SEEKED, Certainty, Reading, Source, Sourced, nested
 from .limited import Limit, Limited, left_early
 
 Mode = Literal["cycle", "min", "max", "weighted"]
@@ -156,7 +156,7 @@ class Stream:
     def place(self, reading: Reading, passes: int, position: Position) -> None:
         # Sets the position within an epoch of at most `passes` passes; reads nothing.
         seed = int.from_bytes(digest(reading.seed, self._key, size=7, purpose=b"stream"), "little")
-        self._reading, self._first = replace(reading, seed=seed, within=0), reading.epoch * passes
+        self._reading, self._first = replace(reading, seed=seed), reading.epoch * passes
         self.position, self._batches = position, None
 
     def release(self) -> None:
@@ -204,7 +204,7 @@ class Stream:
             )
 
 
-class StreamsSource(Compound):
+class StreamsSource(Source):
     """Reads several streams.
 
     Their positions follow from the position in the epoch, or are saved if a length is unknown.
@@ -217,14 +217,11 @@ class StreamsSource(Compound):
         share: the part of this process.
     """
 
-    cuts_batches = False
-
     def __init__(
         self, loader: Any, sources: Mapping[str, Source], mixture: Mixture, facts: dict[str, Any], share: Share
     ) -> None:
-        self.loader, self.facts = loader, {"source": "streams", **facts}
-        self.parts: Sequence[Source] = tuple(sources.values())
-        self._mixture, self._share = mixture, share
+        self.loader, self.share, self.facts = loader, share, {"source": "streams", **facts}
+        self.parts, self._mixture = tuple(sources.values()), mixture
         self._streams = {
             name: Stream(name, source, mixture.mode, wraps=mixture.wraps) for name, source in sources.items()
         }
@@ -236,16 +233,11 @@ class StreamsSource(Compound):
         parts, is_weighted = self.parts, self._mixture.mode == "weighted"
         self.length = self._mixture.length({name: stream.source.length for name, stream in self._streams.items()})
         self.even, self.as_it_is = all(part.even for part in parts), all(part.as_it_is for part in parts)
-        self._common = all(part.layout.common for part in parts)
+        self.common = all(part.common for part in parts)
         sizes = [part.batch_size for part in parts if part.batch_size is not None]
         is_known = len(sizes) == len(parts) and (not is_weighted or len(set(sizes)) == 1)
         self.batch_size = None if not is_known else sizes[0] if is_weighted else sum(sizes)
         self.kind = self._kind(gcd(*sizes) or 1)
-
-    @property
-    def layout(self) -> Layout:
-        share = self._share
-        return Layout(share.world_size, self.batch_size, self.length, self._common)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -377,7 +369,7 @@ class StreamsSource(Compound):
         If streams start over, a position has the same meaning only with equal batches; otherwise with batches in the
         same proportions, whose greatest common divisor is `least`.
         """
-        kind, share = dict(self.facts), self._share
+        kind, share = dict(self.facts), self.share
         for name, stream in self._streams.items():
             size, length = stream.source.batch_size, stream.source.length
             kind |= {f"{name} {fact}": value for fact, value in stream.source.kind.items()}

@@ -11,7 +11,7 @@ from typing import Any
 from heliograph.core.data.draws.generators import isolated
 from heliograph.core.data.draws.keyed_generators import KeyedGenerators
 from heliograph.core.data.order.sizes import Share
-from heliograph.core.data.sources.contract import Reading, Sourced, Stateless
+from heliograph.core.data.sources.contract import Reading, Source, Sourced
 from heliograph.events import Engine, Position
 from heliograph.spi import require
 
@@ -80,7 +80,7 @@ class RayStream(Sourced):
         return StreamSource(self, share, engine, fills_up=fills_up)
 
 
-class StreamSource(Stateless):
+class StreamSource(Source):
     """The source of a stream: rows are distributed in the same order for any number of ranks.
 
     A position is reached by executing the dataset again; earlier rows are not fetched.

@@ -110,15 +110,6 @@ def test_nothing_is_seeded_or_set_aside(name: str, monkeypatch: pytest.MonkeyPat
     assert training_stream() == before
 
 
-@pytest.mark.usefixtures("unkeyed")
-def test_of_the_first_batch_only_the_rest_is_read() -> None:
-    loader = DataLoader(tensors(), 4, shuffle=True)
-    whole, rest = (list(source_of(loader).open(replace(READING, batch=2, within=within))) for within in (0, 3))
-
-    assert rest[0][0].tolist() == whole[0][0].tolist()[3:]
-    assert texts(rest[1:]) == texts(whole[1:])
-
-
 def drawing_rows() -> list[Row]:
     return [Row(x=index) for index in range(22)]
 
