@@ -55,18 +55,18 @@ def search(*roots: object) -> SearchFindings:
 
     The search covers attributes, slots, containers, object arrays, closures, defaults, partials and bound methods; for
     the user's code, also class attributes and the globals that functions name. Sets come last. For a container of more
-    than 10,000 items, the first 100 and one of each type are searched, and the rest only if these have a generator.
-    Modules, tensors, loggers and threads are skipped, and so is state that a library has only in C.
+    than 10,000 items, the first 100 and one of each type are searched. Modules, tensors, loggers and threads are
+    skipped, and so is state that a library has only in C.
     """
-    walk = _Walk({})
+    walk = _Walk()
     walk.through(roots)
     return walk.findings
 
 
 class _Walk:
-    def __init__(self, seen: dict[int, object]) -> None:
+    def __init__(self) -> None:
         self.findings = SearchFindings([], [], [])
-        self.seen = seen  # by id; the references keep ids from being reused
+        self.seen: dict[int, object] = {}  # by id; the references keep ids from being reused
 
     def through(self, parts: Iterable[object]) -> None:
         sets: list[Any] = []
@@ -134,14 +134,7 @@ class _Walk:
             return []
         if len(items) <= LONG:
             return [*items]
-        sample, count = _Walk(self.seen), len(self.seen)
-        of_kinds = dict(zip(map(type, items), items, strict=True)) if len(kinds) > 1 else {}
-        sample.through([*islice(items, SAMPLE), *of_kinds.values()])
-        if not any(sample.findings):
-            return []
-        while len(self.seen) > count:  # the full search visits them in order
-            self.seen.popitem()
-        return [*items]
+        return [*islice(items, SAMPLE), *dict(zip(map(type, items), items, strict=True)).values()]
 
 
 @functools.cache

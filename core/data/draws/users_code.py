@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache, lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, NoneType
 from typing import Any, Final
@@ -17,10 +15,8 @@ import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate, default_convert
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ....plugins.first_party import MODULES, is_first_party
+from ....plugins.first_party import is_first_party
 
-# A checkout has other folders too.
-_KERNEL: Final = ("core/", "events/", "plugins/", "builtin_callbacks/", "__init__.py", "__main__.py", "spi.py")
 _DATA: Final = frozenset(
     {NoneType, bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter, np.ndarray}
     | set(np.sctypeDict.values())
@@ -28,16 +24,7 @@ _DATA: Final = frozenset(
 _NESTED: Final = frozenset({list, tuple, dict})  # no subclasses, which may run any code when they are read
 _ALLOWED: Final = _DATA | _NESTED
 _DEEPEST: Final = 16  # levels; a container may contain itself
-_MANY: Final = 1000  # items; a longer container is checked again only if its length changes
 _DATASETS: Final = (TensorDataset, Subset, ConcatDataset, StackDataset)
-
-
-def _first_party_folders() -> Iterator[str]:
-    # An editable install is outside of the library folders.
-    for name in sorted(MODULES):
-        spec = find_spec(name)
-        for folder in (spec and spec.submodule_search_locations) or ():
-            yield from (f"{folder}/{part}" for part in _KERNEL) if name == "heliograph" else (f"{folder}/",)
 
 
 @lru_cache(maxsize=8)
@@ -48,12 +35,14 @@ def _libraries(paths: tuple[str, ...]) -> tuple[str, ...]:
         with suppress(OSError):
             if path and any(file.suffix == ".dist-info" for file in Path(path).iterdir()):
                 folders.append(f"{path.rstrip('/')}/")
-    return ("<frozen", *folders, *_first_party_folders())
+    return ("<frozen", *folders)
 
 
 @cache
 def is_users(name: str) -> bool:
     # True unless the module is of Python, an installed library or this package.
+    if is_ours(name):
+        return False
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if file is None:
@@ -67,7 +56,7 @@ def is_users(name: str) -> bool:
 
 def is_ours(name: str) -> bool:
     # True for heliograph and its packages; their tests count as user code.
-    return is_first_party(name) and not is_users(name)
+    return is_first_party(name) and "tests" not in name.split(".")
 
 
 def unwrapped(value: Any) -> Any:
@@ -83,46 +72,32 @@ def module_of(kind: type) -> str:
     return str(kind.__module__)
 
 
-class Plainness:
-    """Checks that a dataset is pure data, so that reading and collating it runs no code that could draw.
+def is_plain_data(dataset: Any, collate: Any) -> bool:
+    """True if a dataset is pure data, so that reading and collating it runs no code that could draw.
 
     Pure data are torch's own datasets, lists and tuples of tensors, arrays, numbers and strings, nested in any way, of
     exactly these types, collated by torch's own functions. Items of lists are checked too: a subclass of a tensor or
     mapping runs user code when it is collated.
     """
+    modules = {getattr(function, "__module__", None) for function in default_collate_fn_map.values()}  # extensible
+    is_torchs = any(collate is function for function in (default_collate, default_convert))
+    return is_torchs and modules == {default_collate.__module__} and _is_plain(dataset)
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, int]] = {}  # by id
-        self._previous = self._known
 
-    def of(self, dataset: Any, collate: Any) -> bool:
-        self._previous, self._known = self._known, {}
-        modules = {getattr(function, "__module__", None) for function in default_collate_fn_map.values()}  # extensible
-        is_torchs = any(collate is function for function in (default_collate, default_convert))
-        return is_torchs and modules == {default_collate.__module__} and self._is_plain(dataset)
-
-    def _is_plain(self, dataset: Any) -> bool:
-        kind = type(dataset)
-        if kind in (list, tuple):
-            return self._holds_data(dataset)
-        if kind not in _DATASETS or any(map(callable, vars(dataset).values())):  # it would shadow a method
-            return False
-        if kind is TensorDataset:
-            return _is_data([dataset.tensors])
-        if kind is Subset:
-            indices = dataset.indices
-            is_data = type(indices) is range or (type(indices) in (list, tuple) and self._holds_data(indices))
-            return is_data and self._is_plain(dataset.dataset)
-        inner = dataset.datasets
-        return type(inner) in _NESTED and all(map(self._is_plain, inner.values() if type(inner) is dict else inner))
-
-    def _holds_data(self, items: Any) -> bool:
-        holder, length = self._previous.get(id(items), (None, 0))
-        is_known = holder is items and length == len(items)
-        holds_data = set(map(type, items)) <= _ALLOWED if is_known else _is_data(items)
-        if holds_data and len(items) > _MANY:
-            self._known[id(items)] = items, len(items)
-        return holds_data
+def _is_plain(dataset: Any) -> bool:
+    kind = type(dataset)
+    if kind in (list, tuple):
+        return _is_data(dataset)
+    if kind not in _DATASETS or any(map(callable, vars(dataset).values())):  # it would shadow a method
+        return False
+    if kind is TensorDataset:
+        return _is_data([dataset.tensors])
+    if kind is Subset:
+        return (
+            type(dataset.indices) in (range, list, tuple) and _is_data(dataset.indices) and _is_plain(dataset.dataset)
+        )
+    inner = dataset.datasets
+    return type(inner) in _NESTED and all(map(_is_plain, inner.values() if type(inner) is dict else inner))
 
 
 def _is_data(items: Any, levels: int = _DEEPEST) -> bool:

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
@@ -21,7 +21,7 @@ from ..draws.generators import isolated
 from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, LoadProbe, identity
 from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
 from ..draws.object_parts import outline
-from ..draws.users_code import Plainness
+from ..draws.users_code import is_plain_data
 from ..order.dealt import Order, order_differs
 from ..order.sizes import ALONE, Share
 from .contract import SEEKED, Certainty, FactsDataset, Reading, Source
@@ -79,7 +79,6 @@ class MapSource(Rewired):
         self._copy = copy_loader(loader, dataset=self.dataset, batch_sampler=order, **collated)
         self._here = not loader.num_workers or not order.is_own
         self._may_be_plain = type(loader) is DataLoader and not loader.num_workers and order.is_own and is_batched
-        self._plainness = Plainness()
         self._probe: LoadProbe | None = None
         self._of_order: list[str] = []
         self._is_armed, self._trains = False, trains
@@ -90,7 +89,7 @@ class MapSource(Rewired):
 
     def open(self, reading: Reading) -> Iterator[Any]:
         set_epoch(self.loader, reading.epoch)
-        is_keyed = not (self._may_be_plain and self._is_plain())
+        is_keyed = not (self._may_be_plain and self._is_plain)
         if is_keyed:
             with isolated():
                 self.dataset.keyed_generators.begin(reading.seed, reading.epoch)  # for the workers too
@@ -107,15 +106,16 @@ class MapSource(Rewired):
         seconds, sentences = (0.0, []) if self._probe is None else self._probe.read()
         return seconds, [*self._of_order, *sentences]
 
+    @cached_property
     def _is_plain(self) -> bool:
-        return self._plainness.of(self.loader.dataset, self.loader.collate_fn)
+        return is_plain_data(self.loader.dataset, self.loader.collate_fn)
 
     def _arm(self, reading: Reading) -> None:
         self.dataset.keyed_probe = None
         if self._is_armed or not reading.isolated or not self._trains or self.certainty() != SEEKED:
             return
         self._is_armed = True
-        if not self._is_plain():
+        if not self._is_plain:
             name, workers = type(self.loader.dataset).__name__, bool(self.loader.num_workers)
             self._probe = LoadProbe(name, shared=workers, limit=self.loader.timeout)
         if reading.probes:
@@ -251,9 +251,6 @@ def read_again(batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
     return batches
 
 
-LOOK = 1.0  # seconds between two checks of the main process, if the system does not report its end
-
-
 def prepare_worker(worker_id: int, then: Callable[[int], None] | None = None) -> None:
     """Initialize a worker process: exit with the main process, and leave signals to it. A `worker_init_fn`.
 
@@ -282,28 +279,9 @@ def prepare_worker(worker_id: int, then: Callable[[int], None] | None = None) ->
 
 
 def _follow(main: Any) -> None:
-    """Wait until the main process has ended, then exit.
-
-    Its sentinel reports that at any time, unless another process lives that the main process forked later: it has the
-    other end of the pipe too. The parent process does not change for a worker of a fork server.
-    """
-    is_child = os.getppid() == main.pid
-    while not wait([main.sentinel], LOOK):
-        if (is_child and os.getppid() != main.pid) or not _exists(main.pid):
-            break
+    # Exits when the main process has ended.
+    wait([main.sentinel])
     os._exit(1)
-
-
-def _exists(pid: int) -> bool:
-    if os.name != "posix":  # the sentinel is the process, and signal 0 is Ctrl-C
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # of another user
-        return True
-    return True
 
 
 def _obey(main: int | None) -> None:

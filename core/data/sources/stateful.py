@@ -14,7 +14,7 @@ from ...system.extras import kind_of
 from ..draws.generators import isolated
 from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedPosition, LoadProbe, keyed_batch
 from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
-from ..draws.users_code import Plainness
+from ..draws.users_code import is_plain_data
 from ..order.sizes import ALONE, Share
 from .contract import SEEKED, Certainty, Reading, Source
 from .dataloader import isolated_batches, start_iterator
@@ -160,7 +160,7 @@ def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> LoadProbe:
     size = loader.batch_size
     dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False, is_batched=size is not None)
     probe = LoadProbe(type(loader.dataset).__name__, shared=False)
-    if Plainness().of(loader.dataset, loader.collate_fn):
+    if is_plain_data(loader.dataset, loader.collate_fn):
         return probe
     if not reading.probes:
         probe.leave_out(LEFT_OUT)

@@ -189,19 +189,6 @@ def test_among_much_data() -> None:
     assert find_generators([data, rng]) == [rng, other, MODULES_OWN]
 
 
-@pytest.mark.parametrize("place", [7, -1])
-def test_of_very_much_data_the_first_items_and_one_of_each_type_are_searched(place: int) -> None:
-    rng, last = random.Random(1), random.Random(2)
-    data: list[Any] = [(number, "name") for number in range(50_000)]
-    data[place] = [rng] if place < 0 else (rng, "name")
-    data[-2] = (last, "name")
-    rows = [*data, None]
-
-    assert find_generators(rows) == ([last, rng] if place < 0 else [rng, last])
-    rows[place - 1 if place < 0 else place] = (0, "name")
-    assert find_generators(rows) == []
-
-
 def test_very_much_data_that_holds_itself() -> None:
     rng = random.Random(1)
     data: list[Any] = [(number, "name") for number in range(50_000)]

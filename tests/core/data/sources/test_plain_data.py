@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.data.draws import generators, keyed_generators
-from heliograph.core.data.draws.users_code import Plainness
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Reading
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset, TensorDataset
@@ -177,23 +176,3 @@ def test_a_loader_of_the_users_class_is_kept_apart(training_stream: Any) -> None
 
     assert len(list(source.open(READING))) == 6
     assert training_stream() == before
-
-
-@pytest.mark.parametrize(("loader", "looks"), [(OwnLoader, 1), (DataLoader, 3)])
-def test_data_are_looked_through_only_where_that_can_matter(
-    loader: Callable[..., Any], looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A loader that is keyed in any case asks once, whether a comparison of the first batch can show anything."""
-    look, seen = Plainness.of, list[Any]()
-
-    def counted(self: Plainness, dataset: Any, collate: Any) -> bool:
-        seen.append(dataset)
-        return look(self, dataset, collate)
-
-    monkeypatch.setattr(Plainness, "of", counted)
-    source = source_of(loader(tensors(), 4))
-    for epoch in range(3):
-        source.open(replace(READING, epoch=epoch, probes=True))
-
-    assert len(seen) == looks
-    assert source.hidden() == (0.0, [])
