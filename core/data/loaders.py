@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
@@ -19,11 +18,9 @@ from .order.samplers import RandomSampler, SequentialSampler
 from .order.sizes import length_of
 from .sources.dataloader import shield_workers
 from .sources.limited import Limit, Limited, check_limit
-from .sources.stateful import is_stateful
 from .sources.streams import Streams
 
 ONLY_TRAINING = ("shuffle", "sampler", "batch_sampler", "drop_last", "draws_per")
-INSTEAD = ("batch_size", "global_batch_size", "shuffle", "sampler", "drop_last")  # what a batch sampler replaces
 OURS = ("shuffle", "draws_per", "columns")  # unknown to torch's loader, or with another meaning
 
 
@@ -70,9 +67,6 @@ class LoaderParams(TypedDict, total=False):
     worker_init_fn: Callable[[int], None]
 
 
-NUMBERS = {"batch_size": 1, "global_batch_size": 1, "num_workers": 0, "prefetch_factor": 1}  # minimum
-
-
 class Phases:
     """Several phases of training data: `fit(task, Phases(easy, hard))`.
 
@@ -105,16 +99,8 @@ def check_params(params: Any, data: Iterable[Any]) -> None:
         raise ValueError(f"loader_params['draws_per'] is 'batch' or 'sample', got {params['draws_per']!r}.")
     if params.get("sampler") is not None and params.get("shuffle"):
         raise ValueError("loader_params= takes a sampler or shuffle=True, not both: the sampler defines the order.")
-    for name in ("shuffle", "drop_last", "pin_memory", "persistent_workers"):
-        check_flag(f"loader_params[{name!r}]", params.get(name, False))
-    for name, least in NUMBERS.items():
-        if params.get(name) is not None or name in ("global_batch_size", "num_workers"):
-            or_else = "None" if name in ("batch_size", "prefetch_factor") else ""
-            check_whole_number(f"loader_params[{name!r}]", params.get(name, 1), at_least=least, or_else=or_else)
-    if params.get("batch_sampler") is not None and (replaced := [name for name in INSTEAD if params.get(name)]):
-        raise ValueError(
-            f"loader_params['batch_sampler'] defines the batches and their order: remove {', '.join(replaced)}."
-        )
+    check_flag("loader_params['shuffle']", params.get("shuffle", False))
+    check_whole_number("loader_params['global_batch_size']", params.get("global_batch_size", 1), at_least=1)
     if "global_batch_size" in params and "batch_size" in params:
         raise ValueError(
             "loader_params= takes batch_size (of one process) or global_batch_size (of all processes), not both."
@@ -219,7 +205,7 @@ def make_loader(data: Any, params: Any, split: str) -> Any:
     if not size:
         raise ValueError(f"The {split} dataset is empty.")
     if params.get("batch_sampler") is not None:
-        return DataLoader(data, **{name: value for name, value in options.items() if name not in INSTEAD})
+        return DataLoader(data, **options)
     sampler = params.get("sampler")
     if sampler is None:
         sampler = RandomSampler(size) if params.get("shuffle") else SequentialSampler(size)
@@ -401,19 +387,11 @@ def _is_per_sample(params: LoaderParams | None) -> bool:
 
 
 def _check_repeated(streams: Mapping[str, Any]) -> None:
-    # One object with a position or an epoch cannot serve two streams.
-    parts = [part for data in streams.values() for part in {id(data): data, id(_inner(data)): _inner(data)}.values()]
-    for key, count in Counter(map(id, parts)).items():
-        part = next(part for part in parts if id(part) == key)
-        if count > 1 and (isinstance(part, Iterator) or is_stateful(part) or hasattr(part, "set_epoch")):
-            raise ValueError(
-                f"Two train streams share the same {type(part).__name__}, so one would change the position or epoch of "
-                f"the other: give them separate objects."
-            )
-
-
-def _inner(data: Any) -> Any:
-    return data.dataset if isinstance(data, DataLoader) else data
+    # A map-style dataset may be several streams; an object with a position may not.
+    positioned = {name: data for name, data in streams.items() if not is_dataset(data)}
+    for name, data in positioned.items():
+        if sum(data is another for another in positioned.values()) > 1:
+            raise ValueError(f"The train stream {name!r} is the same object as another: give a loader for each.")
 
 
 class Periodic:

@@ -61,13 +61,11 @@ def _without_limit(
 
 def _report_batches(before: Layout, now: Layout, kind: Mapping[str, Any], report: Report) -> None:
     # The same samples in the same order, but in other batches.
-    is_alone = before.world_size == now.world_size == 1
     if kind.get("draws_per") == "batch":
-        key = "batch" if is_alone else "batch and rank"
-        old, new = (_describe_batches(layout, is_alone=is_alone) for layout in (before, now))
         report(
-            f"random draws of loading, such as augmentation, are keyed by {key} and differ now: {old} before, {new} "
-            f"now; to avoid that, start a training with loader_params={{'draws_per': 'sample'}}",
+            f"random draws of loading, such as augmentation, are keyed by batch and rank and differ now: "
+            f"{_describe(before)} before, {_describe(now)} now; to avoid that, start a training with "
+            f"loader_params={{'draws_per': 'sample'}}",
         )
     if before.world_size == now.world_size:
         report(
@@ -77,11 +75,6 @@ def _report_batches(before: Layout, now: Layout, kind: Mapping[str, Any], report
     if (kind.get("drop_last") or kind.get("limit")) and ends[0] != ends[1]:
         reason = "drop_last" if kind.get("drop_last") else "the limit"
         report(f"{reason} drops other samples: an epoch ended after {ends[0]}, now after {ends[1]}")
-
-
-def _describe_batches(layout: Layout, *, is_alone: bool) -> str:
-    ranks = "" if is_alone else f"{layout.world_size} {'rank' if layout.world_size == 1 else 'ranks'} with "
-    return f"{ranks}batches of {layout.batch_size}"
 
 
 def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], report: Report, *, is_within_epoch: bool) -> None:

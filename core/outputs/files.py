@@ -163,20 +163,9 @@ def _called(dataset: str) -> str:
 def _plain(kind: Structure, leaf: Any) -> Any:
     # The form that `torch.load(weights_only=True)` reads.
     if kind[0] == "array":
-        try:
-            return torch.from_numpy(leaf)
-        except TypeError as error:
-            raise TypeError(
-                f"PredictionWriter cannot write arrays of {leaf.dtype}: return arrays of numbers, or a list."
-            ) from error
+        return torch.from_numpy(leaf)
     if kind[0] == "list":
-        try:
-            check_plain(leaf, "the list")
-        except TypeError as error:
-            raise TypeError(
-                f"PredictionWriter writes lists of tensors, numbers and strings, and dicts, lists or tuples of these, "
-                f"because other types cannot be read safely: {error}"
-            ) from error
+        check_plain(leaf, "the list of outputs")
     return leaf
 
 

@@ -51,16 +51,6 @@ def kinds(structure: Structure) -> Iterator[Structure]:
             yield from kinds(part)
 
 
-def difference(first: Structure, second: Structure, path: str = "") -> str:
-    # The first difference between two structures, for error messages.
-    parts, second_parts = (structure[-1] if structure[0] not in LEAVES else [] for structure in (first, second))
-    if parts and first[:-1] == second[:-1] and len(parts) == len(second_parts):
-        for number, (part, another) in enumerate(zip(parts, second_parts, strict=True)):
-            if part != another:
-                return difference(part, another, path + _step(first, number))
-    return f"{_describe(first)} and {_describe(second)}" + (f" in {path}" if path else "")
-
-
 def shape_of(value: Any) -> str:
     # A short description of joined outputs: `{'logits': float32 [1000, 10]}`.
     if isinstance(value, Tensor | np.ndarray):
@@ -152,21 +142,8 @@ def _put_together(structure: Structure, leaves: Iterator[Any]) -> Any:
     return namedtuple(structure[1], structure[2])(*parts) if kind == "named" else tuple(parts)
 
 
-def _step(structure: Structure, number: int) -> str:
-    return f"[{structure[1][number]!r}]" if structure[0] == "dict" else f"[{number}]"
-
-
 def _where(path: str) -> str:
     return f" in {path}" if path else ""
-
-
-def _describe(structure: Structure) -> str:
-    kind = structure[0]
-    if kind in ("tensor", "array"):
-        return f"{structure[1]} rows of shape {structure[2]}"
-    if kind == "dict":
-        return f"a dict with the keys {structure[1]}"
-    return {"list": "a list", "none": "None"}.get(kind, f"a tuple of {len(structure[-1])}")
 
 
 class OutputParts:
@@ -207,7 +184,7 @@ class OutputParts:
         if self.structure is None:
             self.structure, self.columns = structure, [[] for _ in leaves]
         elif structure != self.structure:
-            raise _unlike(self.called, difference(self.structure, structure))
+            raise _unlike(self.called, self.structure, structure)
         self.numbers.append(number)
         for column, leaf in zip(self.columns, leaves, strict=True):
             column.append(leaf)
@@ -263,14 +240,14 @@ def agreed(structures: Sequence[Structure | None], called: str) -> Structure:
     ]
     for rank, candidate in more:
         if candidate != structure:
-            raise _unlike(f"{called} on rank {first} and rank {rank}", difference(structure, candidate))
+            raise _unlike(f"{called} on rank {first} and rank {rank}", structure, candidate)
     return structure
 
 
-def _unlike(called: str, how: str) -> ValueError:
+def _unlike(called: str, first: Structure, second: Structure) -> ValueError:
     return ValueError(
-        f"The outputs of {called} cannot be joined, because they differ: {how}. Pad them to one length, or return a "
-        f"list with an item for each sample, such as list(outputs)."
+        f"The outputs of {called} cannot be joined, because they differ: {first!s:.300} and {second!s:.300}. Pad them "
+        f"to one length, or return a list with an item for each sample, such as list(outputs)."
     )
 
 

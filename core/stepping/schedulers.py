@@ -83,10 +83,7 @@ def _make_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
 
 def takes_steps(function: Callable[..., Any]) -> bool:
     # True if it has two positional parameters without a default: the optimizer and the steps.
-    try:
-        parameters = signature(function).parameters.values()
-    except (TypeError, ValueError):  # one in C may have none
-        return False
+    parameters = signature(function).parameters.values()
     by_position = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     return sum(parameter.kind in by_position and parameter.default is Parameter.empty for parameter in parameters) == 2
 

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from ....events.errors import describe_error
 from ...objects.equality import same
 from .generators import isolated
-from .keyed_generators import BEGIN, KeyedGenerators, TracedLoad
+from .keyed_generators import BEGIN, KeyedGenerators
 from .object_parts import outline
 
 Key = tuple[int, ...]
@@ -109,18 +109,21 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         return self._load(batch) if self.keyed_generators.look() else loaded
 
     def _load_and_probe(self, batch: KeyedBatch, probe: LoadProbe) -> Any:
-        generators, inner, again = self.keyed_generators, self.keyed_inner, partial(self._load, batch)
-        generators.arrive(*batch.position.key[:2])
+        generators, inner, per_sample = self.keyed_generators, self.keyed_inner, self.keyed_per_sample
+        generators.begin_epoch(*batch.position.key[:2])
+        self.keyed_per_sample = False  # one key, so that the states after it show all draws
         before, began = outline(inner), perf_counter()
-        first = generators.traced(again)
+        loaded = self._load(batch)
         if generators.look():
-            first = generators.traced(again)
+            loaded = self._load(batch)
+        after = generators.states()
         if probe.limit and 3 * (perf_counter() - began) > probe.limit:
             probe.leave_out("a second load of a batch could outlast the loader's timeout", generators)
         else:
             elsewhere = partial(self._load, _under_another_key(batch)) if outline(inner) != before else None
-            probe.compare(first, again, elsewhere, generators)
-        return first.loaded
+            probe.compare((loaded, after), batch.position.key, partial(self._load, batch), elsewhere, generators)
+        self.keyed_per_sample = per_sample
+        return self._load(batch) if per_sample else loaded
 
     def _load(self, batch: KeyedBatch) -> Any:
         inner, position = self.keyed_inner, batch.position
@@ -222,7 +225,8 @@ class LoadProbe:
 
     def compare(
         self,
-        first: TracedLoad,
+        first: tuple[Any, Any],
+        key: Key,
         load: Callable[[], Any],
         elsewhere: Callable[[], Any] | None,
         generators: KeyedGenerators,
@@ -230,7 +234,8 @@ class LoadProbe:
         """Load a batch again and compare it.
 
         Args:
-            first: the first load.
+            first: the first load, and the states of the generators after it.
+            key: of the load.
             load: loads the batch again under the same key.
             elsewhere: loads it under another key, if the first load changed the dataset.
             generators: of the dataset.
@@ -238,7 +243,11 @@ class LoadProbe:
         began = perf_counter()
         sentences = generators.unkeyed(self._name)
         try:
-            is_pure = _is_pure(first, load, elsewhere, generators)
+            is_pure = same(first, (load(), generators.states()))
+            if is_pure and elsewhere is not None:  # a cache of the first load would yield the same again
+                generators.seed(*key)
+                has_drawn = not same(generators.states(), first[1])
+                is_pure = not (has_drawn and same(first[0], elsewhere()))
         except Exception as error:  # noqa: BLE001  # the run has its batch; the failure is reported
             sentences.append(f"{self._name} {NOT_COMPARED}: {describe_error(error)}")
         else:
@@ -267,14 +276,3 @@ class LoadProbe:
         written = torch.frombuffer(bytearray(words.ljust(_ROOM, b"\0")), dtype=torch.uint8)
         self._words[1:] = written[1:]
         self._words[0] = written[0]  # last: it makes the content readable for other processes
-
-
-def _is_pure(
-    first: TracedLoad, load: Callable[[], Any], elsewhere: Callable[[], Any] | None, generators: KeyedGenerators
-) -> bool:
-    again = generators.traced(load)
-    if not same(first.loaded, again.loaded) or not same(first.states, again.states):
-        return False
-    if elsewhere is None or not generators.has_drawn(first):
-        return True
-    return not same(first.loaded, elsewhere())  # a cache of the first load would yield the same again

@@ -7,7 +7,7 @@ import logging
 import random
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from itertools import islice
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ...objects.equality import SCALARS, same
+from ...objects.equality import SCALARS
 from ...system.extras import with_article
 from .generators import KINDS, Generator, generator_states, is_global, key_generators, seed_all
 from .object_parts import attributes, class_parts, function_parts
@@ -154,14 +154,6 @@ def _family(kind: type) -> str:
 BEGIN = -1  # in place of a position: for draws before the first batch
 
 
-class TracedLoad(NamedTuple):
-    """A load: the result, the keys of its seedings, and the states of all generators at the end of each."""
-
-    loaded: Any
-    keys: list[tuple[int, ...]]
-    states: list[Any]
-
-
 class KeyedGenerators:
     """The random generators of objects: searched in the process that uses them, in every epoch.
 
@@ -176,16 +168,9 @@ class KeyedGenerators:
         self._holders, self._follower = holders, follower
         self._findings = search()
         self._epoch: int | None = None
-        self._keys: list[tuple[int, ...]] | None = None  # of the seedings since a trace began
-        self._states_before: list[Any] = []  # before each of these seedings
 
     def seed(self, seed: int, epoch: int, *position: int) -> None:
-        if epoch != self._epoch:
-            if self._keys is None:
-                self.begin(seed, epoch)
-            else:
-                self._keys.append((seed, epoch, *position))
-                self._states_before.append(self._states())
+        self.begin_epoch(seed, epoch)
         seed_all(seed, epoch, *position)
         if self._findings.generators:
             key_generators(self._findings.generators, seed, epoch, *position)
@@ -199,26 +184,9 @@ class KeyedGenerators:
             set_epoch(self._follower, epoch)
             self.look()
 
-    def arrive(self, seed: int, epoch: int) -> None:
+    def begin_epoch(self, seed: int, epoch: int) -> None:
         if epoch != self._epoch:
             self.begin(seed, epoch)
-
-    def traced(self, load: Callable[[], Any]) -> TracedLoad:
-        # Loads data of the epoch, and notes every seeding on the way.
-        epoch, self._epoch = self._epoch, None  # so that each seeding is traced
-        self._keys, self._states_before = [], []
-        try:
-            loaded = load()
-            return TracedLoad(loaded, self._keys, [*self._states_before[1:], self._states()])
-        finally:
-            self._epoch, self._keys = epoch, None
-
-    def has_drawn(self, traced: TracedLoad) -> bool:
-        for key, states in zip(traced.keys, traced.states, strict=True):
-            self.seed(*key)
-            if not same(self._states(), states):
-                return True
-        return False
 
     def look(self) -> bool:
         # Searches again; returns whether a new generator was found.
@@ -245,7 +213,7 @@ class KeyedGenerators:
             )
         return sentences
 
-    def _states(self) -> list[Any]:
+    def states(self) -> list[Any]:
         return [generator_states(), *map(generator_state, self._findings.generators)]
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy has other generators

@@ -101,7 +101,8 @@ class Source:
 
     def hidden(self) -> tuple[float, list[str]]:
         """Return the seconds of the comparison of the first batch, and a sentence for each hidden state so far."""
-        return 0.0, []
+        findings = [part.hidden() for part in self.parts]
+        return sum(seconds for seconds, _ in findings), [text for _, sentences in findings for text in sentences]
 
     def state_dict(self, batch: int) -> dict[str, Any]:
         """Return the state beyond the number of consumed batches, which is given."""
@@ -112,6 +113,8 @@ class Source:
 
     def close(self) -> None:
         """Stop worker processes."""
+        for part in self.parts:
+            part.close()
 
 
 class SequenceSource(Source):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from functools import cached_property, partial
 from itertools import count
@@ -140,11 +140,10 @@ class IterableSource(Rewired):
     """A `DataLoader` of an iterable dataset: draws are keyed; a position is reached by reading again."""
 
     def __init__(self, loader: DataLoader[Any], share: Share = ALONE) -> None:
-        super().__init__(loader, {"source": "iterable"}, share)
+        super().__init__(loader, {"source": "iterable", "workers": loader.num_workers}, share)
         self.batch_size = loader.batch_size
         self.dataset = KeyedIterable(loader.dataset, loader.collate_fn, loader.batch_size or 1, share.rank)
         self._copy = copy_loader(loader, dataset=self.dataset)
-        self._changed_workers: str | None = None
 
     def open(self, reading: Reading) -> Iterator[Any]:
         set_epoch(self.loader, reading.epoch)
@@ -153,22 +152,7 @@ class IterableSource(Rewired):
         return read_again(batches if self._copy.num_workers else isolated_batches(batches), reading)
 
     def certainty(self) -> Certainty:
-        return "replayed", ((self._changed_workers,) if self._changed_workers else ())
-
-    def state_dict(self, batch: int) -> dict[str, Any]:
-        # The order of an iterable dataset depends on the number of workers.
-        return {"workers": self._copy.num_workers}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        before, now = state["workers"], self.loader.num_workers
-        if before != now:
-            self._changed_workers = (
-                f"{before} workers are used, as at the start of the run, not {now}: the order depends on their number"
-            )
-            ahead = (self.loader.prefetch_factor or 2) if before else None
-            keep = self.loader.persistent_workers and before > 0
-            workers = {"num_workers": before, "prefetch_factor": ahead, "persistent_workers": keep}
-            self._copy = copy_loader(self._copy, **workers, timeout=self.loader.timeout if before else 0)
+        return "replayed", ()
 
 
 class OpaqueSource(Source):

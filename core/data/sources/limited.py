@@ -93,17 +93,11 @@ class LimitedSource(Source):
     def certainty(self) -> Certainty:
         return self._inner.certainty() if self.length == self._inner.length is not None else left_early(self._inner)
 
-    def hidden(self) -> tuple[float, list[str]]:
-        return self._inner.hidden()
-
     def state_dict(self, batch: int) -> dict[str, Any]:
         return self._inner.state_dict(batch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._inner.load_state_dict(state)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def left_early(source: Source) -> Certainty:

@@ -7,7 +7,7 @@ from copy import deepcopy
 from itertools import count, islice
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from ...objects.equality import same
 from ...system.extras import kind_of
@@ -188,20 +188,9 @@ def _loses_buffer(dataset: Any) -> bool:
 
 def _forgetful(loader: Any) -> Any:
     # The sampler of a stateful loader, if the state has nothing of it but the number of requests.
-    nodes = [loader] if hasattr(loader, "restart_on_stop_iteration") else []
-    for node in nodes:  # of `torchdata.nodes`, which calls set_epoch of a sampler
-        for part in vars(node).values():
-            if type(part).__module__.startswith("torchdata.nodes") and not any(part is node for node in nodes):
-                nodes.append(part)
-            if isinstance(part, Sampler) and not (_repeats(part) or hasattr(part, "set_epoch")):
-                return part
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
     has_batch_sampler = loader.batch_size is None and loader.batch_sampler is not None
     sampler: Any = loader.batch_sampler if has_batch_sampler else loader.sampler
-    return None if _repeats(sampler) else sampler
-
-
-def _repeats(sampler: Any) -> bool:
     is_known = type(sampler) is SequentialSampler or type(sampler).__module__.partition(".")[0] == "torchdata"
-    return is_known or hasattr(sampler, "state_dict")
+    return None if is_known or hasattr(sampler, "state_dict") else sampler

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from math import ceil, gcd
+from math import ceil
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from ....events import Engine, Progress
-from ....events.checks import check_number, check_whole_number, known_names
+from ....events.checks import check_number, check_whole_number
 from ....events.resume_facts import worst
 from ....events.signatures import show_attributes
 from ..draws.generators import digest
@@ -237,7 +237,7 @@ class StreamsSource(Source):
         sizes = [part.batch_size for part in parts if part.batch_size is not None]
         is_known = len(sizes) == len(parts) and (not is_weighted or len(set(sizes)) == 1)
         self.batch_size = None if not is_known else sizes[0] if is_weighted else sum(sizes)
-        self.kind = self._kind(gcd(*sizes) or 1)
+        self.kind = self._kind()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -276,10 +276,6 @@ class StreamsSource(Source):
             position, untracked = worst(position, of_stream), (*untracked, *(f"{name}: {text}" for text in sentences))
         return position, untracked
 
-    def hidden(self) -> tuple[float, list[str]]:
-        findings = [part.hidden() for part in self.parts]
-        return sum(seconds for seconds, _ in findings), [text for _, sentences in findings for text in sentences]
-
     def state_dict(self, batch: int) -> dict[str, Any]:
         states, places = {}, {}
         for name, stream in self._streams.items():
@@ -299,7 +295,7 @@ class StreamsSource(Source):
     def close(self) -> None:
         for stream in self._streams.values():
             stream.release()
-            stream.source.close()
+        super().close()
 
     def _position(self, name: str, batch: int) -> Position:
         # After `batch` consumed batches of the epoch.
@@ -323,12 +319,9 @@ class StreamsSource(Source):
 
     def _replay(self, within: list[Stream], reading: Reading) -> None:
         # Starts within the passes of streams, and compares the batches that are read again.
-        total = sum(stream.position[1] for stream in within if stream.is_replayed)
         last: dict[str, Any] = {}
-        done = 0
         for stream in within:
-            stream.open(report=_reporter(reading.report, done, total), check=partial(last.__setitem__, stream.name))
-            done += stream.position[1] if stream.is_replayed else 0
+            stream.open(check=partial(last.__setitem__, stream.name))
         expected = self._compared_streams(self._mixture.chosen(reading.batch - 1)) if within else []
         if expected and last.keys() >= set(expected) and reading.check is not None:
             reading.check({name: last[name] for name in expected})
@@ -363,21 +356,15 @@ class StreamsSource(Source):
             return self._mixture.mode == "max"
         return self.length % length == 0
 
-    def _kind(self, least: int) -> dict[str, Any]:
-        """Return the facts of all streams; common facts have the same names as for a single loader.
-
-        If streams start over, a position has the same meaning only with equal batches; otherwise with batches in the
-        same proportions, whose greatest common divisor is `least`.
-        """
-        kind, share = dict(self.facts), self.share
+    def _kind(self) -> dict[str, Any]:
+        # The facts of all streams; common facts have the same names as for a single loader.
+        kind = dict(self.facts)
         for name, stream in self._streams.items():
-            size, length = stream.source.batch_size, stream.source.length
+            size = stream.source.batch_size
             kind |= {f"{name} {fact}": value for fact, value in stream.source.kind.items()}
+            kind[f"{name} global_batch"] = None if size is None else size * self.share.world_size
             if self._mixture.wraps:
-                kind[f"{name} global_batch"] = None if size is None else size * share.world_size
-                kind[f"{name} batches"] = length
-            else:
-                kind[f"{name} part of a batch"] = None if size is None else size // least
+                kind[f"{name} batches"] = stream.source.length
         draws = [str(part.kind["draws_per"]) for part in self.parts if "draws_per" in part.kind]
         drops = any(part.kind.get("drop_last") for part in self.parts)
         return kind | ({"draws_per": min(draws)} if draws else {}) | ({"drop_last": True} if drops else {})
@@ -405,15 +392,6 @@ def _counted(
             progress.streams[name] += 1
         yield batch
         del batch
-
-
-def _reporter(report: Callable[[int, int], None], before: int, total: int) -> Callable[[int, int], None]:
-    # The progress of one stream as part of all streams.
-    def report_part(done: int, _: int) -> None:
-        if done or not before:
-            report(before + done, total)
-
-    return report_part
 
 
 class Streams(Sourced):
@@ -509,10 +487,6 @@ class Streams(Sourced):
 def _check_weights(weights: Any, streams: Mapping[str, Any], mode: str) -> dict[str, float]:
     if mode != "weighted":
         raise ValueError(f"weights= is for mode='weighted', got mode={mode!r}.")
-    if not isinstance(weights, Mapping):
-        raise TypeError(f"weights= takes a number for each stream, {{'digit': 3, 'parity': 1}}, got {weights!r}.")
-    for name in weights.keys() - streams.keys():
-        raise ValueError(f"weights= has no stream {name!r}.{known_names(str(name), streams)}")
-    for name in streams.keys() - weights.keys():
-        raise ValueError(f"weights= has no weight for the stream {name!r}: give one for every stream.")
+    if not isinstance(weights, Mapping) or weights.keys() != streams.keys():
+        raise ValueError(f"weights= takes a number for each of the streams {', '.join(streams)}; got {weights!r}.")
     return {name: float(check_number(f"weights[{name!r}]", weight, more_than=0)) for name, weight in weights.items()}

@@ -165,13 +165,8 @@ def test_parameters_are_checked(drawing: Make, flowing: Make) -> None:
         assert refused(data, {"global_batch_size": number}).endswith(
             f"['global_batch_size'] must be a whole number, at least 1; got {number!r}."
         )
-    for name, least in (("batch_size", 1), ("prefetch_factor", 1)):
-        for number in (0, 2.0, True):
-            assert refused(data, {name: number}).endswith(
-                f"[{name!r}] must be a whole number, at least {least}, or None; got {number!r}."
-            )
-    for number in (-1, 2.0, True, None):
-        assert refused(data, {"num_workers": number}).endswith(f"must be a whole number, at least 0; got {number!r}.")
+    for number in (0, 2.0, True):
+        assert "batch_size should be a positive integer" in refused(data, {"batch_size": number})
     assert refused(data, {"batch_size": 4, "global_batch_size": 8}).endswith("not both.")
     assert refused(data, {"sampler": [1], "shuffle": True}).endswith("not both: the sampler defines the order.")
     assert refused(loader, {"batch_size": 4}) == (

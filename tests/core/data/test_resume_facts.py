@@ -386,8 +386,9 @@ def test_a_difference_is_reported_by_later_resumes_too(drawing: Make, fit: Make)
 
     assert second.result.resume.reasons == third.result.resume.reasons
     assert third.result.resume.reasons == (
-        "random draws of loading, such as augmentation, are keyed by batch and differ now: batches of 4 before, "
-        "batches of 2 now; to avoid that, start a training with loader_params={'draws_per': 'sample'}",
+        "random draws of loading, such as augmentation, are keyed by batch and rank and differ now: 1 process x "
+        "batch_size 4 before, 1 process x batch_size 2 now; "
+        "to avoid that, start a training with loader_params={'draws_per': 'sample'}",
         "the batch size was 4 and is 2: values computed over a batch differ",
         "the global batch was 1 rank x batch_size 4 x accumulation 1, and is 1 rank x batch_size 2 x accumulation 1",
     )

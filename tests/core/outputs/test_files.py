@@ -132,7 +132,7 @@ def test_a_folder_with_predictions_is_not_free_until_it_is_cleared(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("outputs", "said"),
-    [([object()], "lists of tensors, numbers"), (np.array(["a"]), "arrays of <U1")],
+    [([object()], "the list of outputs"), (np.array(["a"]), "numpy.str_")],
 )
 def test_what_could_not_be_read_safely_is_refused(tmp_path: Path, outputs: Any, said: str) -> None:
     writer = PartWriter(tmp_path, "token", 0, 1)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from heliograph.core.outputs.parts import difference, put_together, shape_of, take_apart
+from heliograph.core.outputs.parts import put_together, shape_of, take_apart
 
 
 class Boxes(NamedTuple):
@@ -73,24 +73,6 @@ def test_tensors_in_lists_are_copied_too() -> None:
 def test_what_cannot_be_joined_is_refused(value: Any, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
         take_apart(value, 2)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "said"),
-    [
-        (torch.ones(1, 2), torch.ones(1, 3), "float32 rows of shape [2] and float32 rows of shape [3]"),
-        (
-            {"a": torch.ones(1)},
-            {"a": torch.ones(1, dtype=torch.int64)},
-            "float32 rows of shape [] and int64 rows of shape [] in ['a']",
-        ),
-        ({"a": [1]}, {"b": [1]}, "a dict with the keys ['a'] and a dict with the keys ['b']"),
-        (([1], [2]), ([1], None), "a list and None in [1]"),
-        (([1],), ([1], [2]), "a tuple of 1 and a tuple of 2"),
-    ],
-)
-def test_where_two_differ(one: Any, other: Any, said: str) -> None:
-    assert difference(take_apart(one)[0], take_apart(other)[0]) == said
 
 
 def test_shapes_are_short() -> None:

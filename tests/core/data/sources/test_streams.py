@@ -279,17 +279,6 @@ def test_a_stream_that_ends_before_its_length_is_named() -> None:
         list(source.open(reading(0, 0)))
 
 
-def test_how_often_an_epoch_reads_a_stream_again_is_reported_for_all_together() -> None:
-    source = source_of(
-        Streams({"a": DataLoader(Flow(6), None), "b": DataLoader(Flow(4), None), "c": [1] * 6}, mode="max")
-    )
-    source.load_state_dict({"streams": {}, "places": {"a": [0, 3, False], "b": [0, 3, False], "c": [0, 3, False]}})
-    reported: list[tuple[int, int]] = []
-    again = Reading(5, 0, 3, True, lambda done, batches: reported.append((done, batches)))
-    assert [flat(batch)["c"] for batch in source.open(again)] == [1, 1, 1]
-    assert reported == [(number, 6) for number in (0, 1, 2, 3, 4, 5, 6)]
-
-
 def test_what_is_read_again_is_compared_with_the_streams_that_were() -> None:
     """The other streams' parts are not read again."""
     compared: list[Any] = []

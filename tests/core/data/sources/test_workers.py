@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Any
 
 import pytest
 from heliograph.core.data.loaders import evaluation_loader
-from heliograph.core.data.sources.dataloader import IterableSource, copy_loader, prepare_worker, shield_workers
-from torch.utils.data import DataLoader, IterableDataset
+from heliograph.core.data.sources.dataloader import copy_loader, prepare_worker, shield_workers
+from torch.utils.data import DataLoader
 
 FORK = multiprocessing.get_context("fork")
 
@@ -131,15 +130,3 @@ def test_loaders_are_shielded_once_and_the_user_s_own_stays_as_it_is() -> None:
         assert isinstance(own.worker_init_fn, partial)
         assert (own.worker_init_fn.func, own.worker_init_fn.keywords) == (prepare_worker, {"then": init})
     assert loader.worker_init_fn is init
-
-
-def test_workers_that_only_a_resume_brings_are_shielded() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter([1, 2])
-
-    source = IterableSource(DataLoader(Stream()))
-    source.load_state_dict({"workers": 2})
-    assert source._copy.num_workers == 2
-    assert isinstance(source._copy.worker_init_fn, partial)
-    assert source._copy.worker_init_fn.func is prepare_worker
