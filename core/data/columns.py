@@ -124,13 +124,10 @@ def no_pair(batch: Any, describe: Callable[[Any], str]) -> TypeError:
             f"model computes its own loss, as transformers models do."
         )
     parts = f": {', '.join(map(describe, batch[:8]))}" if isinstance(batch, list | tuple) and batch else ""
-    if hasattr(batch, "shape"):
-        advice = "TensorDataset(inputs, targets) with loader_params={'batch_size': 32} makes such pairs."
-    else:
-        advice = (
-            "Pass several inputs as one, as in ((ids, mask), targets): the model gets the first part, and the loss "
-            "gets the outputs and the second part. A dataset or a collate_fn can make such pairs."
-        )
+    advice = (
+        "Pass several inputs as one, as in ((ids, mask), targets); a dataset, such as TensorDataset(inputs, targets), "
+        "or a collate_fn can make such pairs."
+    )
     return TypeError(
         f"Supervised takes batches of (inputs, targets), got {describe(batch)}{parts}. {advice} Or subclass Task, "
         f"whose training_step(run, batch) gets the unchanged batch."

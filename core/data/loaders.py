@@ -97,7 +97,7 @@ def check_params(params: Any, data: Iterable[Any]) -> None:
         raise ValueError(f"loader_params= has no {unknown!r}.{known_names(unknown, LoaderParams.__annotations__)}")
     if params.get("draws_per", "batch") not in ("batch", "sample"):
         raise ValueError(f"loader_params['draws_per'] is 'batch' or 'sample', got {params['draws_per']!r}.")
-    if params.get("sampler") is not None and params.get("shuffle"):
+    if params.get("shuffle") and (params.get("sampler") or params.get("batch_sampler")) is not None:
         raise ValueError("loader_params= takes a sampler or shuffle=True, not both: the sampler defines the order.")
     check_flag("loader_params['shuffle']", params.get("shuffle", False))
     check_whole_number("loader_params['global_batch_size']", params.get("global_batch_size", 1), at_least=1)
@@ -171,14 +171,8 @@ def samples_at_most(data: Any, size: int) -> int:
     """Limit a batch size to try to the number of samples of a dataset, if known.
 
     Raises:
-        TypeError: the data are batches already.
         ValueError: the size is not a positive integer.
     """
-    if isinstance(data, DataLoader | list | tuple):
-        raise TypeError(
-            f"find_batch_size makes batches of several sizes, but {kind_of(data)} already yields batches: give its "
-            f"dataset."
-        )
     check_whole_number("largest", size, of="samples", at_least=1)
     samples = length_of(data) if isinstance(data, Dataset) else None  # type: ignore[arg-type]  # it may have no length
     return min(size, samples) if samples else size
@@ -253,15 +247,12 @@ def check_loader(loader: Any, split: str) -> None:
         )
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"The {split} loader must be an iterable of batches, got {type(loader).__name__}.")
-    samples = hasattr(loader, "__len__") and not hasattr(loader, "__iter__")  # datasets of other libraries
-    if samples or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
+    is_indexed = hasattr(loader, "__len__") and not hasattr(loader, "__iter__")  # a dataset of another library
+    is_torchs = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
+    if is_indexed or is_torchs or isinstance(loader, Tensor):
         raise TypeError(
-            f"The {split} loader is a dataset of samples: add loader_params={{'batch_size': 32}}, or give a DataLoader."
-        )
-    if isinstance(loader, Tensor):
-        raise TypeError(
-            f"The {split} loader is a tensor, not batches: give TensorDataset(inputs, targets) with "
-            f"loader_params={{'batch_size': 32}}."
+            f"The {split} loader is {kind_of(loader)}, not batches: give a DataLoader, or a dataset, such as "
+            f"TensorDataset(inputs, targets), with loader_params={{'batch_size': 32}}."
         )
     if length_of(loader) == 0:
         raise ValueError(f"The {split} loader is empty: it has no batch. Check its dataset, batch_size and drop_last.")
@@ -330,10 +321,6 @@ def split_params(params: Any, phases: Iterable[Any]) -> tuple[Any, dict[str, Any
 
 def _check_params(common: Any, named: Named, phases: Iterable[Any], validation_sets: list[Any]) -> None:
     data_by_stream = list(_data_by_stream(phases))
-    streams = [name for name, _ in data_by_stream if name]
-    for name, value in common.items() if streams and isinstance(common, dict) else ():
-        if isinstance(value, dict) and name not in LoaderParams.__annotations__:
-            raise ValueError(f"loader_params= has no stream {name!r}.{known_names(str(name), streams)}")
     check_params(common, [*(data for _, data in data_by_stream), *validation_sets])
     for name, params in named.items():
         check_params(params, [data for stream, data in data_by_stream if stream == name])

@@ -167,9 +167,6 @@ def agree(sources: Sequence[Source], engine: Engine, note: Callable[[str], None]
     """
     phases = [list(nested(source)) for source in sources]
     of_ranks: list[list[list[LoaderFacts]]] = engine.gather_objects([list(map(_facts, phase)) for phase in phases])
-    counts = list(map(len, of_ranks))
-    if len(set(counts)) > 1:
-        raise ValueError(f"The ranks have different numbers of phases: {', '.join(map(str, counts))}.")
     for phase, facts_of_ranks in zip(phases, zip(*of_ranks, strict=True), strict=True):
         if len(phase) > 1 or len({len(facts) for facts in facts_of_ranks}) > 1:
             _check_same([facts[0] for facts in facts_of_ranks])

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("heliograph")
 CHANGED_BATCH = "the last batch before the checkpoint differed when the loader was read again"
-LONG = 0.5  # seconds of a probe that the result notes
 GENERATORS = "random generators"
 UNCAPTURED = "no plugin saves their state: add RNGCapture()"
 LOADER = "train loader"
@@ -291,11 +290,5 @@ class TrainingData:
     def collect(self) -> None:
         # Worker processes may have found hidden state in the first batches.
         for source in self._sources:
-            seconds, sentences = source.hidden()
-            for text in sentences:
+            for text in source.hidden():
                 self.report_hidden(text)
-            if seconds > LONG:
-                self.note_once(
-                    f"the first batch was loaded a second time to find hidden state, which took {seconds:.1f} s; "
-                    f"RNGCapture(probe=False) skips that"
-                )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy, deepcopy
 from typing import Any
 
@@ -84,18 +83,22 @@ def _device_of(outputs: Any) -> torch.device | None:
 
 
 def detached(outputs: Any) -> Any:
-    return _for_tensors(Tensor.detach, outputs)
+    return for_tensors(Tensor.detach, outputs)
 
 
-def _for_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+def for_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+    # Other objects than tensors are not copied.
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, dict | UserDict):
-        made = copy(value)
+    if isinstance(value, MutableMapping):
+        changed = copy(value)
         for name, part in value.items():
-            made[name] = _for_tensors(function, part)
-        return made
-    return type(value)(_for_tensors(function, part) for part in value) if type(value) in (list, tuple) else value
+            changed[name] = for_tensors(function, part)
+        return changed
+    if not isinstance(value, list | tuple):
+        return value
+    make = getattr(value, "_make", type(value))
+    return make(for_tensors(function, part) for part in value)
 
 
 def compute_values(objects: Mapping[str, Any]) -> Computed:
@@ -106,7 +109,7 @@ def compute_values(objects: Mapping[str, Any]) -> Computed:
             computed |= {f"{name}/{key}" if name else str(key): part for key, part in value.items()}
         else:
             computed[name] = value
-    non_numbers = {name: _for_tensors(Tensor.cpu, value) for name, value in computed.items() if not _is_number(value)}
+    non_numbers = {name: for_tensors(Tensor.cpu, value) for name, value in computed.items() if not _is_number(value)}
     return {name: float(value) for name, value in computed.items() if name not in non_numbers}, non_numbers
 
 

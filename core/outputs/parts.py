@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from copy import copy
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...events import Engine
+from ..metrics.means import for_tensors
 from ..system.extras import kind_of
 
 Structure = list[Any]  # ["tensor", dtype, shape of a row], ["array", ...], ["list"], ["none"], or a container of these
@@ -20,7 +21,6 @@ ALLOWED = (
     "tensors or arrays whose first dimension is the samples, lists with an item for each sample, and dicts and tuples "
     "of these"
 )
-Place = tuple[int, int, int, int]  # the number of a batch, its source, the first row and the end
 
 
 def take_apart(value: Any, size: int | None = None) -> tuple[Structure, list[Any]]:
@@ -64,22 +64,7 @@ def shape_of(value: Any) -> str:
 
 def on_cpu(value: Any) -> Any:
     # Copies the tensors; other objects are not copied.
-    return mapped(value, lambda tensor: tensor.detach().to("cpu", copy=True))
-
-
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    # Other objects than tensors are not copied.
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, MutableMapping):
-        changed = copy(value)
-        for key, part in value.items():
-            changed[key] = mapped(part, change)
-        return changed
-    if not isinstance(value, list | tuple):
-        return value
-    make = getattr(value, "_make", type(value))
-    return make(mapped(part, change) for part in value)
+    return for_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
 def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> Structure:
@@ -275,14 +260,11 @@ def interleaved(kind: Structure, sources: Sequence[Any], rows: Sequence[tuple[li
     """
     if kind[0] == "none":
         return None
-    return joined(kind, [sources[source][start:end] for _, source, start, end in places(rows)])
-
-
-def places(rows: Sequence[tuple[list[int], list[int]]]) -> list[Place]:
-    places_of_batches: list[Place] = []
-    for source, (numbers, counts) in enumerate(rows):
+    batches: list[tuple[int, Any]] = []
+    for leaf, (numbers, counts) in zip(sources, rows, strict=True):
         start = 0
         for number, count in zip(numbers, counts, strict=True):
-            places_of_batches.append((number, source, start, start + count))
+            batches.append((number, leaf[start : start + count]))
             start += count
-    return sorted(places_of_batches, key=lambda place: place[0])
+    batches.sort(key=itemgetter(0))
+    return joined(kind, [part for _, part in batches])

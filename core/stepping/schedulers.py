@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...events.checks import check_number, check_whole_number, describe, known_names
-from ...events.signatures import takes
 from .optimizers import SINGLE
 
 FORMS = (
@@ -75,8 +74,6 @@ def _make_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
     if callable(scheduler) and not isinstance(scheduler, type) and not hasattr(scheduler, "step"):
         if takes_steps(scheduler):
             return PlannedScheduler(scheduler, optimizer)
-        if not takes(scheduler, 1):
-            raise TypeError(f"{FORMS}; got {describe(scheduler)}{signature(scheduler)}.")
         return _check_scheduler(scheduler(optimizer), optimizer, by=scheduler)
     return _check_scheduler(scheduler, optimizer)
 
@@ -180,11 +177,6 @@ class Warmup:
     end: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.warmup, torch.optim.Optimizer):
-            name = "warmup_" + self.kind.__name__.removeprefix("Warmup").lower()
-            raise TypeError(
-                f"scheduler={name} must be called with the length of the warm-up, as in scheduler={name}(0.03)."
-            )
         if isinstance(self.warmup, float):
             check_number("The warm-up as a fraction of the run", self.warmup, at_least=0, less_than=1)
         else:

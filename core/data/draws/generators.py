@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b, shake_128
 from struct import Struct
 from typing import Any, Final, TypeAlias, get_args
@@ -57,8 +58,9 @@ def seed_all(*key: int) -> None:
     _set_entropy(_KeyedEntropy(entropy))
 
 
-def isolated(*, one_thread: bool = True) -> _Isolation:
-    """Return a context for loading in the training process; contexts may be nested.
+@contextmanager
+def isolated(*, one_thread: bool = True) -> Iterator[None]:
+    """Isolate loading in the training process; contexts may be nested.
 
     It begins with an arbitrary state, so seed inside it. On exit, also by an exception, these are restored: Python's
     generator, NumPy's legacy generator (the same bit generator object and its cached normal number), torch's CPU
@@ -67,7 +69,23 @@ def isolated(*, one_thread: bool = True) -> _Isolation:
     Args:
         one_thread: use one torch thread inside, as in a worker of a DataLoader: sums depend on the number.
     """
-    return _Isolation(one_thread)
+    python, pytorch, entropy = PYTHON.getstate(), TORCH.get_state(), _entropy()
+    numpy, bits = LEGACY.get_state(legacy=False), mtrand.get_bit_generator()
+    mtrand.set_bit_generator(np.random.MT19937(0))  # faster than restoring all words of the bit generator
+    threads = torch.get_num_threads() if one_thread else 1
+    if threads > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if threads > 1:
+            torch.set_num_threads(threads)
+        mtrand.set_bit_generator(bits)  # drops the cached normal number
+        if numpy["has_gauss"]:
+            LEGACY.set_state(numpy)
+        _set_entropy(entropy)
+        TORCH.set_state(pytorch)
+        PYTHON.setstate(python)
 
 
 def key_generators(generators: Sequence[Generator], *key: int) -> None:
@@ -78,12 +96,7 @@ def key_generators(generators: Sequence[Generator], *key: int) -> None:
         elif isinstance(generator, torch.Generator):
             generator.manual_seed(seed % 2**64)
         elif isinstance(generator, np.random.RandomState):
-            bits = generator._bit_generator
-            if isinstance(bits, np.random.MT19937):
-                generator.seed(seed % 2**32)
-            else:
-                _key_bits(bits, seed)
-                generator.set_state({**generator.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
+            generator.seed(seed % 2**32)
         elif isinstance(generator, np.random.BitGenerator):
             _key_bits(generator, seed)
         elif isinstance(generator, np.random.SeedSequence):
@@ -100,55 +113,14 @@ def generator_states() -> list[Any]:
     # The states of the global generators and the number of entropy requests, for comparison.
     source = _entropy()
     requests = source.draws if isinstance(source, _KeyedEntropy) else None
-    bits = mtrand.get_bit_generator().state
-    return [random.getstate(), bits, _normal(), TORCH.get_state(), requests]
+    return [random.getstate(), LEGACY.get_state(legacy=False), TORCH.get_state(), requests]
 
 
 def _key_bits(bits: Any, seed: int) -> None:
     bits.__setstate__(type(bits)(seed).__getstate__())  # from NumPy 2 on this includes the state for `spawn`
 
 
-class _Isolation:
-    """One use of `isolated()`.
-
-    Another bit generator takes the place of NumPy's, which is faster than restoring all of its words.
-    """
-
-    __slots__ = ("bits", "entropy", "normal", "one_thread", "python", "threads", "torch")
-
-    def __init__(self, one_thread: bool) -> None:
-        self.one_thread = one_thread
-
-    def __enter__(self) -> None:
-        self.python, self.torch = PYTHON.getstate(), TORCH.get_state()
-        self.entropy, self.normal = _entropy(), _normal()
-        self.bits = mtrand.get_bit_generator()
-        mtrand.set_bit_generator(_SPARES.pop() if _SPARES else np.random.MT19937(0))
-        self.threads = torch.get_num_threads() if self.one_thread else 1
-        if self.threads > 1:
-            torch.set_num_threads(1)
-
-    def __exit__(self, *raised: object) -> None:
-        if self.threads > 1:
-            torch.set_num_threads(self.threads)
-        if type(bits := mtrand.get_bit_generator()) is np.random.MT19937:
-            _SPARES.append(bits)
-        mtrand.set_bit_generator(self.bits)  # drops the cached normal number
-        if self.normal[0]:
-            LEGACY.set_state({**LEGACY.get_state(legacy=False), "has_gauss": 1, "gauss": self.normal[1]})
-        _set_entropy(self.entropy)
-        TORCH.set_state(self.torch)
-        PYTHON.setstate(self.python)
-
-
 _SEED: Final[Any] = random.Random.__base__.seed  # type: ignore[union-attr]  # in C
-_SPARES: Final[list[Any]] = []
-
-
-def _normal() -> tuple[int, float]:
-    # The cached normal number of NumPy's legacy generator.
-    state = LEGACY.get_state(legacy=False)
-    return state["has_gauss"], state["gauss"]
 
 
 def _entropy() -> Any:
@@ -156,7 +128,7 @@ def _entropy() -> Any:
 
 
 def _set_entropy(source: Any) -> None:
-    _bit_generator.randbits = source  # type: ignore[attr-defined]  # private; SEEDLESS_IS_KEYED is False if it is missing
+    _bit_generator.randbits = source  # type: ignore[attr-defined]  # private
 
 
 class _KeyedEntropy:
@@ -171,16 +143,3 @@ class _KeyedEntropy:
         block = shake_128(self.key + b"%d" % self.draws).digest(-(-bits // 8))
         self.draws += 1
         return int.from_bytes(block, "little") >> (-bits % 8)
-
-
-def _is_seedless_keyed() -> bool:
-    before = _entropy()
-    _set_entropy(_KeyedEntropy(b""))
-    try:
-        return np.random.SeedSequence().entropy == _KeyedEntropy(b"")(128)
-    finally:
-        _set_entropy(before)
-
-
-SEEDLESS_IS_KEYED: Final = _is_seedless_keyed()
-"""Whether `seed_all` also seeds `np.random.default_rng()`, which needs a private name of NumPy."""

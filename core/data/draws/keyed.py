@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -40,9 +39,6 @@ class KeyedBatch(list[Any]):
 
     __slots__ = ("position",)
     position: KeyedPosition
-
-    def __reduce__(self) -> Any:  # pickled for every batch: half the size of the default
-        return _rebuild_keyed_batch, (list(self), *self.position)
 
 
 class DatasetWrapper:
@@ -112,16 +108,13 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         generators, inner, per_sample = self.keyed_generators, self.keyed_inner, self.keyed_per_sample
         generators.begin_epoch(*batch.position.key[:2])
         self.keyed_per_sample = False  # one key, so that the states after it show all draws
-        before, began = outline(inner), perf_counter()
+        before = outline(inner)
         loaded = self._load(batch)
         if generators.look():
             loaded = self._load(batch)
         after = generators.states()
-        if probe.limit and 3 * (perf_counter() - began) > probe.limit:
-            probe.leave_out("a second load of a batch could outlast the loader's timeout", generators)
-        else:
-            elsewhere = partial(self._load, _under_another_key(batch)) if outline(inner) != before else None
-            probe.compare((loaded, after), batch.position.key, partial(self._load, batch), elsewhere, generators)
+        elsewhere = partial(self._load, _under_another_key(batch)) if outline(inner) != before else None
+        probe.compare((loaded, after), batch.position.key, partial(self._load, batch), elsewhere, generators)
         self.keyed_per_sample = per_sample
         return self._load(batch) if per_sample else loaded
 
@@ -187,10 +180,6 @@ def _under_another_key(batch: KeyedBatch) -> KeyedBatch:
     return keyed_batch(batch, batch.position._replace(key=(~seed, *position_key)))
 
 
-def _rebuild_keyed_batch(indices: list[Any], *position: Any) -> KeyedBatch:
-    return keyed_batch(indices, KeyedPosition(*position))
-
-
 def keyed_batch(indices: Sequence[Any], position: KeyedPosition) -> KeyedBatch:
     batch = KeyedBatch(indices)
     batch.position = position
@@ -214,11 +203,10 @@ class LoadProbe:
     Args:
         name: of the dataset.
         shared: whether another process compares.
-        limit: seconds that a worker may take for a batch, 0 for no limit.
     """
 
-    def __init__(self, name: str, *, shared: bool, limit: float = 0) -> None:
-        self._name, self.limit = name, limit
+    def __init__(self, name: str, *, shared: bool) -> None:
+        self._name = name
         self._words: Tensor = torch.zeros(_ROOM, dtype=torch.uint8)
         if shared:
             self._words.share_memory_()  # type: ignore[no-untyped-call]  # torch has no annotation here
@@ -240,7 +228,6 @@ class LoadProbe:
             elsewhere: loads it under another key, if the first load changed the dataset.
             generators: of the dataset.
         """
-        began = perf_counter()
         sentences = generators.unkeyed(self._name)
         try:
             is_pure = same(first, (load(), generators.states()))
@@ -252,7 +239,7 @@ class LoadProbe:
             sentences.append(f"{self._name} {NOT_COMPARED}: {describe_error(error)}")
         else:
             sentences += [] if is_pure else [HIDDEN.format(self._name)]
-        self._write(perf_counter() - began, sentences)
+        self._write(sentences)
 
     def is_due(self) -> bool:
         # True in the process that compares.
@@ -261,17 +248,16 @@ class LoadProbe:
 
     def leave_out(self, reason: str, generators: KeyedGenerators | None = None) -> None:
         findings = [] if generators is None else generators.unkeyed(self._name)
-        self._write(0.0, [*findings, f"{self._name} {NOT_COMPARED}: {reason}"])
+        self._write([*findings, f"{self._name} {NOT_COMPARED}: {reason}"])
 
-    def read(self) -> tuple[float, list[str]]:
-        # The seconds that it took, and a sentence for each finding.
+    def read(self) -> list[str]:
+        # A sentence for each finding.
         words = bytes(self._words.numpy()).rstrip(b"\0")
-        seconds, *sentences = json.loads(words if words.startswith(b"[") else b"[0.0]")
-        return seconds, sentences
+        return list(json.loads(words)) if words.startswith(b"[") else []
 
-    def _write(self, seconds: float, sentences: list[str]) -> None:
+    def _write(self, sentences: list[str]) -> None:
         text = [sentence[:500] for sentence in sentences]
-        while len(words := json.dumps([seconds, *text]).encode()) > _ROOM:
+        while len(words := json.dumps(text).encode()) > _ROOM:
             text.pop(0)
         written = torch.frombuffer(bytearray(words.ljust(_ROOM, b"\0")), dtype=torch.uint8)
         self._words[1:] = written[1:]

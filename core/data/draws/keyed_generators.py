@@ -25,10 +25,20 @@ from .users_code import is_ours, is_users, module_of
 
 LONG: Final = 10_000  # items; a longer container is sampled first
 SAMPLE: Final = 100
-LEAVES: Final = (*SCALARS, Tensor, np.generic, ModuleType, logging.Logger, logging.Handler, threading.Thread)
+LEAVES: Final = (
+    *SCALARS,
+    set,
+    frozenset,
+    Tensor,
+    np.generic,
+    ModuleType,
+    logging.Logger,
+    logging.Handler,
+    threading.Thread,
+)
 # These wrap the user's objects.
 DATASETS: Final = ("heliograph.core.data.", "heliograph_recorder.demo.", "heliograph_testing.")
-CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset)
+CONTAINERS: Final = (dict, list, tuple, deque)
 CODE: Final = (
     *(MethodType, BuiltinMethodType, property, staticmethod, classmethod),
     *(functools.partial, functools.cached_property, functools._lru_cache_wrapper),
@@ -42,21 +52,19 @@ class SearchFindings(NamedTuple):
     Attributes:
         generators: each once, without the global ones, in an order that pickling does not change.
         unseedable: objects that draw or count but cannot be seeded: `random.SystemRandom`, iterators.
-        in_sets: the size of each set with several generators: its order differs between processes.
     """
 
     generators: list[Generator]
     unseedable: list[object]
-    in_sets: list[int]
 
 
 def search(*roots: object) -> SearchFindings:
     """Search objects for random generators at any depth, level by level, in the order of attributes and items.
 
     The search covers attributes, slots, containers, object arrays, closures, defaults, partials and bound methods; for
-    the user's code, also class attributes and the globals that functions name. Sets come last. For a container of more
-    than 10,000 items, the first 100 and one of each type are searched. Modules, tensors, loggers and threads are
-    skipped, and so is state that a library has only in C.
+    the user's code, also class attributes and the globals that functions name. For a container of more
+    than 10,000 items, the first 100 and one of each type are searched. Sets, whose order differs between
+    processes, modules, tensors, loggers and threads are skipped, and so is state that a library has only in C.
     """
     walk = _Walk()
     walk.through(roots)
@@ -65,21 +73,15 @@ def search(*roots: object) -> SearchFindings:
 
 class _Walk:
     def __init__(self) -> None:
-        self.findings = SearchFindings([], [], [])
+        self.findings = SearchFindings([], [])
         self.seen: dict[int, object] = {}  # by id; the references keep ids from being reused
 
     def through(self, parts: Iterable[object]) -> None:
-        sets: list[Any] = []
-        level = self.admit(parts, sets)
+        level = self.admit(parts)
         while level:
-            level = [part for holder in level for part in self.admit(self.parts(holder), sets)]
-        for holder in sets:
-            count = len(self.findings.generators)
-            self.through(self.contents(holder, set if isinstance(holder, set) else frozenset))
-            if (size := len(self.findings.generators) - count) > 1:
-                self.findings.in_sets.append(size)
+            level = [part for holder in level for part in self.admit(self.parts(holder))]
 
-    def admit(self, parts: Iterable[Any], sets: list[Any]) -> list[Any]:
+    def admit(self, parts: Iterable[Any]) -> list[Any]:
         admitted: list[Any] = []
         for part in parts:
             kind: type = type(part)
@@ -92,7 +94,7 @@ class _Walk:
             elif family in ("unseedable", "iterator"):
                 self.findings.unseedable.append(part)
             else:
-                (sets if family == "set" else admitted).append(part)
+                admitted.append(part)
         return admitted
 
     def parts(self, holder: Any) -> Iterable[Any]:
@@ -148,7 +150,7 @@ def _family(kind: type) -> str:
         return "iterator"
     if issubclass(kind, LEAVES) or (is_ours(module) and not module.startswith(DATASETS)):
         return "leaf"
-    return "set" if issubclass(kind, set | frozenset) else "holder"
+    return "holder"
 
 
 BEGIN = -1  # in place of a position: for draws before the first batch
@@ -201,17 +203,11 @@ class KeyedGenerators:
             name: of the object that contains it.
         """
         kinds = dict.fromkeys(type(value).__qualname__ for value in self._findings.unseedable)
-        sentences = [
+        return [
             f"{name} uses {with_article(kind)}, which cannot be seeded, so a resumed run continues with a different "
             f"state: {'use random.Random(seed)' if kind == 'SystemRandom' else 'use the index of the sample'}"
             for kind in kinds
         ]
-        if self._findings.in_sets:
-            sentences.append(
-                f"{name} has {max(self._findings.in_sets)} generators in a set, whose order differs between processes: "
-                f"use a list"
-            )
-        return sentences
 
     def states(self) -> list[Any]:
         return [generator_states(), *map(generator_state, self._findings.generators)]

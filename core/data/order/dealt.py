@@ -15,7 +15,6 @@ from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
-from ...objects.equality import same
 from ..draws.keyed import KeyedBatch, KeyedPosition, keyed_batch
 from ..draws.keyed_generators import BEGIN, KeyedGenerators
 from ..draws.users_code import is_users, module_of
@@ -129,6 +128,15 @@ class OpaqueSampler(Order):
             if len(indices) < block:
                 return
 
+    def rounds(self) -> Iterator[Part]:
+        """Yield the batches of this rank from the start of the epoch."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[KeyedBatch]:
+        for batch, (indices, first, stride) in enumerate(self.rounds()):
+            if batch >= self.batch:
+                yield keyed_batch(indices, KeyedPosition((self.seed, self.epoch, batch, self.rank), first, stride))
+
 
 class OpaqueOrder(OpaqueSampler):
     """The order of a distributed sampler or batch sampler."""
@@ -138,17 +146,14 @@ class OpaqueOrder(OpaqueSampler):
         self.batched, self.length = batched, length_of(inner)
         plain = type(inner) is BatchSampler
         self.batch_size = inner.batch_size if plain else 1
-        self.even = plain and isinstance(inner.sampler, TorchDistributedSampler)
-        self.common = self.even
+        self.even = self.common = plain and isinstance(inner.sampler, TorchDistributedSampler)
 
-    def __iter__(self) -> Iterator[KeyedBatch]:
+    def rounds(self) -> Iterator[Part]:
         samples = 0
-        for batch, chosen in enumerate(self.iterate_keyed(self.inner)):
+        for chosen in self.iterate_keyed(self.inner):
             indices = chosen if self.batched else [chosen]
-            before, samples = samples, samples + len(indices)  # batches may have any size
-            if batch >= self.batch:
-                key = (self.seed, self.epoch, batch, self.rank)
-                yield keyed_batch(indices, KeyedPosition(key, before * self.world_size + self.rank, self.world_size))
+            yield indices, samples * self.world_size + self.rank, self.world_size
+            samples += len(indices)  # batches may have any size
 
 
 def knows_ranks(sampler: Any) -> bool:
@@ -180,33 +185,18 @@ def _unknown(sampler: Any) -> Any:
     return None if module.startswith("torch.utils.data") or is_users(module) or is_seekable(inner) else inner
 
 
-class DealtOrder(OpaqueSampler):
-    """A user's sampler or batch sampler: every rank runs all of it, under the same keys, and takes its part.
-
-    So the order of the samples is the same for any number of ranks.
-    """
-
-    common = True
-
-    def rounds(self) -> Iterator[Part]:
-        """Yield the part of this rank for each round."""
-        raise NotImplementedError
-
-    def __iter__(self) -> Iterator[KeyedBatch]:
-        for number, (indices, first, stride) in enumerate(self.rounds()):
-            if number >= self.batch:
-                yield keyed_batch(indices, KeyedPosition((self.seed, self.epoch, number, self.rank), first, stride))
-
-
-class DealtSamples(DealtOrder):
+class DealtSamples(OpaqueSampler):
     """The samples of a user's sampler: dealt to the ranks in turn, then batched.
+
+    Every rank runs all of the sampler, under the same keys, and takes its part. So the order of the samples is the same
+    for any number of ranks.
 
     Args:
         batches: the batch size and the sampler.
         share: the part of this process.
     """
 
-    even = True
+    even = common = True
 
     def __init__(self, batches: BatchSampler, share: Share) -> None:
         super().__init__(batches, share)
@@ -226,7 +216,7 @@ class DealtSamples(DealtOrder):
             chosen = list(islice(indices, size))
 
 
-class DealtBatches(DealtOrder):
+class DealtBatches(OpaqueSampler):
     """The batches of a user's batch sampler, or of a sampler whose indices are batches, dealt to the ranks in turn.
 
     Args:
@@ -235,7 +225,7 @@ class DealtBatches(DealtOrder):
         batched: whether it yields batches.
     """
 
-    even = False
+    even, common = False, True
     batch_size = 1
 
     def __init__(self, inner: Any, share: Share, *, batched: bool) -> None:
@@ -327,25 +317,3 @@ def seekable(sampler: Sampler[Any] | Iterable[Any]) -> SeekableSampler | None:
         generator = sampler.generator
         return RandomSampler(len(sampler), seed=None if generator is None else generator.initial_seed())
     return None
-
-
-_BATCHES = 100  # compared batches of an order, which may be infinite
-
-
-def order_differs(order: Order, loader: DataLoader[Any], seed: int, epoch: int, batch: int) -> list[str]:
-    # A sentence if a user's sampler claims to be a function of (seed, epoch) but repeats differently.
-    batches = loader.batch_sampler
-    sampler = loader.sampler if type(batches) in (BatchSampler, type(None)) else batches
-    if not is_seekable(sampler) or not is_users(module_of(type(sampler))):
-        return []
-    drawn = []
-    for _ in range(2):
-        order.begin(seed, epoch, batch)
-        drawn.append([list(chosen) for chosen in islice(order, _BATCHES)])
-    if same(*drawn):
-        return []
-    return [
-        f"{type(sampler).__name__} gives a different order each time: it has state that cannot be seeded (a counter, a "
-        f"hidden generator), so a resumed run reads other samples: make indices(seed, epoch, start) a function of its "
-        f"arguments"
-    ]

@@ -133,17 +133,11 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 def _ends(ascending: Lengths, tokens: int, most: int | None) -> list[int]:
     # The end of each batch of ascending lengths.
     ends, start = list[int](), 0
-    while start < len(ascending):
-        low, high = start + 1, min(len(ascending), start + min(most or tokens, tokens // int(ascending[start])))
-        while low < high:  # bisection: the cost rises with the end
-            middle = (low + high + 1) // 2
-            if int(ascending[middle - 1]) * (middle - start) <= tokens:
-                low = middle
-            else:
-                high = middle - 1
-        ends.append(low)
-        start = low
-    return ends
+    for end, length in enumerate(ascending.tolist()):
+        if end > start and ((end + 1 - start) * length > tokens or end - start == most):
+            ends.append(end)
+            start = end
+    return [*ends, len(ascending)]
 
 
 def _checked(lengths: Any, *, at_least: int) -> Lengths:

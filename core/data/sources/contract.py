@@ -99,10 +99,9 @@ class Source:
         """Return how a position is reached, and sentences about untracked state of order and draws."""
         return SEEKED
 
-    def hidden(self) -> tuple[float, list[str]]:
-        """Return the seconds of the comparison of the first batch, and a sentence for each hidden state so far."""
-        findings = [part.hidden() for part in self.parts]
-        return sum(seconds for seconds, _ in findings), [text for _, sentences in findings for text in sentences]
+    def hidden(self) -> list[str]:
+        """Return a sentence for each hidden state that was found so far."""
+        return [text for part in self.parts for text in part.hidden()]
 
     def state_dict(self, batch: int) -> dict[str, Any]:
         """Return the state beyond the number of consumed batches, which is given."""

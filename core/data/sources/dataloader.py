@@ -22,7 +22,7 @@ from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable,
 from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
 from ..draws.object_parts import outline
 from ..draws.users_code import is_plain_data
-from ..order.dealt import Order, order_differs
+from ..order.dealt import Order
 from ..order.sizes import ALONE, Share
 from .contract import SEEKED, Certainty, FactsDataset, Reading, Source
 
@@ -80,7 +80,6 @@ class MapSource(Rewired):
         self._here = not loader.num_workers or not order.is_own
         self._may_be_plain = type(loader) is DataLoader and not loader.num_workers and order.is_own and is_batched
         self._probe: LoadProbe | None = None
-        self._of_order: list[str] = []
         self._is_armed, self._trains = False, trains
         if share.world_size > 1:
             self.length = None if self._has_own_iter else order.length
@@ -102,9 +101,8 @@ class MapSource(Rewired):
             return read_again(isolated_batches(batches, reading, KeyedGenerators(), self.share.rank), reading)
         return isolated_batches(batches) if self._here else batches
 
-    def hidden(self) -> tuple[float, list[str]]:
-        seconds, sentences = (0.0, []) if self._probe is None else self._probe.read()
-        return seconds, [*self._of_order, *sentences]
+    def hidden(self) -> list[str]:
+        return [] if self._probe is None else self._probe.read()
 
     @cached_property
     def _is_plain(self) -> bool:
@@ -117,11 +115,9 @@ class MapSource(Rewired):
         self._is_armed = True
         if not self._is_plain:
             name, workers = type(self.loader.dataset).__name__, bool(self.loader.num_workers)
-            self._probe = LoadProbe(name, shared=workers, limit=self.loader.timeout)
+            self._probe = LoadProbe(name, shared=workers)
         if reading.probes:
             self.dataset.keyed_probe = self._probe
-            with isolated():
-                self._of_order = order_differs(self.order, self.loader, reading.seed, reading.epoch, reading.batch)
         elif self._probe is not None:
             self._probe.leave_out(LEFT_OUT, self.dataset.keyed_generators)
 
@@ -204,9 +200,8 @@ def isolated_batches(
     rank: int = 0,
     first: int = 0,
 ) -> Iterator[Any]:
-    isolation = isolated()
     for batch in count(first):
-        with isolation:
+        with isolated():
             if reading is not None and generators is not None:
                 generators.seed(reading.seed, reading.epoch, rank, batch)
             try:

@@ -90,8 +90,8 @@ class StatefulSource(Source):
             return SEEKED
         return "seeked", (f"{kind_of(self.loader)} keeps its own position; its random draws are unknown",)
 
-    def hidden(self) -> tuple[float, list[str]]:
-        return (0.0, []) if self._probe is None else self._probe.read()
+    def hidden(self) -> list[str]:
+        return [] if self._probe is None else self._probe.read()
 
     def state_dict(self, batch: int) -> dict[str, Any]:
         # The state right after the current batch was read.

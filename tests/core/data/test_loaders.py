@@ -190,7 +190,7 @@ def test_integers_of_numpy_are_welcome(drawing: Make) -> None:
 
 
 def test_a_dataset_without_parameters(drawing: Make, noisy: Make) -> None:
-    mend = r"is a dataset of samples: add loader_params=\{'batch_size': 32\}, or give a DataLoader"
+    mend = r"is a Drawing, not batches: .* with loader_params=\{'batch_size': 32\}"
     with pytest.raises(TypeError, match=f"train loader {mend}"):
         Trainer(device="cpu").fit(noisy(), drawing(), epochs=1, optimizer=torch.optim.SGD)
     with pytest.raises(TypeError, match=f"test loader {mend}"):

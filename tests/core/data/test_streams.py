@@ -366,7 +366,7 @@ WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
         lambda: {"a": [1], "b": TensorDataset(torch.ones(2))},
         {},
         TypeError,
-        "The train stream 'b' loader is a dataset of samples",
+        "The train stream 'b' loader is a TensorDataset, not batches",
     ),
     "streams in a stream": (lambda: {"a": {"b": [1]}}, {}, TypeError, "The train stream 'a' loader is a dict with"),
     "phases in a stream": (lambda: {"a": h.Phases([1])}, {}, TypeError, "must be an iterable of batches, got Phases"),
@@ -374,7 +374,7 @@ WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
         lambda: {"digit": Samples(2)},
         {"loader_params": {"batch_size": 2, "digt": {"batch_size": 1}}},
         ValueError,
-        "loader_params= has no stream 'digt'. Did you mean 'digit'?",
+        "loader_params= has no 'digt'",
     ),
     "parameters of a loader": (
         lambda: {"a": Samples(2), "b": [1]},

@@ -126,10 +126,10 @@ class StreamSource(Source):
         self._connect()
         dataset_pass = self._make_pass(reading.epoch, reading.batch)
         batches = self._rows(self._check_head(self._pieces(dataset_pass), dataset_pass))
-        context = isolated() if reading.isolated else nullcontext()
+        context = isolated if reading.isolated else nullcontext
         if reading.batch:
             reading.report(0, reading.batch)
-            with context:
+            with context():
                 batches = chain([batch for batch in [next(batches, None)] if batch is not None], batches)
             reading.report(reading.batch, reading.batch)
         return self._batches(batches, reading, context)
@@ -195,10 +195,10 @@ class StreamSource(Source):
             yield buffer.pop(self._size)
 
     def _batches(
-        self, batches: Iterator[Columns], reading: Reading, context: AbstractContextManager[object]
+        self, batches: Iterator[Columns], reading: Reading, context: Callable[[], AbstractContextManager[object]]
     ) -> Iterator[Any]:
         for number in count(reading.batch):
-            with context:
+            with context():
                 rows = next(batches, None)
                 if rows is None:
                     return

@@ -310,13 +310,13 @@ class GlobalDraws:
         if bits is not self._bits:
             self._bits, self._of_numpy = bits, _parts_of_numpy(bits)
         _, words, cached = random.getstate()
-        of_torch = torch.get_rng_state().numpy()
+        of_torch: Any = torch.get_rng_state().numpy()
         value = hash((words[0], words[-1], cached or 0.0)) & 0xFFFFFFFF  # equal in all processes
         value = crc32(b"".join((of_torch[TORCH_INDEX], of_torch[TORCH_WORD], *self._of_numpy)), value)
         if not self._of_numpy:
             value = crc32(repr(bits.state).encode(), value)
         for generator in torch.cuda.default_generators if _cuda_is_used() else ():
-            state = generator.get_state().numpy()  # a few bytes on the host
+            state: Any = generator.get_state().numpy()  # a few bytes on the host
             value = crc32(state, value)
         return value
 

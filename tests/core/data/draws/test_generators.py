@@ -114,23 +114,6 @@ def test_what_user_code_puts_in_place_of_numpys_bit_generator_is_replaced() -> N
         assert draw() == expected
 
 
-def test_this_numpy_takes_its_entropy_where_it_can_be_keyed() -> None:
-    assert generators.SEEDLESS_IS_KEYED
-    assert callable(ENTROPY)
-
-
-def test_a_numpy_without_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(bit_generator, "randbits")
-    monkeypatch.setattr(np.random, "SeedSequence", lambda: np.random.default_rng(1).bit_generator.seed_seq)
-    before = draw()
-    with isolated():
-        seed_all(1)
-        draw()
-
-    assert not generators._is_seedless_keyed()
-    assert not set(before) & set(draw())
-
-
 @given(bits=st.integers(1, 2000))
 @settings(deadline=None)
 def test_entropy_has_the_bits_that_were_asked_for(bits: int) -> None:
@@ -201,18 +184,6 @@ def test_a_bit_generator_of_another_kind_is_put_back_too() -> None:
 
     assert numbers == expected
     assert mtrand.get_bit_generator() is own
-
-
-def test_the_contexts_need_no_more_bit_generators_than_are_nested(monkeypatch: pytest.MonkeyPatch) -> None:
-    spares: list[Any] = []
-    monkeypatch.setattr(generators, "_SPARES", spares)
-    used = set()
-    for _ in range(3):
-        with isolated(), isolated():
-            used.add(id(mtrand.get_bit_generator()))
-
-    assert len(spares) == 2
-    assert used <= set(map(id, spares))
 
 
 def test_isolation_ends_with_an_exception() -> None:

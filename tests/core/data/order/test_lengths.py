@@ -220,7 +220,7 @@ def test_a_batch_sampler_goes_with_nothing_that_it_decides() -> None:
     texts = Texts([1, 2])
     sampler = h.TokenBudgetBatchSampler(texts.lengths, 4)
     trainer = h.Trainer(device="cpu")
-    with pytest.raises(ValueError, match="remove batch_size, shuffle"):
+    with pytest.raises(ValueError, match="not both: the sampler"):
         trainer.fit(
             Sums(),
             texts,

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.data.draws import generators, keyed_generators
+from heliograph.core.data.draws import keyed_generators
+from heliograph.core.data.sources import dataloader
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Reading
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset, TensorDataset
@@ -103,7 +104,7 @@ def test_the_batches_are_those_of_a_keyed_source(name: str, how: str, epoch: int
 def test_nothing_is_seeded_or_set_aside(name: str, monkeypatch: pytest.MonkeyPatch, training_stream: Any) -> None:
     batches = source_of(DataLoader(DATA[name](), 4, shuffle=True)).open(READING)
     before = training_stream()
-    monkeypatch.setattr(generators._Isolation, "__enter__", None)
+    monkeypatch.setattr(dataloader, "isolated", None)
 
     assert len(list(batches)) == (8 if name == "parts" else 6)
     assert training_stream() == before

@@ -72,7 +72,7 @@ def test_each_stream_comes_in_its_own_order(drawing: Make, read: Read) -> None:
     mixed = read(made(mode="weighted", length=12), epochs=[0])
     source = source_of(made(mode="weighted", length=12))
     list(source.open(reading(0, 0)))
-    chosen = [source.chosen(number) for number in range(12)]  # type: ignore[attr-defined]  # of several streams only
+    chosen = [source.chosen(number) for number in range(12)]
     for name in ("one", "two"):
         own = [indices(batch) for batch, of in zip(mixed, chosen, strict=True) if of == name]
         assert own[:3] == list(passes[name][0])
@@ -286,7 +286,7 @@ def test_what_is_read_again_is_compared_with_the_streams_that_were() -> None:
         source = source_of(Streams({"a": [7] * 4, "b": DataLoader(Epochs(2), None)}, mode=mode))  # type: ignore[arg-type]
         batches = source.open(reading(0, 0))
         *_, last = (next(batches) for _ in range(position))
-        parts = source.compared(last, position)  # type: ignore[attr-defined]  # of several streams only
+        parts = source.compared(last, position)
         assert list(parts) == list(expected)
         compared.clear()
         source.open(reading(0, position, check=compared.append))
