@@ -29,10 +29,11 @@ class Columns:
         self, loss_fn: Callable[[Any, Any], Tensor] | None, inputs: str | Sequence[str] | None, targets: str | None
     ) -> None:
         names = [inputs] if isinstance(inputs, str) else inputs or []
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"inputs= takes the name of a column of the batches, or a tuple of names, got {inputs!r}.")
-        if not isinstance(targets, str | None):
-            raise TypeError(f"targets= takes the name of one column of the batches, got {targets!r}.")
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in [*names, targets or ""]):
+            raise TypeError(
+                f"inputs= takes the name of a column of the batches, or a tuple of names, and targets= one name; got "
+                f"{inputs!r} and {targets!r}."
+            )
         if loss_fn is not None and (inputs is None or targets is None):
             missing = "inputs" if inputs is None else "targets"
             raise ValueError(

@@ -185,18 +185,12 @@ def make_loader(data: Any, params: Any, split: str) -> Any:
         return data
     options = {name: value for name, value in params.items() if name not in OURS}
     if isinstance(data, IterableDataset):
-        if params.get("shuffle") or params.get("sampler") is not None:
-            raise ValueError(f"The {split} dataset is iterable and defines its own order: remove shuffle and sampler.")
-        if params.get("draws_per") == "sample":
+        if params.get("shuffle") or params.get("sampler") is not None or params.get("draws_per") == "sample":
             raise ValueError(
-                f"The {split} dataset is iterable, so its draws are keyed by batch: remove draws_per='sample'."
+                f"The {split} dataset is iterable and defines its own order: remove shuffle, sampler and draws_per."
             )
         return DataLoader(data, **options)
-    try:
-        size = len(data)
-    except TypeError:
-        raise TypeError(f"The {split} dataset {type(data).__name__} has no length: define __len__.") from None
-    if not size:
+    if not (size := len(data)):
         raise ValueError(f"The {split} dataset is empty.")
     if params.get("batch_sampler") is not None:
         return DataLoader(data, **options)

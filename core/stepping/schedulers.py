@@ -87,9 +87,8 @@ def takes_steps(function: Callable[..., Any]) -> bool:
 
 def _check_scheduler(made: Any, optimizer: torch.optim.Optimizer, by: Callable[..., Any] | None = None) -> Any:
     if isinstance(made, type) or not callable(getattr(made, "step", None)):
-        got = f"the class {made.__name__}" if isinstance(made, type) else repr(made)
         returned = "" if by is None else f" from {describe(by)}"
-        raise TypeError(f"{FORMS}; got {got}{returned}.")
+        raise TypeError(f"{FORMS}; got {made!r}{returned}.")
     lacking = [name for name in ("state_dict", "load_state_dict") if not callable(getattr(made, name, None))]
     if lacking:
         raise TypeError(

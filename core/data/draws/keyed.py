@@ -20,7 +20,7 @@ from ....events.errors import describe_error
 from ...objects.equality import same
 from .generators import isolated
 from .keyed_generators import BEGIN, KeyedGenerators
-from .object_parts import outline
+from .users_code import outline
 
 Key = tuple[int, ...]
 ENDED = "The dataset raised StopIteration, which would end the epoch silently: only iterators may raise it."

@@ -19,9 +19,8 @@ from torch import Tensor
 from ...objects.equality import SCALARS
 from ...system.extras import with_article
 from .generators import KINDS, Generator, generator_states, is_global, key_generators, seed_all
-from .object_parts import attributes, class_parts, function_parts
 from .rng import generator_state
-from .users_code import is_ours, is_users, module_of
+from .users_code import attributes, class_parts, function_parts, is_ours, is_users, module_of
 
 LONG: Final = 10_000  # items; a longer container is sampled first
 SAMPLE: Final = 100
@@ -67,7 +66,9 @@ def search(*roots: object) -> SearchFindings:
     processes, modules, tensors, loggers and threads are skipped, and so is state that a library has only in C.
     """
     walk = _Walk()
-    walk.through(roots)
+    level = walk.admit(roots)
+    while level:
+        level = [part for holder in level for part in walk.admit(walk.parts(holder))]
     return walk.findings
 
 
@@ -75,11 +76,6 @@ class _Walk:
     def __init__(self) -> None:
         self.findings = SearchFindings([], [])
         self.seen: dict[int, object] = {}  # by id; the references keep ids from being reused
-
-    def through(self, parts: Iterable[object]) -> None:
-        level = self.admit(parts)
-        while level:
-            level = [part for holder in level for part in self.admit(self.parts(holder))]
 
     def admit(self, parts: Iterable[Any]) -> list[Any]:
         admitted: list[Any] = []

@@ -7,7 +7,7 @@ dropped if the loader drops its last batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, count, cycle, islice
+from itertools import count, cycle, islice
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, Sampler
@@ -185,6 +185,14 @@ def _unknown(sampler: Any) -> Any:
     return None if module.startswith("torch.utils.data") or is_users(module) or is_seekable(inner) else inner
 
 
+def filled_rounds(items: Iterator[Any], size: int, ranks: int, *, drop_last: bool) -> Iterator[list[Any]]:
+    # Lists of `size` items; the last one is filled up from the beginning to a multiple of the ranks, or dropped.
+    beginning = chosen = list(islice(items, size))
+    while len(chosen) == size or (chosen and not drop_last):
+        yield [*chosen, *islice(cycle(beginning), -len(chosen) % ranks)]
+        chosen = list(islice(items, size))
+
+
 class DealtSamples(OpaqueSampler):
     """The samples of a user's sampler: dealt to the ranks in turn, then batched.
 
@@ -206,14 +214,10 @@ class DealtSamples(OpaqueSampler):
         self.length = None if rank_samples is None else full_batches(rank_samples, self.batch_size, drop_last=drop_last)
 
     def rounds(self) -> Iterator[Part]:
-        ranks, position = self.world_size, 0
-        indices, size = self.iterate_keyed(self.inner.sampler, BLOCK), self.batch_size * ranks
-        beginning = chosen = list(islice(indices, size))
-        while len(chosen) == size or (chosen and not self._drop_last):
-            filled = [*chosen, *islice(cycle(beginning), -len(chosen) % ranks)]
-            yield filled[self.rank :: ranks], position + self.rank, ranks
-            position += size
-            chosen = list(islice(indices, size))
+        ranks, size = self.world_size, self.batch_size * self.world_size
+        indices = self.iterate_keyed(self.inner.sampler, BLOCK)
+        for number, filled in enumerate(filled_rounds(indices, size, ranks, drop_last=self._drop_last)):
+            yield filled[self.rank :: ranks], number * size + self.rank, ranks
 
 
 class DealtBatches(OpaqueSampler):
@@ -237,15 +241,11 @@ class DealtBatches(OpaqueSampler):
         self.length = None if batches is None else full_batches(batches, share.world_size, drop_last=self._drop_last)
 
     def rounds(self) -> Iterator[Part]:
-        indices, ranks, position = self._indices(), self.world_size, 0
-        beginning = chosen = list(islice(indices, ranks))
-        while len(chosen) == ranks or (chosen and not self._drop_last):
-            parts: list[Part] = []
-            for batch in islice(chain(chosen, cycle(beginning)), ranks):
-                parts.append((batch, position, 1))
-                position += len(batch)
-            yield parts[self.rank]
-            chosen = list(islice(indices, ranks))
+        ranks, position = self.world_size, 0
+        for batches in filled_rounds(self._indices(), ranks, ranks, drop_last=self._drop_last):
+            starts = [position + sum(map(len, batches[:rank])) for rank in range(ranks + 1)]
+            yield batches[self.rank], starts[self.rank], 1
+            position = starts[-1]
 
     def _indices(self) -> Iterator[Any]:
         # All of an epoch: positions count samples, so the batches before a position are counted, not loaded.

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ....events.errors import count
 from ...objects.equality import SCALARS
-from ..draws.object_parts import attributes
+from ..draws.users_code import attributes
 
 _PLAIN: Final = (*SCALARS, np.generic, type, torch.nn.Module)  # have no samples
 _DECLARED: Final = ("batch_size", "num_graphs")  # attributes with the number of samples

@@ -142,13 +142,11 @@ def _ends(ascending: Lengths, tokens: int, most: int | None) -> list[int]:
 
 def _checked(lengths: Any, *, at_least: int) -> Lengths:
     array = np.asarray(lengths)
-    if array.ndim != 1 or not array.size:
+    if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(
-            f"lengths must be a one-dimensional array with a length for each sample, got the shape "
-            f"{list(array.shape)}: use, for example, [len(sample) for sample in dataset]."
+            f"lengths must be an integer for each sample, got {array.dtype} of the shape {list(array.shape)}: use, for "
+            f"example, [len(sample) for sample in dataset]."
         )
-    if not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"lengths must be integers, got {array.dtype}.")
     if array.min() < at_least:
         index = int(array.argmin())
         raise ValueError(f"A length must be at least {at_least}; sample {index} has the length {array[index]}.")

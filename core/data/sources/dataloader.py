@@ -20,8 +20,7 @@ from ...system.extras import kind_of
 from ..draws.generators import isolated
 from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, LoadProbe, identity
 from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
-from ..draws.object_parts import outline
-from ..draws.users_code import is_plain_data
+from ..draws.users_code import is_plain_data, outline
 from ..order.dealt import Order
 from ..order.sizes import ALONE, Share
 from .contract import SEEKED, Certainty, FactsDataset, Reading, Source
@@ -170,9 +169,6 @@ class OpaqueSource(Source):
         return "replayed", ()
 
 
-MASK = 2**63 - 1
-
-
 def copy_loader(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     # The user's loader is not changed.
     changed = shield_workers(loader)
@@ -189,7 +185,7 @@ def start_iterator(
         if generators is not None:
             generators.seed(reading.seed, reading.epoch, rank, BEGIN)
         if isinstance(loader, DataLoader) and isinstance(loader.generator, torch.Generator) and generators is None:
-            loader.generator.manual_seed((reading.seed + reading.epoch) & MASK)
+            loader.generator.manual_seed((reading.seed + reading.epoch) % 2**63)
         return iter(loader)
 
 

@@ -61,10 +61,6 @@ class Mixture:
             )
         return None if unknown else self._total([length or 0 for length in lengths.values()])
 
-    def passes(self, length: int | None, of_stream: int | None) -> int:
-        # The maximal number of passes over a stream in an epoch. Each pass is an epoch of the stream.
-        return 1 if not self.wraps or length is None else ceil(length / (of_stream or 1))
-
     def begin(self, seed: int, epoch: int, length: int | None) -> None:
         """Draw the streams of the batches of an epoch, if necessary."""
 
@@ -239,10 +235,6 @@ class StreamsSource(Source):
         self.batch_size = None if not is_known else sizes[0] if is_weighted else sum(sizes)
         self.kind = self._kind()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._streams)
-
     def chosen(self, batch: int) -> str | None:
         # Of the open epoch.
         return self._mixture.chosen(batch)
@@ -251,7 +243,8 @@ class StreamsSource(Source):
         self._mixture.begin(reading.seed, reading.epoch, self.length)
         self._is_drawn = True
         for name, stream in self._streams.items():
-            passes = self._mixture.passes(self.length, stream.source.length)
+            # The maximal number of passes over the stream in an epoch. Each pass is an epoch of the stream.
+            passes = ceil(self.length / (stream.source.length or 1)) if self._mixture.wraps and self.length else 1
             stream.place(reading, passes, self._position(name, reading.batch))
         self._is_open = True
         within = [stream for stream in self._streams.values() if stream.is_within]
@@ -383,7 +376,7 @@ def counted(
 def _counted(
     source: StreamsSource, batches: Iterator[Any], progress: Progress, set_stream: Callable[[str | None], None]
 ) -> Iterator[Any]:
-    for name in source.names:
+    for name in source.loader.loaders:
         progress.streams.setdefault(name, 0)
     for batch in batches:
         chosen = source.chosen(progress.batch)
@@ -425,15 +418,13 @@ class Streams(Sourced):
         weights: Mapping[str, float] | None = None,
         length: int | None = None,
     ) -> None:
-        if not isinstance(streams, Mapping):
+        if not isinstance(streams, Mapping) or not streams:
             raise TypeError(
                 f"Streams takes a dict of loaders or datasets, {{'digit': a, 'parity': b}}, got {streams!r}."
             )
         for name in streams:
             if not isinstance(name, str) or not name or "/" in name:
                 raise ValueError(f"The name of a train stream is a string without '/', got {name!r}.")
-        if not streams:
-            raise ValueError("Streams takes at least one named loader or dataset.")
         if mode not in MODES:
             raise ValueError(f"mode is one of {', '.join(MODES)}; got {mode!r}.")
         if length is not None:

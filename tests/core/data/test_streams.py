@@ -321,7 +321,7 @@ def class_of(count: int) -> list[Tensor]:
 
 WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = {
     "a mode": (lambda: h.Streams({"a": [1]}, mode="all"), {}, ValueError, "mode is one of cycle, min, max, weighted"),  # type: ignore[arg-type]
-    "no stream": (dict, {}, ValueError, "Streams takes at least one named loader"),
+    "no stream": (dict, {}, TypeError, "Streams takes a dict of loaders or datasets"),
     "a list of streams": (lambda: h.Streams([[1], [2]]), {}, TypeError, "Streams takes a dict of loaders or datasets"),  # type: ignore[arg-type]
     "a name": (lambda: {"a/b": [1]}, {}, ValueError, "The name of a train stream is a string without '/', got 'a/b'"),
     "weights of another mode": (
