@@ -118,8 +118,7 @@ def shared_params(params: Any) -> Any:
 def _check_data(params: dict[str, Any], data: list[Any]) -> None:
     if not any(map(is_dataset, data)):
         kinds = ", ".join(type(part).__name__ for part in data)
-        hint = " A list holds batches, not samples." * any(isinstance(part, list) for part in data)
-        raise ValueError(f"loader_params= is for a dataset, but {kinds} is already a loader: give its dataset.{hint}")
+        raise ValueError(f"loader_params= is for a dataset, but {kinds} is already a loader: give its dataset.")
     if "columns" in params and not any(map(adapter_of, data)):
         raise ValueError("loader_params['columns'] is for Ray datasets only; other datasets yield complete samples.")
 
@@ -173,6 +172,8 @@ def samples_at_most(data: Any, size: int) -> int:
     Raises:
         ValueError: the size is not a positive integer.
     """
+    if isinstance(data, DataLoader | list | tuple):
+        raise TypeError(f"find_batch_size makes batches of several sizes: give a dataset, not {kind_of(data)}.")
     check_whole_number("largest", size, of="samples", at_least=1)
     samples = length_of(data) if isinstance(data, Dataset) else None  # type: ignore[arg-type]  # it may have no length
     return min(size, samples) if samples else size

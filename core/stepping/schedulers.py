@@ -205,7 +205,6 @@ def warmup_cosine(warmup: int | float, *, end: float = 0.0) -> Warmup:
         end: the rate after the last step, as a fraction of the optimizer's learning rate.
 
     Raises:
-        TypeError: `fit` got the function itself, `scheduler=warmup_cosine`.
         ValueError: a number is out of range; or, when the run starts, its number of steps is unknown or not larger than
             the warm-up.
     """

@@ -19,8 +19,6 @@ from ..order.sizes import ALONE, Share
 from .contract import SEEKED, Certainty, Reading, Source
 from .dataloader import isolated_batches, start_iterator
 
-YIELDED = "_num_yielded"  # the position in the state of a `StatefulDataLoader`
-
 
 class StatefulSource(Source):
     """A loader that keeps its own position, with `state_dict` and `load_state_dict`."""
@@ -117,7 +115,8 @@ class StatefulSource(Source):
     def _compare(self, loaded: Any, number: int) -> None:
         # A loader that reports another position after the next batch did not load its state correctly.
         now, name = self.loader.state_dict(), type(self.loader).__name__
-        yielded = now.get(YIELDED, number) if isinstance(now, Mapping) else number
+        # The position in the state of a `StatefulDataLoader`.
+        yielded = now.get("_num_yielded", number) if isinstance(now, Mapping) else number
         if same(now, loaded):
             self._doubts = (f"the state of a {name} did not change with a batch, so its position may differ",)
         elif yielded != number:

@@ -74,10 +74,10 @@ def test_several_sets_are_read_by_name(tmp_path: Path) -> None:
 def test_without_an_index_nothing_is_read(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         read_predictions(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"index.json, .* missing;"):
+    with pytest.raises(ValueError, match=r"index.json, .* missing"):
         read_predictions(tmp_path)
     write(tmp_path, finish=False)
-    with pytest.raises(ValueError, match=r"index.json, .* is missing;"):
+    with pytest.raises(ValueError, match=r"index.json, .* is missing"):
         next(read_prediction_batches(tmp_path))
 
 

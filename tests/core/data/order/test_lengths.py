@@ -120,9 +120,9 @@ def test_a_plain_loader_reads_them_too() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: h.LengthGroupedSampler([], 4), r"a length for each sample.*shape \[0\]"),
+        (lambda: h.LengthGroupedSampler([], 4), r"an integer for each sample.*shape \[0\]"),
         (lambda: h.LengthGroupedSampler([[1, 2]], 4), r"shape \[1, 2\]"),
-        (lambda: h.LengthGroupedSampler([1.5], 4), "integers, got float64"),
+        (lambda: h.LengthGroupedSampler([1.5], 4), "an integer for each sample, got float64"),
         (lambda: h.LengthGroupedSampler([3, -1], 4), "at least 0; sample 1 has the length -1"),
         (lambda: h.LengthGroupedSampler([3], 0), "batch_size"),
         (lambda: h.TokenBudgetBatchSampler([3, 9], 8), "Sample 1 has 9 tokens.* at most 8"),
