@@ -70,7 +70,7 @@ def test_each_stream_comes_in_its_own_order(drawing: Make, read: Read) -> None:
     assert len(set(chain(*passes.values()))) == 8
 
     mixed = read(made(mode="weighted", length=12), epochs=[0])
-    source = source_of(made(mode="weighted", length=12))
+    source: Any = source_of(made(mode="weighted", length=12))
     list(source.open(reading(0, 0)))
     chosen = [source.chosen(number) for number in range(12)]
     for name in ("one", "two"):
