@@ -191,7 +191,7 @@ class Sum:
                 self.host = 0.0
             self.on_device.add_(value.detach().reshape(()), alpha=weight)
         else:
-            self.host += float(value.detach() if isinstance(value, Tensor) else value) * weight
+            self.host += (value.item() if isinstance(value, Tensor) else float(value)) * weight
         self.weight += weight
 
     def state(self) -> list[float]:

@@ -67,7 +67,7 @@ class SampleCounter:
     def __call__(self, batch: Any) -> int:
         if self._streams and isinstance(batch, Mapping) and batch.keys() in self._streams:
             return sum(self(part) for part in batch.values() if part is not None)
-        parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else (batch,)
+        parts = batch if isinstance(batch, tuple | list) else batch.values() if isinstance(batch, Mapping) else (batch,)
         try:
             sizes: set[int] = {part.shape[0] for part in parts}  # nearly always tensors
             if len(sizes) == 1:
