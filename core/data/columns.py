@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from ..system.extras import kind_of
 
-LABELS = "labels"
-
 
 class Columns:
     """The columns of a batch that the model, the loss and the metrics get.
@@ -41,7 +39,7 @@ class Columns:
                 f"inputs='image', targets='label': {missing}= is missing."
             )
         self._model_has_loss = loss_fn is None
-        self._inputs, self._targets = inputs, targets or LABELS
+        self._inputs, self._targets = inputs, targets or "labels"
         self._needs_targets = targets is not None
 
     def forward(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:

@@ -258,7 +258,7 @@ def check_count(role: str, count: Any) -> Count:
     # A tensor on a device stays there, so that nothing waits for it.
     is_number = isinstance(count, Real) and not isinstance(count, bool)
     if isinstance(count, Tensor) and count.numel() == 1 and not count.is_complex() and count.dtype != torch.bool:
-        if not count.is_cpu:  # nothing waits for its device
+        if not _is_at_hand(count):
             long = torch.float32 if count.device.type == "mps" else torch.float64
             return count.detach().reshape(()).to(long)
         count, is_number = count.item(), True
@@ -292,6 +292,10 @@ def _divided(total: Tensor, count: Count) -> Tensor:
     if isinstance(count, Tensor):
         return total / torch.where(count > 0, count, 1.0).to(total.device, total.dtype)
     return total / (count or 1.0)
+
+
+def _is_at_hand(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def _wide(loss: Tensor) -> Tensor:
