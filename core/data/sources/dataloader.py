@@ -196,8 +196,9 @@ def isolated_batches(
     rank: int = 0,
     first: int = 0,
 ) -> Iterator[Any]:
+    isolation = isolated()
     for batch in count(first):
-        with isolated():
+        with isolation:
             if reading is not None and generators is not None:
                 generators.seed(reading.seed, reading.epoch, rank, batch)
             try:

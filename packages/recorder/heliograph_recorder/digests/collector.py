@@ -20,6 +20,7 @@ from zlib import crc32
 import numpy as np
 import torch
 from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, Run
+from heliograph.core.data.draws.generators import states
 from heliograph.core.metrics.window_losses import Fetched
 from heliograph.events import OrderedSignal, PluginName, Receiver, Subscription
 from numpy.random import mtrand
@@ -58,9 +59,10 @@ SPREAD = np.uint64(FACTOR)  # odd: a bijection in which every bit changes the up
 IS_NARROW = np.isin(np.arange(FIRST, WIDTH), (SAMPLES, DRAWS))  # columns of 32 bits
 CHAINED = [column - FIRST for column in (BATCH, DRAWS, OPTIONS, LOSS)]
 Table64: TypeAlias = NDArray[np.uint64]
+PYTHON: Any = random._inst  # the generator of random.random and others
 WORD = 4  # bytes
 NUMPY_INDEX = 624 * WORD  # the offset of the index in the state of NumPy's generator
-TORCH_INDEX, TORCH_WORD = slice(8, 24), slice(24, 32)  # in the state of torch's generator: the index, the first word
+TORCH_INDEX, TORCH_WORD = (8, 12), (16, 24)  # in the state of torch's generator: the index, and the first words
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,26 +299,42 @@ class GlobalDraws:
     """Digests of the global generators of Python, NumPy (legacy), torch (CPU), and CUDA devices in use.
 
     A Mersenne Twister has 624 words and an index. A draw increments the index, and all words change at its end, so the
-    index and the first word identify the state. NumPy's are read from memory, because its method copies all words; its
-    cached normal number is not covered, so a draw of it shows with the next draw.
+    index and the first word identify the state. They are read from memory, because the methods copy all words. The
+    methods are the fallback if the address is unknown.
     """
 
     def __init__(self) -> None:
+        self._parts: list[memoryview] = []
+        self._methods: list[Callable[[], Any]] = []
+        spans = [(0, 2 * WORD)], [TORCH_INDEX, TORCH_WORD], [(0, WORD)]
+        methods: tuple[Callable[[], Any], ...] = random.getstate, torch.get_rng_state, np.random.get_state
+        for state, places, method in zip(states(), spans, methods, strict=True):
+            parts = state.parts(*places)
+            self._parts += parts
+            self._methods += [] if parts else [method]
         self._bits: Any = None
-        self._of_numpy: list[memoryview] = []
+        self._all: list[memoryview] = []
 
     def digest(self) -> int:
         bits = mtrand.get_bit_generator()
         if bits is not self._bits:
             self._bits, self._of_numpy = bits, _parts_of_numpy(bits)
-        _, words, cached = random.getstate()
-        of_torch: Any = torch.get_rng_state().numpy()
-        value = hash((words[0], words[-1], cached or 0.0)) & 0xFFFFFFFF  # equal in all processes
-        value = crc32(b"".join((of_torch[TORCH_INDEX], of_torch[TORCH_WORD], *self._of_numpy)), value)
+            self._all = [*self._parts, *self._of_numpy]
+        value = 0 if (cached := PYTHON.gauss_next) is None else hash(cached) & 0xFFFFFFFF  # equal in all processes
+        value = crc32(b"".join(self._all), value)
+        if self._methods or not self._of_numpy or _cuda_is_used():
+            value = self._add_slow_states(value)
+        return value
+
+    def _add_slow_states(self, value: int) -> int:
+        state: Any
+        for method in self._methods:
+            state = method()
+            value = crc32(bytes(state) if isinstance(state, torch.Tensor) else repr(state).encode(), value)
         if not self._of_numpy:
-            value = crc32(repr(bits.state).encode(), value)
+            value = crc32(repr(self._bits.state).encode(), value)
         for generator in torch.cuda.default_generators if _cuda_is_used() else ():
-            state: Any = generator.get_state().numpy()  # a few bytes on the host
+            state = generator.get_state().numpy()  # a few bytes on the host
             value = crc32(state, value)
         return value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ DRAWS: dict[str, Callable[[], object]] = {
     "python": random.random,
     "a normal number of python": lambda: random.gauss(0, 1),
     "NumPy": np.random.rand,
-    "two normal numbers of NumPy": lambda: np.random.randn(2),
+    "a normal number of NumPy": np.random.randn,
     "torch": lambda: torch.rand(1),
     "normal numbers of torch": lambda: torch.randn(3),
     "one number of torch after all words": lambda: torch.rand(700),
@@ -60,3 +61,13 @@ def test_a_bit_generator_of_the_users_own_is_read_by_its_method() -> None:
         assert generators.digest() != first
     finally:
         mtrand.set_bit_generator(before)
+
+
+def test_where_the_places_in_memory_are_not_known_methods_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "states", lambda: [SimpleNamespace(parts=lambda *spans: [])] * 3)
+    generators = collector.GlobalDraws()
+    found = [generators.digest()]
+    for name in ("python", "NumPy", "torch"):
+        DRAWS[name]()
+        found.append(generators.digest())
+    assert len(set(found)) == 4

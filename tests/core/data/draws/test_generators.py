@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -114,6 +115,84 @@ def test_what_user_code_puts_in_place_of_numpys_bit_generator_is_replaced() -> N
         assert draw() == expected
 
 
+@pytest.mark.parametrize("step", [1, 3, -2, 0])
+@pytest.mark.parametrize("rest", [(), (2,), (2, 5)])
+def test_seeds_that_are_made_ahead_are_those_of_their_keys(step: int, rest: tuple[int, ...]) -> None:
+    seeds = generators._Seeds()
+    keys = [(7, 1, 5 + step * number, *rest) for number in range(70)]
+    keys += [(7, 2, 5, *rest), (7, 2, 6, *rest), (7, 2, 8, *rest), (7, 2, 9, *rest, 1), (7, 2), (7,), (), (7, 2, 9)]
+
+    assert [seeds.of(key) for key in keys] == [generators._SEEDS.unpack(digest(*key, size=36)) for key in keys]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The keys whose digests are made."""
+    keys: list[tuple[int, ...]] = []
+
+    def count(*key: int, size: int) -> bytes:
+        keys.append(key)
+        return digest(*key, size=size)
+
+    monkeypatch.setattr(generators, "digest", count)
+    return keys
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_seeds_are_made_for_many_batches_at_once(step: int, made: list[tuple[int, ...]]) -> None:
+    seeds, digests = generators._Seeds(), []
+    for number in range(70):
+        seeds.of((7, 1, step * number, 0))
+        digests.append(len(made))
+
+    assert digests == [1] + [33] * 32 + [65] * 32 + [97] * 5
+
+
+def test_seeds_are_made_for_many_batches_of_each_of_two_streams(made: list[tuple[int, ...]]) -> None:
+    seeds, digests = generators._Seeds(), []
+    for number in range(20):
+        seeds.of((7, 1, number, 0))
+        seeds.of((8, 1, number, 0))
+        digests.append(len(made))
+
+    assert digests == [2] + [66] * 19
+
+
+def test_seeds_of_former_epochs_are_forgotten() -> None:
+    seeds = generators._Seeds()
+    for epoch in range(30):
+        for number in range(3):
+            seeds.of((7, epoch, number, 0))
+
+    assert len(seeds._last) <= generators._SOURCES + 1
+    assert len(seeds._ahead) <= 32 * (generators._SOURCES + 1)
+
+
+def test_of_a_key_that_comes_again_only_its_own_seeds_are_made() -> None:
+    seeds = generators._Seeds()
+    for _ in range(3):
+        seeds.of((7, 1, 5))
+
+    assert not seeds._ahead
+
+
+def test_this_numpy_takes_its_entropy_where_it_can_be_keyed() -> None:
+    assert generators.SEEDLESS_IS_KEYED
+    assert callable(ENTROPY)
+
+
+def test_a_numpy_without_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(bit_generator, "randbits")
+    monkeypatch.setattr(np.random, "SeedSequence", lambda: np.random.default_rng(1).bit_generator.seed_seq)
+    before = draw()
+    with isolated():
+        seed_all(1)
+        draw()
+
+    assert not generators._is_seedless_keyed()
+    assert not set(before) & set(draw())
+
+
 @given(bits=st.integers(1, 2000))
 @settings(deadline=None)
 def test_entropy_has_the_bits_that_were_asked_for(bits: int) -> None:
@@ -134,6 +213,20 @@ def test_a_large_pool_of_entropy() -> None:
     assert first != second
 
 
+@pytest.fixture(params=[generators.MemoryState, generators.MethodState])
+def kept_as(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Keep the generators in each of the two ways."""
+    if request.param is generators.MethodState:
+        monkeypatch.setattr(sys.implementation, "name", "another")
+        monkeypatch.setattr(generators, "_FARTHEST", 0)
+    makers = {"_PYTHON": generators.of_python, "_NORMAL": generators.of_normal, "_TORCH": generators.of_torch}
+    for name, make in makers.items():
+        state = make()
+        assert isinstance(state, request.param)
+        monkeypatch.setattr(generators, name, state)
+
+
+@pytest.mark.usefixtures("kept_as")
 @pytest.mark.parametrize("normals", [0, 1, 2, 3])
 @pytest.mark.parametrize("inside", [0, 1])
 def test_isolation_leaves_the_streams_bit_exact(normals: int, inside: int) -> None:
@@ -186,6 +279,19 @@ def test_a_bit_generator_of_another_kind_is_put_back_too() -> None:
     assert mtrand.get_bit_generator() is own
 
 
+def test_the_contexts_need_no_more_bit_generators_than_are_nested(monkeypatch: pytest.MonkeyPatch) -> None:
+    spares: list[Any] = []
+    monkeypatch.setattr(generators, "_SPARES", spares)
+    used = set()
+    for _ in range(3):
+        with isolated(), isolated():
+            used.add(id(mtrand.get_bit_generator()))
+
+    assert len(spares) == 2
+    assert used <= set(map(id, spares))
+
+
+@pytest.mark.usefixtures("kept_as")
 def test_isolation_ends_with_an_exception() -> None:
     seed_all(1)
     expected = draw()
@@ -221,6 +327,7 @@ def test_what_user_code_does_to_numpy_inside_stays_inside() -> None:
     assert numbers == expected
 
 
+@pytest.mark.usefixtures("kept_as")
 def test_isolations_nest() -> None:
     def streams(depth: int, nest: bool) -> list[Any]:
         seed_all(depth)
