@@ -15,14 +15,11 @@ from heliograph.events import CATALOGUE, Event, History, OrderedSignal, Receiver
 from torch import Tensor
 
 from .attempt_facts import attempt_of
-from .format.checksum import seal, to_json
-from .format.digests import DigestBlock
-from .format.lines import Items, attempt_items, counter_values, event_items, items_of, mark_items
+from .format.lines import ROWS, Items, attempt_items, counter_values, event_items, format_line, items_of, mark_items
 from .format.plain import NAME, shorten
-from .format.records import Counters, HandlerTime, RepeatEntry, RequestEntry, TimesEntry, change_of
-from .format.tail import BEGIN, FIRST_ROW, Tail, tail_path
+from .format.records import Counters, DigestBlock, HandlerTime, RepeatEntry, RequestEntry, TimesEntry, change_of
+from .format.tail import BEGIN, FIRST_ROW, LONGEST, Tail, tail_path
 from .format.writer import RecordingWriter
-from .open_block import OpenBlock
 from .verbs import COUNTED, SERVED, TAKEN_BACK
 
 BLOCK_STAYS_OPEN = {"log", "save_point", "checkpoint_saved", "checkpoint_pruned", "resume_verified"}
@@ -154,6 +151,7 @@ class HandlerTimer:
 
 
 MAX_SERVED = 100  # recorded numbers of requests that one event serves
+NEVER = -1  # no sum of counters
 LATEST = 8  # requests whose count may still increase
 
 
@@ -230,6 +228,100 @@ def _shortened(request: Request) -> Request:
     return replace(request, by=by, target=target, through=through, reason=reason)
 
 
+class OpenBlock:
+    """Add batches to a tail, and set the run's clock, which advances only at batches and events.
+
+    A batch is regular if it is one more batch and step than the previous batch, with the same number of samples. The
+    handler of `BatchEnd` compares and writes attributes directly, because a method call is too slow there.
+
+    Attributes:
+        at: the offset of the next batch's mark in `buffer`, 0 if no block is open.
+        stop: the offset at which a batch needs more work than `add`.
+        due: the monotonic time at which the clock has to be set again.
+        batch, steps, samples: the values of `Progress` at a regular batch, minus `at` (or `at` times `size`, for
+            samples).
+        constant: the sum of the counters that a regular batch does not change; none of them ever decreases.
+        size: the samples of a regular batch.
+        buffer: the tail's content.
+        progress: the run's progress.
+        hundredths: the run's clock, in hundredths of a second.
+        offset: the run's clock minus the monotonic clock.
+        is_single: whether there is one rank; several ranks agree on the time.
+    """
+
+    def __init__(self, run: h.Run) -> None:
+        # The attributes that are read for every batch come first, so that they are close together in memory.
+        self.at = self.stop = 0
+        self.due = 0.0
+        self.batch = self.steps = self.samples = self.size = 0
+        self.constant = NEVER
+        self.tail = Tail(None)
+        self.buffer = self.tail.buffer
+        self.progress = run.progress
+        self.offset = self.progress.own_seconds - monotonic()
+        self.hundredths = self._last_hundredths = 0  # now, and at the last batch
+        self.is_single = run.engine.world_size == 1
+        self._has_one_window = len(run.optimizers) == 1
+
+    def begin(self, tail: Tail, samples: int) -> None:
+        self.size, self.samples, self.constant, self.tail, self.buffer, self.at = (
+            0, samples, NEVER, tail, tail.buffer, BEGIN,
+        )  # fmt: skip
+
+    @property
+    def batches(self) -> int:
+        return self.at - BEGIN if self.at else 0
+
+    @property
+    def last_batch(self) -> int:
+        return self.batch + self.at - 1
+
+    def add(self, run: h.Run) -> None:
+        """Add the batch that has ended."""
+        at, progress = self.at, self.progress
+        self.set_clock()
+        passed = self.hundredths - self._last_hundredths
+        batch, steps, samples, size, constant = self.batch, self.steps, self.samples, self.size, self.constant
+        counters = progress.skipped_steps + progress.skipped_batches + progress.tokens
+        if (
+            progress.batch - at == batch
+            and progress.steps - at == steps
+            and progress.samples - at * size == samples
+            and counters == constant
+            and 0 <= passed <= LONGEST
+        ):
+            self.tail.add_mark(at, passed)
+        else:
+            window = run.stepping.window
+            size = max(0, progress.samples - (at - 1) * size - samples)
+            batch, steps, samples = progress.batch - at, progress.steps - at, progress.samples - at * size
+            # A regular batch ends a window, and has no other windows.
+            constant = NEVER if window or not self._has_one_window else counters
+            self.tail.add_row(
+                at, self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches, progress.samples,
+                window, progress.tokens, progress.batch, size,
+            )  # fmt: skip
+        # One assignment at the end, so that a Ctrl-C leaves a block either with or without the batch.
+        self.batch, self.steps, self.samples, self.size, self.constant, self._last_hundredths, self.at = (
+            batch, steps, samples, size, constant, self.hundredths, at + 1,
+        )  # fmt: skip
+
+    # The clock.
+
+    def set_clock(self) -> None:
+        if self.is_single:
+            self.hundredths = int((monotonic() + self.offset) * 100)
+            self.due = (self.hundredths + 1) / 100 - self.offset
+            self.progress.set_seconds(self.hundredths / 100)
+        else:
+            self.hundredths = int(round(self.progress.seconds * 100, 6))
+
+    def release_clock(self) -> None:
+        if self.is_single:
+            self.progress.set_seconds(self.progress.own_seconds)
+            self.progress.load_state_dict(self.progress.state_dict())
+
+
 class AttemptRecorder:
     """Record the running attempt.
 
@@ -259,7 +351,7 @@ class AttemptRecorder:
         self._is_fast = False
         self._began, self._times_due = monotonic(), FIRST_TIMES
         self._batches, self._number, self._marked, self._stop = 0, 1, BEGIN, 0
-        self._lines: list[str] = []  # without checksums
+        self._lines: list[str] = []
         self._noted: list[str] = []  # lines in the tail
         self._later_lines: list[str] | None = None  # after an event that was begun
         self._begun_event: tuple[str, float, Sequence[float], list[int] | None] = "", 0.0, (), None
@@ -298,7 +390,7 @@ class AttemptRecorder:
         self._add(event_items(event, self.clock, self._last, data if served is None else {**data, "asked": served}))
 
     def _add(self, items: Items) -> None:
-        (self._lines if self._later_lines is None else self._later_lines).append(to_json(items))
+        (self._lines if self._later_lines is None else self._later_lines).append(format_line(*items))
 
     def begin_event(self, event: str) -> None:
         """Add an event without data; `finish_event` adds the data, before the entries that follow."""
@@ -312,7 +404,7 @@ class AttemptRecorder:
         later, self._later_lines = self._later_lines, None
         event, clock, counters, served = self._begun_event
         data = data if served is None else {**data, "asked": served}
-        self._lines.append(to_json(event_items(event, clock, counters, data)))
+        self._lines.append(format_line(*event_items(event, clock, counters, data)))
         self._lines += later or ()
 
     def _prepare_event(self, event: str) -> None:
@@ -327,7 +419,7 @@ class AttemptRecorder:
     def add_requests(self) -> None:
         if self.block.at > self._marked:
             self._marked = self.block.at
-            self._lines.append(to_json(mark_items(self._number, self.block.last_batch)))
+            self._lines.append(format_line(*mark_items(self._number, self.block.last_batch)))
         for entry in self.requests.new_entries():
             self._add(items_of(entry))
         self.block.stop = self._stop
@@ -364,10 +456,7 @@ class AttemptRecorder:
             # A copy, since a CUDA graph may reuse the memory. It replaces the loss of an interrupted batch.
             loss = None if run.loss is None else run.loss.detach().clone().reshape(())
             self._losses[block.batches :] = [loss]
-        try:
-            block.add(run)
-        except OSError as error:
-            self._error = error
+        block.add(run)
         free = self.timer.due - batches - 1 if self._is_fast and not self.timer.is_on else 0
         self._stop = block.stop = min(block.at + free, FIRST_ROW)
 
@@ -379,7 +468,11 @@ class AttemptRecorder:
             return
         rows = block.tail.rows(block.at)
         numbers = None if losses is None else _read_losses(losses[: len(rows.table)], rows.skips)
-        lines, last, batches = list(map(to_json, rows.arrays(numbers))), counter_values(rows.last), self.batches
+        lines, last, batches = (
+            [format_line(*items) for items in rows.arrays(numbers)],
+            counter_values(rows.last),
+            self.batches,
+        )
         # One assignment at the end, so that a Ctrl-C leaves either the open block or its lines.
         self._lines, self._last, self._batches, self._number, self._losses, self._marked, block.at = (
             [*self._lines, *lines], last, batches, self._number + 1, None if losses is None else [], BEGIN, 0,
@@ -400,20 +493,19 @@ class AttemptRecorder:
             evaluated=progress.evaluated,
         )
         clock = max(0.0, first.seconds - self.block.offset - self._began)  # the attempt's clock
-        try:
-            tail.begin(self.attempt.name, self._number, first, clock)
-        except OSError as error:
-            self._error = error
+        tail.begin(self.attempt.name, self._number, first, clock)
         self.block.begin(tail, first.samples)  # last: after a Ctrl-C before it, the tail is begun again
 
     # The file.
 
-    def open(self, writer: RecordingWriter) -> None:
+    def open(self, run: h.Run, writer: RecordingWriter) -> None:
         if self.path != writer.path:
-            self._lines.insert(0, to_json(attempt_items(self.attempt)))
+            self._lines.insert(0, format_line(*attempt_items(self.attempt)))
         self.writer, self.path, self._tail = writer, writer.path, Tail(tail_path(writer.path))
+        if (obstacle := self._tail.obstacle) is not None:
+            run.note(f"a kill may lose up to {ROWS} recorded batches, because a file cannot be mapped: {obstacle}")
         self._history.watcher = self._check_next
-        self._is_fast = self.block.is_single and self._losses is None and self._tail.obstacle is None
+        self._is_fast = self.block.is_single and self._losses is None
 
     def write(self) -> None:
         """Write the lines: to the tail while a block is open, otherwise to the file.
@@ -434,7 +526,7 @@ class AttemptRecorder:
             raise error
 
     def _hand_over(self, writer: RecordingWriter) -> None:
-        writer.add(map(seal, [*self._noted, *self._lines]))  # first, so that a Ctrl-C loses no line
+        writer.add([*self._noted, *self._lines])  # first, so that a Ctrl-C loses no line
         self._noted, self._lines = [], []
 
     def close(self) -> None:

@@ -13,8 +13,7 @@ def explain(arguments: Sequence[str]) -> int:
     parser = _parser("explain", "Exit status 0: explained; 2: the recording is missing or unreadable.")
     options = parser.parse_args(arguments)
     from .explain.story import story  # after the parser: torch is slow to import
-    from .format.reader import gc_paused, read
-    from .format.writing_process import is_being_written
+    from .format.reader import gc_paused, is_being_written, read
 
     try:
         with gc_paused():

@@ -23,7 +23,7 @@ from heliograph.events import (
 from heliograph.spi import check_flag, check_path, check_whole_number
 
 from . import attempt_facts
-from .attempt_recorder import AttemptRecorder
+from .attempt_recorder import AttemptRecorder, OpenBlock
 from .digests.chain import Chain
 from .digests.options import Digests, digests_of
 from .format.lines import counter_values
@@ -31,7 +31,6 @@ from .format.plain import to_plain
 from .format.records import Counters
 from .format.tail import REGULAR
 from .format.writer import RecordingWriter
-from .open_block import OpenBlock
 
 if TYPE_CHECKING:
     from .digests.collector import DigestCollector
@@ -326,7 +325,7 @@ class Recorder(h.Plugin):
         if self._collector is None and self.digests is not None and run.optimizers and self._error is None:
             self._collector = self._begin_digests(run, attempt, self.digests)
         if attempt.writer is None and not is_within(h.TrainStart.name):
-            attempt.open(self._open_writer(run, attempt.path or self.path))
+            attempt.open(run, self._open_writer(run, attempt.path or self.path))
             self.path = run.report.recording = attempt.path
         return attempt
 

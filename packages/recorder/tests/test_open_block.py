@@ -14,14 +14,13 @@ import pytest
 from heliograph.events import BatchEnd, Progress, Run
 from heliograph.packages.recorder.tests.recordings import fit
 from heliograph.tests import kit
-from heliograph_recorder import open_block
-from heliograph_recorder.attempt_recorder import AttemptRecorder
+from heliograph_recorder import attempt_recorder
+from heliograph_recorder.attempt_recorder import AttemptRecorder, OpenBlock
 from heliograph_recorder.format import tail as tail_module
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import Batches, Counters, EventEntry
 from heliograph_recorder.format.tail import BEGIN, FIRST_ROW, HAS_ROW, NOTES, ROW, Tail, parse_tail, tail_path
 from heliograph_recorder.format.writer import RecordingWriter
-from heliograph_recorder.open_block import OpenBlock
 from heliograph_recorder.plugin import Recorder
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,7 +51,7 @@ CHANGES = st.lists(st.one_of(st.just(REGULAR), st.just(REGULAR._replace(hundredt
 def test_the_tail_has_the_counters_of_every_batch(changes: list[Change], optimizers: int) -> None:
     now = [0.0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(open_block, "monotonic", lambda: now[0])
+        patch.setattr(attempt_recorder, "monotonic", lambda: now[0])
         patch.setattr("heliograph_recorder.plugin.monotonic", lambda: now[0])
         expected, tail, _ = record(changes, optimizers, now)
     assert tail.rows(BEGIN + len(changes)).table.tolist() == expected
@@ -120,7 +119,7 @@ INTERRUPTED = {
 def test_a_ctrl_c_at_any_line_leaves_the_batch_out_or_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All others are recorded as they are, also if later batches follow, and after a kill."""
     now = [0.0]
-    monkeypatch.setattr(open_block, "monotonic", lambda: now[0])
+    monkeypatch.setattr(attempt_recorder, "monotonic", lambda: now[0])
     monkeypatch.setattr("heliograph_recorder.plugin.monotonic", lambda: now[0])
     before, interrupted = INTERRUPTED[name]
     outcomes = []
@@ -149,7 +148,7 @@ def test_a_ctrl_c_at_any_line_leaves_the_batch_out_or_in(name: str, monkeypatch:
 
 def interrupt(recording: Recording, change: Change, line: int) -> bool:
     """Interrupt the so-many-th line of what adds a batch; return whether it has so many."""
-    return interrupt_at(line, lambda: recording.add(change), {open_block.__file__, tail_module.__file__})
+    return interrupt_at(line, lambda: recording.add(change), {attempt_recorder.__file__, tail_module.__file__})
 
 
 def interrupt_at(number: int, work: Callable[[], object], files: Container[str]) -> bool:
@@ -182,7 +181,7 @@ def test_a_ctrl_c_while_a_block_ends_or_begins_loses_no_batch_and_doubles_none(
     method: str, losses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each batch one line, call or return further, until nothing is left to interrupt."""
-    files = {str(each) for each in Path(open_block.__file__).parent.rglob("*.py")}
+    files = {str(each) for each in Path(attempt_recorder.__file__).parent.rglob("*.py")}
     ended, original = [False], getattr(AttemptRecorder, method)
     number = count(1)
 
@@ -222,13 +221,13 @@ def batches_of(path: Path) -> list[int]:
 
 def test_rows_end_with_the_first_incomplete_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(open_block, "monotonic", lambda: now[0])
+    monkeypatch.setattr(attempt_recorder, "monotonic", lambda: now[0])
     expected, tail, _ = record([REGULAR, REGULAR._replace(tokens=1), REGULAR._replace(tokens=1)], 1, now)
     tail.buffer[BEGIN + 1] = 0
     assert tail.rows(BEGIN + 3).table.tolist() == expected[:1]
 
 
-@pytest.mark.parametrize("method", ["add_row", "add_mark", "write_batch"])
+@pytest.mark.parametrize("method", ["add_row", "add_mark"])
 @pytest.mark.parametrize("losses", [False, True])
 def test_the_recording_of_an_interrupted_run_has_its_end(
     method: str, losses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -243,7 +242,7 @@ def test_the_recording_of_an_interrupted_run_has_its_end(
 
     monkeypatch.setattr(Tail, method, interrupting)
     seconds = count()
-    monkeypatch.setattr(open_block, "monotonic", lambda: next(seconds) / 50)
+    monkeypatch.setattr(attempt_recorder, "monotonic", lambda: next(seconds) / 50)
     accumulation = h.GradientAccumulation(2) if method == "add_row" else h.GradientAccumulation(1)
     with pytest.raises(KeyboardInterrupt):
         fit([Recorder(tmp_path, losses=losses), accumulation], batches=20, epochs=1, validation=None)
@@ -251,8 +250,7 @@ def test_the_recording_of_an_interrupted_run_has_its_end(
     assert not attempt.damage
     batches = [batch.counters.batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
     (failure,) = [each for each in attempt.entries if isinstance(each, EventEntry) and each.event == "run_failed"]
-    left_out = method != "write_batch"
-    assert batches == list(range(1, failure.counters.batch + 1 - left_out))
+    assert batches == list(range(1, failure.counters.batch))
     assert len(batches) >= 2
 
 
@@ -274,14 +272,14 @@ def test_a_ctrl_c_before_lines_are_written_loses_none(tmp_path: Path, monkeypatc
 
 def test_a_regular_batch_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(open_block, "monotonic", lambda: now[0])
+    monkeypatch.setattr(attempt_recorder, "monotonic", lambda: now[0])
     monkeypatch.setattr("heliograph_recorder.plugin.monotonic", lambda: now[0])
     _, tail, rows = record([REGULAR, *[REGULAR._replace(hundredths=3)] * 50, *[REGULAR] * 49], 1, now)
     assert rows == 1
     assert not any(tail.buffer[FIRST_ROW + ROW.size : NOTES])
 
 
-def test_what_happens_in_an_open_block_is_no_write_to_the_file(tmp_path: Path) -> None:
+def test_what_happens_in_an_attempt_recorder_is_no_write_to_the_file(tmp_path: Path) -> None:
     sizes: list[int] = []
 
     class Looks(h.Plugin):

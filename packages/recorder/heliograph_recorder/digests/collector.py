@@ -27,7 +27,7 @@ from numpy.random import mtrand
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..format.digests import COLUMNS, DigestBlock
+from ..format.records import DIGESTS, DigestBlock
 from .chain import FACTOR, LIMIT, Chain
 from .checksums import (
     SMALL,
@@ -50,8 +50,8 @@ INTEGERS = {dtype.itemsize: dtype for dtype in (torch.uint8, torch.int16, torch.
 MOST_WAITING = 2**20  # numbers of a block on a device, 8 bytes each
 BLOCK = 256  # batches, at most
 PLACE, RATE, FIRST = 2, 2, 3  # columns: epoch and batch, the learning rate, the digests
-BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(FIRST, FIRST + len(COLUMNS))
-WIDTH = FIRST + len(COLUMNS)
+BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(FIRST, FIRST + len(DIGESTS))
+WIDTH = FIRST + len(DIGESTS)
 WITH_LOSS, WITH_BITS = Struct("=QQdQQQQdQQ"), Struct("=QQdQQQQQQQ")  # rows with a loss, or with its checksum
 NO_SUMS: NDArray[np.int64] = np.zeros(0, np.int64)
 HALF, LOWER = np.uint64(32), np.uint64(2**32 - 1)
@@ -288,7 +288,7 @@ def links_of(numbers: Table64, words: Table64) -> Table64:
 
 
 def columns_of(words: Table64) -> Mapping[str, Sequence[int]]:
-    return {name: array("I", column.tobytes()) for name, column in zip(COLUMNS, words.astype("=u4").T, strict=True)}
+    return {name: array("I", column.tobytes()) for name, column in zip(DIGESTS, words.astype("=u4").T, strict=True)}
 
 
 def rates_of(numbers: Table64) -> Sequence[float]:

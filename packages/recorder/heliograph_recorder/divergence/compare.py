@@ -8,12 +8,12 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ..digests.checksums import SMALL
-from ..format.digests import COLUMNS
 from ..format.reader import damage_of, gc_paused, read
+from ..format.records import DIGESTS
 from .course import Course, CourseMoment, Digested, Place, bits, course_of, gaps_of
 from .report import Divergence, FirstDifference, Kind
 
-BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(len(COLUMNS))
+BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(len(DIGESTS))
 
 
 @gc_paused()

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from heliograph.events import Request, Verb
 
-from ..format.digests import COLUMNS, DigestBlock
-from ..format.records import Batches, Counters, EventEntry, Recording, RequestEntry, walk
+from ..format.records import DIGESTS, Batches, Counters, DigestBlock, EventEntry, Recording, RequestEntry, walk
 from ..verbs import COUNTED, LOADED, WITHIN_A_BATCH
 
 ASIDE: frozenset[Verb] = frozenset(("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log"))
@@ -146,7 +145,7 @@ class _CourseBuilder:
                 course.losses[place] = block.losses[index]
 
     def _add_digests(self, block: DigestBlock, *, lost: bool) -> None:
-        columns = [block.columns[name] for name in COLUMNS]
+        columns = [block.columns[name] for name in DIGESTS]
         for index, (rate, words) in enumerate(zip(block.rates, zip(*columns, strict=True), strict=True)):
             self._taken[block.epoch, block.first + index] = self._attempt, Digested(words, rate)
         if not lost:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from ..format.forms import is_count, is_text
 from ..format.records import AttemptRecord, Batches, EventEntry
 
 PARENT, CHANGE = "forked_from", "fork_change"  # hyper-parameters of a fork
@@ -69,10 +68,7 @@ def parting_clock(first: AttemptRecord, step: int) -> float:
 
 def _chain(parent: Any) -> Iterator[Parent]:
     while isinstance(parent, Mapping):
-        recording, step, training = parent.get("recording", ""), parent.get("step", -1), parent.get("training", "")
-        if not is_text(recording) or not is_count(step) or not is_text(training):
-            return
-        yield Parent(recording, step, training)
+        yield Parent(parent["recording"], parent["step"], parent["training"])
         parent = parent.get("forked_from")
 
 

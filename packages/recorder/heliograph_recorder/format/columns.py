@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import zlib
 from array import array
@@ -14,9 +13,6 @@ from numpy.typing import NDArray
 
 Packed = int | list[str]
 WIDTHS = ("<i1", "<i2", "<i4", "<i8")
-FLOATS = ("<f4", "<f8")
-WORDS = ("<u4",)
-MAX_STEP = 2**52  # larger than any real counter
 MIN_COMPRESSED = 256  # bytes; compressing less takes longer than the encoding
 
 
@@ -35,10 +31,8 @@ def pack(steps: NDArray[np.int64], least: int, most: int) -> Packed:
 
 def unpack(packed: Packed, rows: int, first: int) -> Sequence[int]:
     if isinstance(packed, int):
-        if abs(packed) > MAX_STEP:
-            raise ValueError(f"a column with steps of more than {MAX_STEP}")
         return range(first + packed, first + packed * (rows + 1), packed) if packed else (first,) * rows
-    steps = _decode(packed, rows, WIDTHS)
+    steps = _decode(packed, rows)
     return array("q", (np.cumsum(steps, dtype=np.int64) + first).tobytes())
 
 
@@ -52,7 +46,7 @@ def pack_floats(values: Sequence[float]) -> list[str]:
 
 
 def unpack_floats(packed: list[str], rows: int) -> Sequence[float]:
-    return array("d", _decode(packed, rows, FLOATS).astype(np.float64).tobytes())
+    return array("d", _decode(packed, rows).astype(np.float64).tobytes())
 
 
 def pack_words(words: Sequence[int]) -> Packed:
@@ -62,10 +56,8 @@ def pack_words(words: Sequence[int]) -> Packed:
 
 def unpack_words(packed: Packed, rows: int) -> Sequence[int]:
     if isinstance(packed, int):
-        if not 0 <= packed < 2**32:
-            raise ValueError("a column with a number of more than 32 bits")
         return array("I", [packed]) * rows
-    return array("I", _decode(packed, rows, WORDS).astype(np.uint32).tobytes())
+    return array("I", _decode(packed, rows).astype(np.uint32).tobytes())
 
 
 def _encode(values: NDArray[Any]) -> list[str]:
@@ -75,17 +67,12 @@ def _encode(values: NDArray[Any]) -> list[str]:
     return ["z" + kind, binascii.b2a_base64(zlib.compress(data, 1), newline=False).decode()]
 
 
-def _decode(packed: list[str], rows: int, types: Sequence[str]) -> NDArray[Any]:
+def _decode(packed: list[str], rows: int) -> NDArray[Any]:
     kind, text = packed
-    if kind.removeprefix("z") not in types:
-        raise ValueError(f"a column of type {kind!r}")
-    data = base64.b64decode(text, validate=True)
-    size = np.dtype(kind.removeprefix("z")).itemsize * rows
+    data = binascii.a2b_base64(text)
     if kind.startswith("z"):
-        try:
-            data = zlib.decompressobj().decompress(data, size + 1)
-        except zlib.error as error:
-            raise ValueError(f"a damaged column: {error}") from None
-    if len(data) != size:
-        raise ValueError(f"a column with a length other than {rows} rows")
-    return np.frombuffer(data, kind.removeprefix("z"))
+        data = zlib.decompress(data)
+    values = np.frombuffer(data, kind.removeprefix("z"))
+    if len(values) != rows:
+        raise ValueError(f"a column with {len(values)} values instead of {rows}")
+    return values

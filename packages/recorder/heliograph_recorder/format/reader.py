@@ -1,25 +1,29 @@
-"""Read a recording, even if its process was killed, the file is damaged, or the run still writes it."""
+"""Read a recording, even if its process was killed, the file is damaged, or the run still writes it.
+
+This needs no torch, so that `explain` and `watch` start fast.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
+import socket
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .checksum import format_line, is_intact, parse_array, parse_line
-from .lines import FORMAT, decode, decode_attempt
+from .lines import FORMAT, decode, decode_attempt, format_line, is_intact, parse_array, parse_line
 from .records import AttemptRecord, Batches, Entry, Recording, slice_block
 from .tail import TailRows, notes_in, parse_tail, read_tail
 
 SUFFIX = ".recording"
 SHOWN = 10  # texts on damage
+CLOCK_TOLERANCE = 60.0  # seconds by which the clock may have been set since a lock was written
 READINGS = 10  # attempts to read the files of a run without a write in between
 ONE_ENTRY = ("happened", "asked")  # the most frequent lines: one entry, no batches
-MIN_BATCHES, BATCHES_PER_BYTE = 1_000_000, 8  # a line of 4,096 batches has several hundred bytes
 UNKNOWN = AttemptRecord("", "train", "", "", 1, None, None, (), (), {}, {}, losses=False, plan={}, entries=())
 
 
@@ -47,7 +51,7 @@ def read(path: str | Path) -> Recording:
         ValueError: the file is not a recording, or has another format.
         TypeError: `path` is not a path.
     """
-    if not isinstance(path, str | PathLike):
+    if not isinstance(path, str | os.PathLike):
         raise TypeError(f"A recording is the file that Recorder wrote, or its folder, got {path!r}.")
     file = find_recording(Path(path))
     tail, content, damage = read_files(file)
@@ -221,7 +225,6 @@ class Parser:
         self.attempts: list[ParsedAttempt] = []
         self.size = 0
         self._path, self._number = path, 0
-        self._batches_allowed = MIN_BATCHES  # a short line can claim a huge number of equal batches
 
     def add(self, data: bytes, *, is_end: bool) -> None:
         """Parse the bytes after `size`. A last line without a newline is damaged if `is_end`, else left for later."""
@@ -235,7 +238,6 @@ class Parser:
             del lines[0]
             self._number = 1
         self.size += len(data)
-        self._batches_allowed += len(data) * BATCHES_PER_BYTE
         unfinished = lines.pop() if lines else b""
         for line in lines:
             self._number += 1
@@ -269,11 +271,6 @@ class Parser:
             return
         if not attempts:
             attempts.append(ParsedAttempt(UNKNOWN, damage=["the first line of the attempt is missing"]))
-        match items:
-            case ["batches", _, _, _, _, int(rows), *_] | ["digests", _, _, int(rows), *_]:
-                if rows > self._batches_allowed:
-                    raise ValueError("more batches than a file of this size can contain")
-                self._batches_allowed -= rows
         attempts[-1].add(items)
 
 
@@ -298,7 +295,7 @@ def _missing_lines(attempt: ParsedAttempt, rows: TailRows) -> list[str]:
     """Return the lines that are in the tail, but not in the file."""
     if attempt.header.name not in (rows.attempt, ""):  # "": the attempt's first line is damaged
         return []
-    notes = [line for line in (format_line(*items) for items in rows.notes) if line.encode() not in attempt.lines]
+    notes = [line.decode() for line in rows.notes if line not in attempt.lines]
     parts = [items for part, items in enumerate(rows.arrays()) if (rows.number, part) not in attempt.parts]
     return notes + [format_line(*items) for items in parts]
 
@@ -324,3 +321,55 @@ def _parse_head(line: bytes) -> list[Any]:
         return parse_array(line.partition(b"\t")[0])  # unverified: another format may have another checksum
     except ValueError:
         return []
+
+
+def lock_path(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def holder_path(path: Path) -> Path:
+    return path.with_name(path.name + ".holder")
+
+
+def writing_process(path: Path) -> int | None:
+    """Return the process of this machine that writes a recording, 0 for none, None if unknown."""
+    file = holder_path(path)
+    try:
+        holder, age = file.read_text(errors="replace").split(), time.time() - file.stat().st_mtime
+    except OSError:
+        return 0  # a writer creates it, and removes it when it closes
+    if len(holder) != 2 or not holder[0].isdigit() or holder[1] != socket.gethostname():
+        return None
+    process = int(holder[0])
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return 0
+    except PermissionError:  # a process of another user
+        pass
+    is_pid_reused = _age(process, age) < age - CLOCK_TOLERANCE and not _is_locked(lock_path(path))
+    return 0 if is_pid_reused else process
+
+
+def is_being_written(path: Path) -> bool | None:
+    """Return None if unknown: the recording is a copy, or from another machine."""
+    process = writing_process(path)
+    return None if process is None or not (process or holder_path(path).exists()) else process > 0
+
+
+def _age(process: int, default: float) -> float:
+    """Return the age of a process in seconds; the default on a system without `/proc`."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return default
+
+
+def _is_locked(lock: Path) -> bool:
+    """Return whether a process holds a lock; True on a system without `/proc/locks`."""
+    try:
+        locks, inode = Path("/proc/locks").read_text().splitlines(), lock.stat().st_ino
+    except OSError:
+        return True
+    return any(word.endswith(f":{inode}") for line in locks for word in line.split())

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from heliograph.events import Phase, Request, Status
 
-from .digests import DigestBlock
-
 Key = tuple[int, int, int, int]
+DIGESTS = ("batch", "samples", "draws", "options", "loss", "gradients", "weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +212,32 @@ class TimesEntry:
     """Hold the times of all handlers in the attempt so far; the last entry of an attempt is the total."""
 
     rows: tuple[HandlerTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DigestBlock:
+    """The digests of consecutive batches of an epoch, of 32 bits; a digest that was not taken is 0.
+
+    Attributes:
+        epoch: the epoch of the batches.
+        first: the number of the first batch within the epoch, from 1.
+        columns: the digests by batch: its content as loaded (`batch`), and regardless of the order of its samples
+            (`samples`); the random generators after it (`draws`); the options of the optimizers at their step
+            (`options`); the `loss`; the norms of the `gradients`; the `weights` after it.
+        rates: the learning rate of the first optimizer by batch, NaN if it is a tensor.
+        chain: one hexadecimal number for all batches up to the last of this block.
+        length: the number of batches in the chain.
+    """
+
+    epoch: int
+    first: int
+    columns: Mapping[str, Sequence[int]]
+    rates: Sequence[float]
+    chain: str
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.rates)
 
 
 Entry = EventEntry | Batches | RequestEntry | RepeatEntry | TimesEntry | DigestBlock

@@ -6,15 +6,13 @@ batch is 1 plus the hundredths of a second since the previous batch. Any other b
 Values that are never 0 are written last: the number in the head, and the mark of a batch after its row. A kill during a
 write leaves a 0 there.
 
-After the rows come notes: the lines that the recording gets with the block, without checksums, as one array of arrays
-for each write. The newline before a note is written last, after the 0 that ends the note. Writing a 0 over the first
-newline removes all notes.
+After the rows come notes: the lines that the recording gets with the block, each after a newline. The first newline of
+a write is written last, after the 0 that ends the notes. Writing a 0 over the first newline removes all notes.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import os
 import struct
@@ -22,12 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .lines import ROWS, Items, block_items, check_items, counter_values
+from .lines import ROWS, Items, block_items, counter_values, is_intact
 from .records import Counters
 
 HEAD = struct.Struct("<8s16s9qddqq")  # magic, attempt, counters, clock, tokens, number
@@ -59,7 +56,7 @@ class TailRows:
         first: the counters before the first batch.
         clock: seconds since the attempt began, at `first`.
         table: (batches, 8), the columns of `ROW` except the last.
-        notes: the arrays of lines; the recording may contain them, too.
+        notes: lines; the recording may contain them, too.
     """
 
     attempt: str
@@ -67,7 +64,7 @@ class TailRows:
     first: Counters
     clock: float
     table: NDArray[np.int64]
-    notes: Sequence[list[Any]] = ()
+    notes: Sequence[bytes] = ()
 
     @property
     def skips(self) -> list[bool]:  # by batch, whether it was skipped
@@ -109,30 +106,30 @@ class Tail:
     """The tail of one writer.
 
     A write to the shared mapping `buffer` reaches the file without a system call. The disk space is allocated first, so
-    that a full disk raises OSError here instead of SIGBUS later. If the mapping fails, `buffer` is in memory, and each
-    batch is written to the file, if there is one.
+    that a full disk raises OSError here instead of SIGBUS later. If the mapping fails, `buffer` is in memory, and a
+    kill loses the batches in it.
 
     Args:
         path: the file; None for batches in memory only.
 
     Attributes:
         buffer: the content; the marks begin at `BEGIN`.
-        obstacle: why the file is not mapped, None if it is.
+        obstacle: why the mapping failed, None if it did not.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.obstacle: OSError | None = None
-        self.buffer: mmap.mmap | bytearray
-        self._file, self._last_row, self._next_note = -1, NO_ROW, NOTES
+        self.buffer: mmap.mmap | bytearray = bytearray(SIZE)
+        self._last_row, self._next_note = NO_ROW, NOTES
+        if path is None:
+            return
         try:
-            if path is None:
-                raise OSError("there is no file")
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-            _allocate(self._file)
-            self.buffer = mmap.mmap(self._file, SIZE)
+            with path.open("w+b") as file:
+                _allocate(file.fileno())
+                self.buffer = mmap.mmap(file.fileno(), SIZE)
         except OSError as error:
-            self.obstacle, self.buffer = error, bytearray(SIZE)
+            self.obstacle = error
 
     def begin(self, attempt: str, number: int, first: Counters, clock: float) -> None:
         self.buffer[HEAD.size - 8 : FIRST_ROW] = bytes(FIRST_ROW - HEAD.size + 8)  # the number and the marks
@@ -140,9 +137,6 @@ class Tail:
         self.clear_notes()
         counters = counter_values(replace(first, tokens=0))
         HEAD.pack_into(self.buffer, 0, MAGIC, attempt.encode(), *counters, clock, first.tokens, number)
-        if self.obstacle is not None and self._file >= 0:
-            os.ftruncate(self._file, 0)  # removes the marks of the previous block
-            self._write(0, BEGIN)
 
     def add_row(self, at: int, *values: int) -> None:
         last, row = self._last_row
@@ -155,17 +149,11 @@ class Tail:
     def add_mark(self, at: int, hundredths: int) -> None:
         self.buffer[at] = REGULAR + hundredths
 
-    def write_batch(self, at: int) -> None:
-        last, row = self._last_row
-        if at == last:
-            self._write(row, row + ROW.size)
-        self._write(at, at + 1)
-
-    def note(self, arrays: Sequence[str]) -> bool:
-        """Store arrays of lines, in JSON; return False if there is no room or a kill could lose them."""
-        text = f"[{','.join(arrays)}]".encode()
+    def note(self, lines: Sequence[str]) -> bool:
+        """Store lines; return False if there is no room or a kill could lose them."""
+        text = "\n".join(lines).encode()
         begin, end = self._next_note, self._next_note + 1 + len(text)
-        if self.obstacle is not None or end >= SIZE:  # a 0 follows
+        if self.path is None or self.obstacle is not None or end >= SIZE:  # a 0 follows
             return False
         self.buffer[begin + 1 : end + 1] = text + b"\0"  # overwrites cleared notes
         self.buffer[begin] = NEWLINE
@@ -189,12 +177,6 @@ class Tail:
             self.buffer.close()
         if remove and self.path is not None:
             self.path.unlink(missing_ok=True)
-        if self._file >= 0:
-            os.close(self._file)
-
-    def _write(self, begin: int, end: int) -> None:
-        if self.obstacle is not None and self._file >= 0:
-            os.pwrite(self._file, self.buffer[begin:end], begin)
 
 
 def _table_of(marks: bytes, rows: bytes) -> NDArray[np.int64]:
@@ -232,46 +214,24 @@ def notes_in(data: bytes) -> bytes:
 
 
 def parse_tail(data: bytes) -> TailRows | None:
-    parsed = _parse(data) if data.startswith(MAGIC) else None
-    if parsed is None:
+    """Return the batches and notes of a tail, None if it has none."""
+    if not data.startswith(MAGIC) or len(data) < NOTES:  # it is being created
         return None
-    (_, attempt, *first, clock, tokens, number), table = parsed
+    _, attempt, *first, clock, tokens, number = HEAD.unpack_from(data)
     if not number:
         return None
-    if not _is_plausible([*first, abs(clock), tokens, number], table):  # a clock may begin slightly below 0
+    marks, _, _ = data[BEGIN:FIRST_ROW].partition(b"\0")
+    notes = notes_in(data).split(b"\n")[1:]
+    if not marks and not notes:
+        return None
+    if marks and marks[0] != HAS_ROW:
+        raise ValueError("the tail is damaged")
+    table = _table_of(marks, data[FIRST_ROW : FIRST_ROW + marks.count(HAS_ROW) * ROW.size])
+    head = [*first, abs(clock), tokens, number]  # a clock may begin slightly below 0
+    if not _is_plausible(head, table) or not all(map(is_intact, notes)):
         raise ValueError("the tail is damaged")
     name = attempt.rstrip(b"\0").decode(errors="replace")
-    notes = _parse_notes(notes_in(data))
-    if not len(table) and not notes:
-        return None
     return TailRows(name, number, replace(Counters(*first), tokens=tokens), clock, table, notes)
-
-
-def _parse(data: bytes) -> tuple[tuple[Any, ...], NDArray[np.int64]] | None:
-    if len(data) < FIRST_ROW:
-        return None
-    marks, _, _ = data[BEGIN:FIRST_ROW].partition(b"\0")
-    row_count = (len(data) - FIRST_ROW) // ROW.size
-    while marks.count(HAS_ROW) > row_count:  # the file was cut short
-        marks = marks[: marks.rindex(HAS_ROW)]
-    rows = data[FIRST_ROW : FIRST_ROW + marks.count(HAS_ROW) * ROW.size]
-    numbers = np.frombuffer(rows, "<i8")
-    if marks and (marks[0] != HAS_ROW or numbers.min() < 0 or numbers.max() >= LIMIT):
-        raise ValueError("the tail is damaged")
-    return HEAD.unpack_from(data), _table_of(marks, rows)
-
-
-def _parse_notes(text: bytes) -> list[list[Any]]:
-    before, *notes = text.split(b"\n")
-    try:
-        arrays = [items for note in notes for items in json.loads(note)]
-        for items in arrays:
-            check_items(items)
-    except (ValueError, TypeError, RecursionError):
-        before = b"damaged"
-    if before:
-        raise ValueError("the tail is damaged")
-    return arrays
 
 
 def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:

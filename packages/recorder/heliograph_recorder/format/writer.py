@@ -12,8 +12,7 @@ from pathlib import Path
 from heliograph.spi import Lock, clean
 
 from .lines import encode_head, encode_lost
-from .reader import SUFFIX, read_leftover
-from .writing_process import lock_path
+from .reader import SUFFIX, lock_path, read_leftover
 
 MAX_PENDING = 2**20  # bytes that wait for space on the disk
 

@@ -10,11 +10,9 @@ from time import monotonic
 from typing import Any
 
 from ..explain.lineage import Parent, ancestors
-from ..format.checksum import parse_line
-from ..format.lines import decode
-from ..format.reader import SUFFIX, Follower, Parser
+from ..format.lines import decode, parse_line
+from ..format.reader import SUFFIX, Follower, Parser, writing_process
 from ..format.records import AttemptRecord, EventEntry
-from ..format.writing_process import writing_process
 from ..remote.sockets import sockets_in
 from ..timeline.page import facts
 

@@ -16,8 +16,8 @@ from heliograph.packages.recorder.tests.mutated_programs import Program, train
 from heliograph.tests.kit import dropout_task, fit, random_batches, sgd
 from heliograph_recorder import Digests, Recorder, StepCheck, Verdicts, diverge
 from heliograph_recorder.explain.story import story
-from heliograph_recorder.format.digests import DigestBlock
 from heliograph_recorder.format.reader import read
+from heliograph_recorder.format.records import DigestBlock
 from torch import nn
 
 

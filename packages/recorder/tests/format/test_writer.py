@@ -14,7 +14,7 @@ from heliograph_recorder.format import tail as tails
 from heliograph_recorder.format import writer as writing
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import Batches, Counters, EventEntry
-from heliograph_recorder.format.tail import BEGIN, SIZE, Tail, parse_tail, read_tail, tail_path
+from heliograph_recorder.format.tail import BEGIN, SIZE, Tail, tail_path
 from heliograph_recorder.format.writer import RecordingWriter
 
 Full = Callable[[int | None], None]
@@ -197,32 +197,6 @@ def test_another_file_is_not_written_to(tmp_path: Path) -> None:
         RecordingWriter.reopen(path)
     assert [each.name for each in tmp_path.iterdir()] == ["x.recording"]
     assert path.read_text() == "precious\n"
-
-
-@pytest.mark.parametrize("obstacle", ["posix_fallocate", "open"])
-def test_without_a_mapping_each_row_is_written_if_possible(
-    obstacle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path / "x.recording", attempt())
-
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "not supported")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tails.os, obstacle, refuse)  # type: ignore[attr-defined]
-        tail = Tail(tail_path(path))
-    assert tail.obstacle is not None
-    for number in (1, 2):
-        tail.begin("a1", number, Counters(), 0.0)
-        tail.add_row(BEGIN, 1, 1, 0, 0, 3, 0, 0, 1, 3)
-        tail.write_batch(BEGIN)
-        for batch in range(2, 4 - number):
-            tail.add_mark(BEGIN + batch - 1, 0)
-            tail.write_batch(BEGIN + batch - 1)
-    rows = parse_tail(read_tail(path))
-    assert (None if rows is None else (rows.number, len(rows.table))) == ((2, 1) if obstacle != "open" else None)
-    tail.close()
-    assert not tail_path(path).exists()
 
 
 @pytest.mark.parametrize("room", [None, 1_000], ids=["enough", "too little"])
