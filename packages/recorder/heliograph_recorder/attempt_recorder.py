@@ -18,7 +18,7 @@ from .attempt_facts import attempt_of
 from .format.lines import ROWS, Items, attempt_items, counter_values, event_items, format_line, items_of, mark_items
 from .format.plain import NAME, shorten
 from .format.records import Counters, DigestBlock, HandlerTime, RepeatEntry, RequestEntry, TimesEntry, change_of
-from .format.tail import BEGIN, FIRST_ROW, LONGEST, Tail, tail_path
+from .format.tail import Tail, tail_path
 from .format.writer import RecordingWriter
 from .verbs import COUNTED, SERVED, TAKEN_BACK
 
@@ -151,7 +151,6 @@ class HandlerTimer:
 
 
 MAX_SERVED = 100  # recorded numbers of requests that one event serves
-NEVER = -1  # no sum of counters
 LATEST = 8  # requests whose count may still increase
 
 
@@ -231,18 +230,10 @@ def _shortened(request: Request) -> Request:
 class OpenBlock:
     """Add batches to a tail, and set the run's clock, which advances only at batches and events.
 
-    A batch is regular if it is one more batch and step than the previous batch, with the same number of samples. The
-    handler of `BatchEnd` compares and writes attributes directly, because a method call is too slow there.
-
     Attributes:
-        at: the offset of the next batch's mark in `buffer`, 0 if no block is open.
-        stop: the offset at which a batch needs more work than `add`.
-        due: the monotonic time at which the clock has to be set again.
-        batch, steps, samples: the values of `Progress` at a regular batch, minus `at` (or `at` times `size`, for
-            samples).
-        constant: the sum of the counters that a regular batch does not change; none of them ever decreases.
-        size: the samples of a regular batch.
-        buffer: the tail's content.
+        batches: the number of batches.
+        last_batch: the last batch, numbered in its epoch.
+        stop: the number of batches at which the next one needs more work than `add`.
         progress: the run's progress.
         hundredths: the run's clock, in hundredths of a second.
         offset: the run's clock minus the monotonic clock.
@@ -250,68 +241,29 @@ class OpenBlock:
     """
 
     def __init__(self, run: h.Run) -> None:
-        # The attributes that are read for every batch come first, so that they are close together in memory.
-        self.at = self.stop = 0
-        self.due = 0.0
-        self.batch = self.steps = self.samples = self.size = 0
-        self.constant = NEVER
+        self.batches = self.last_batch = self.stop = 0
         self.tail = Tail(None)
-        self.buffer = self.tail.buffer
         self.progress = run.progress
         self.offset = self.progress.own_seconds - monotonic()
-        self.hundredths = self._last_hundredths = 0  # now, and at the last batch
+        self.hundredths = 0
         self.is_single = run.engine.world_size == 1
-        self._has_one_window = len(run.optimizers) == 1
-
-    def begin(self, tail: Tail, samples: int) -> None:
-        self.size, self.samples, self.constant, self.tail, self.buffer, self.at = (
-            0, samples, NEVER, tail, tail.buffer, BEGIN,
-        )  # fmt: skip
-
-    @property
-    def batches(self) -> int:
-        return self.at - BEGIN if self.at else 0
-
-    @property
-    def last_batch(self) -> int:
-        return self.batch + self.at - 1
 
     def add(self, run: h.Run) -> None:
         """Add the batch that has ended."""
-        at, progress = self.at, self.progress
+        progress = self.progress
         self.set_clock()
-        passed = self.hundredths - self._last_hundredths
-        batch, steps, samples, size, constant = self.batch, self.steps, self.samples, self.size, self.constant
-        counters = progress.skipped_steps + progress.skipped_batches + progress.tokens
-        if (
-            progress.batch - at == batch
-            and progress.steps - at == steps
-            and progress.samples - at * size == samples
-            and counters == constant
-            and 0 <= passed <= LONGEST
-        ):
-            self.tail.add_mark(at, passed)
-        else:
-            window = run.stepping.window
-            size = max(0, progress.samples - (at - 1) * size - samples)
-            batch, steps, samples = progress.batch - at, progress.steps - at, progress.samples - at * size
-            # A regular batch ends a window, and has no other windows.
-            constant = NEVER if window or not self._has_one_window else counters
-            self.tail.add_row(
-                at, self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches, progress.samples,
-                window, progress.tokens, progress.batch, size,
-            )  # fmt: skip
-        # One assignment at the end, so that a Ctrl-C leaves a block either with or without the batch.
-        self.batch, self.steps, self.samples, self.size, self.constant, self._last_hundredths, self.at = (
-            batch, steps, samples, size, constant, self.hundredths, at + 1,
+        self.last_batch = batch = progress.batch
+        self.tail.add(
+            self.batches, batch, self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
+            progress.samples, run.stepping.window, progress.tokens,
         )  # fmt: skip
+        self.batches += 1  # last, so that a Ctrl-C leaves a block either with or without the batch
 
     # The clock.
 
     def set_clock(self) -> None:
         if self.is_single:
             self.hundredths = int((monotonic() + self.offset) * 100)
-            self.due = (self.hundredths + 1) / 100 - self.offset
             self.progress.set_seconds(self.hundredths / 100)
         else:
             self.hundredths = int(round(self.progress.seconds * 100, 6))
@@ -350,7 +302,7 @@ class AttemptRecorder:
         self._tail = Tail(None)
         self._is_fast = False
         self._began, self._times_due = monotonic(), FIRST_TIMES
-        self._batches, self._number, self._marked, self._stop = 0, 1, BEGIN, 0
+        self._batches, self._number, self._marked, self._stop = 0, 1, 0, 0
         self._lines: list[str] = []
         self._noted: list[str] = []  # lines in the tail
         self._later_lines: list[str] | None = None  # after an event that was begun
@@ -363,10 +315,6 @@ class AttemptRecorder:
     @property
     def clock(self) -> float:
         return monotonic() - self._began
-
-    def stop_clock(self) -> None:
-        self.block.set_clock()
-        self.block.due = 0.0  # the next batch sets the clock again
 
     def handle_load(self) -> None:  # of a state
         self.end_block()
@@ -384,7 +332,7 @@ class AttemptRecorder:
         """
         self._prepare_event(event)
         if sets_clock:
-            self.stop_clock()
+            self.block.set_clock()
         self._last = counter_values(self.progress)
         served = self.requests.pop_served(event, data)
         self._add(event_items(event, self.clock, self._last, data if served is None else {**data, "asked": served}))
@@ -395,7 +343,7 @@ class AttemptRecorder:
     def begin_event(self, event: str) -> None:
         """Add an event without data; `finish_event` adds the data, before the entries that follow."""
         self._prepare_event(event)
-        self.stop_clock()
+        self.block.set_clock()
         self._last = counter_values(self.progress)
         self._later_lines = []
         self._begun_event = event, self.clock, self._last, self.requests.pop_served(event, {})
@@ -417,8 +365,8 @@ class AttemptRecorder:
         self.block.stop = 0
 
     def add_requests(self) -> None:
-        if self.block.at > self._marked:
-            self._marked = self.block.at
+        if self.block.batches > self._marked:
+            self._marked = self.block.batches
             self._lines.append(format_line(*mark_items(self._number, self.block.last_batch)))
         for entry in self.requests.new_entries():
             self._add(items_of(entry))
@@ -440,7 +388,7 @@ class AttemptRecorder:
 
     def add_batch(self, run: h.Run) -> None:
         block = self.block
-        if block.at == FIRST_ROW:
+        if block.batches == ROWS:
             self.end_block()
         if self._history.total != self.requests.seen:
             self.add_requests()
@@ -458,15 +406,14 @@ class AttemptRecorder:
             self._losses[block.batches :] = [loss]
         block.add(run)
         free = self.timer.due - batches - 1 if self._is_fast and not self.timer.is_on else 0
-        self._stop = block.stop = min(block.at + free, FIRST_ROW)
+        self._stop = block.stop = min(block.batches + free, ROWS)
 
     def end_block(self) -> None:
         block, losses = self.block, self._losses
         self._stop = block.stop = 0
         if not block.batches:
-            block.at = 0
             return
-        rows = block.tail.rows(block.at)
+        rows = block.tail.rows(block.batches)
         numbers = None if losses is None else _read_losses(losses[: len(rows.table)], rows.skips)
         lines, last, batches = (
             [format_line(*items) for items in rows.arrays(numbers)],
@@ -474,12 +421,12 @@ class AttemptRecorder:
             self.batches,
         )
         # One assignment at the end, so that a Ctrl-C leaves either the open block or its lines.
-        self._lines, self._last, self._batches, self._number, self._losses, self._marked, block.at = (
-            [*self._lines, *lines], last, batches, self._number + 1, None if losses is None else [], BEGIN, 0,
+        self._lines, self._last, self._batches, self._number, self._losses, self._marked, block.batches = (
+            [*self._lines, *lines], last, batches, self._number + 1, None if losses is None else [], 0, 0,
         )  # fmt: skip
 
     def _begin_block(self) -> None:
-        if self.block.at:
+        if self.block.batches:
             return
         assert self.writer is not None
         tail = self._tail if not self.writer.is_failing else Tail(None)  # the tail in the file has unwritten rows
@@ -494,7 +441,7 @@ class AttemptRecorder:
         )
         clock = max(0.0, first.seconds - self.block.offset - self._began)  # the attempt's clock
         tail.begin(self.attempt.name, self._number, first, clock)
-        self.block.begin(tail, first.samples)  # last: after a Ctrl-C before it, the tail is begun again
+        self.block.tail = tail
 
     # The file.
 
@@ -513,7 +460,7 @@ class AttemptRecorder:
         An OSError is not raised again until a write succeeds.
         """
         if self.writer is not None and (self._lines or self.writer.is_failing):
-            if self._lines and self.block.at and self.block.tail.note(self._lines):
+            if self._lines and self.block.batches and self.block.tail.note(self._lines):
                 self._noted += self._lines
                 self._lines = []
             else:

@@ -46,7 +46,7 @@ def timeline(arguments: Sequence[str]) -> int:
         recording = read(options.recording)
         page = options.output or recording.path.with_suffix(".html")
         trace = options.trace or recording.path.with_suffix(".trace.json")
-        _check_files(recording.path, page, trace)
+        _check_files(page, trace)
         write_timeline(recording, page)
         write_trace(recording, trace)
     except (OSError, ValueError) as error:
@@ -69,18 +69,12 @@ def _show(page: Path) -> int:
     return _print_error("timeline", OSError(f"no browser could be started: open {page} with one."))
 
 
-def _check_files(recording: Path, page: Path, trace: Path) -> None:
+def _check_files(page: Path, trace: Path) -> None:
     from .format.reader import SUFFIX
-    from .format.tail import tail_path
 
-    recorded = {recording.resolve(), tail_path(recording).resolve()}
     for file in (page, trace):
-        if file.resolve() in recorded:
-            raise ValueError(f"{file} is the recording itself and is not overwritten: give another file.")
-        if file.suffix == SUFFIX:
+        if SUFFIX in file.suffixes:
             raise ValueError(f"{file} has the name of a recording: give one with another suffix, such as .html.")
-    if page.resolve() == trace.resolve():
-        raise ValueError(f"The page and the trace cannot both be written to {page}: give two files.")
 
 
 def _print_error(command: str, error: Exception) -> int:

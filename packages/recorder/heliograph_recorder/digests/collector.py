@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from operator import is_not
 from struct import Struct
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -28,10 +28,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..format.records import DIGESTS, DigestBlock
-from .chain import FACTOR, LIMIT, Chain
 from .checksums import (
+    FACTOR,
+    LIMIT,
     SMALL,
     BatchSums,
+    Chain,
     Numbers,
     Rows,
     Sum,
@@ -42,7 +44,9 @@ from .checksums import (
     strided,
     text_checksum,
 )
-from .options import Digests
+
+if TYPE_CHECKING:
+    from ..plugin import Digests
 
 SECONDS = 1.0  # after which a block ends: a kill loses no more
 PLAIN = (bool, int, float, str, type(None))  # types of optimizer options with a value, unlike functions

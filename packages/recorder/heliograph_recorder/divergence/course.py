@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 from heliograph.events import Request, Verb
@@ -184,16 +183,6 @@ class _CourseBuilder:
         if key not in self._earlier:
             self._current.add(key)
             moments.append(moment)
-
-
-def gaps_of(course: Course) -> set[Place]:
-    """Return the places of unrecorded batches before recorded ones of the same epoch."""
-    batches = [moment.place for moment in course.moments if moment.kind == "batch"]
-    missing = set[Place]()
-    for before, after in pairwise(batches):
-        if before[0] == after[0]:
-            missing |= {(after[0], number) for number in range(before[1] + 1, after[1])}
-    return missing
 
 
 def bits(number: float) -> bytes:

@@ -12,7 +12,7 @@ from ..format.records import Recording
 from . import words
 from .attempt_summary import main_attempt, summarize_attempts
 from .attempts import ending_text, metrics_line, stop_request
-from .costs import PluginCost, costs_section
+from .efficiency import PluginCost, costs_section
 from .requests import RequestOutcome, requests_section
 from .story import notes_section, story, warnings_section
 from .words import StorySection, join_sections

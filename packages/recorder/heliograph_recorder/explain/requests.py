@@ -247,15 +247,6 @@ def decisions_section(
     return StorySection("decisions", lines)
 
 
-def requests_in_short(outcomes: Sequence[RequestOutcome]) -> str:
-    counts: Counter[Verb] = Counter()
-    for outcome in outcomes:
-        counts[outcome.request.verb] += outcome.request.times
-    never = sum(outcome.is_unserved is True for outcome in outcomes)
-    text = words.join_words(_counts_in_words(counts)) or "nothing"
-    return f"requested: {text}" + f"; {never:,} never served" * (never > 0)
-
-
 def positions(group: RequestGroup) -> str:
     """Return where requests were made: the first and the last step of routine ones; and how many had no effect."""
     return _places(group) + (f", {group.effect}" if group.effect else "")

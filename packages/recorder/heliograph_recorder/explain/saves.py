@@ -118,15 +118,6 @@ def checkpoints_section(attempts: Sequence[AttemptSummary], saves: Sequence[Save
     return StorySection(words.count_things(len(saves), "checkpoint") + location, lines)
 
 
-def checkpoints_in_short(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> str:
-    steps = {save.path: f"of step {save.counters.steps:,}" for save in saves}
-    pruned = sum(save.pruned_at is not None for save in saves)
-    texts = [words.count_things(len(saves), "checkpoint"), *([f"{pruned:,} pruned"] if pruned else [])]
-    pair = zip(("best", "last"), best_and_last(attempts, saves), strict=True)
-    texts += [f"{name} {steps.get(path, printable(path))}" for name, path in pair if path]
-    return ", ".join(texts)
-
-
 def _row(
     save: Save, is_best_of_run: bool, folder: str, one_rule: bool, one_requester: bool
 ) -> tuple[str, str, str, str]:

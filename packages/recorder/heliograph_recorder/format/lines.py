@@ -21,7 +21,9 @@ Python's, with NaN and Infinity.
 
 from __future__ import annotations
 
+import binascii
 import json
+import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, fields
@@ -34,7 +36,6 @@ from heliograph import Progress
 from heliograph.events import CHANGES, Request
 from numpy.typing import NDArray
 
-from . import columns
 from .records import (
     DIGESTS,
     AttemptRecord,
@@ -53,6 +54,9 @@ Items = tuple[Any, ...]
 FORMAT = 1
 ROWS = 4096  # at most, in a block
 MAX_CHARACTERS = 200  # of a recorded text in an error
+Packed = int | list[str]
+WIDTHS = ("<i1", "<i2", "<i4", "<i8")
+MIN_COMPRESSED = 256  # bytes; compressing less takes longer than the encoding
 COLUMNS = ("centiseconds", "steps", "skipped_steps", "skipped_batches", "samples", "window")
 _HEADER = tuple(field.name for field in fields(AttemptRecord) if field.name not in ("entries", "damage"))
 _TUPLES = ("validation_sets", "optimizers")
@@ -100,6 +104,68 @@ def _verified_text(line: bytes) -> bytes | None:
     return text if tab and checksum == b"%08x" % crc32(text) else None
 
 
+def pack(steps: NDArray[np.int64], least: int, most: int) -> Packed:
+    """Encode the differences between integers: one number if all are equal, else the smallest type, compressed.
+
+    The first difference is the one from a number that the reader knows.
+    """
+    if least == most:
+        return least
+    if least >= -0x80 and most < 0x80:
+        return _encode(steps.astype("<i1"))
+    width = next(width for width in WIDTHS if np.iinfo(width).min <= least and most <= np.iinfo(width).max)
+    return _encode(steps.astype(width))
+
+
+def unpack(packed: Packed, rows: int, first: int) -> Sequence[int]:
+    if isinstance(packed, int):
+        return range(first + packed, first + packed * (rows + 1), packed) if packed else (first,) * rows
+    steps = _decode(packed, rows)
+    return array("q", (np.cumsum(steps, dtype=np.int64) + first).tobytes())
+
+
+def pack_floats(values: Sequence[float]) -> list[str]:
+    """Encode numbers as float32 if that is exact for all of them, NaN included, else as float64."""
+    wide = np.asarray(values, "<f8")
+    with np.errstate(over="ignore"):
+        narrow = wide.astype("<f4")
+    exact = narrow.astype("<f8").tobytes() == wide.tobytes()
+    return _encode(narrow if exact else wide)
+
+
+def unpack_floats(packed: list[str], rows: int) -> Sequence[float]:
+    return array("d", _decode(packed, rows).astype(np.float64).tobytes())
+
+
+def pack_words(words: Sequence[int]) -> Packed:
+    numbers = np.asarray(words, "<u4")
+    return int(numbers[0]) if (numbers == numbers[0]).all() else _encode(numbers)
+
+
+def unpack_words(packed: Packed, rows: int) -> Sequence[int]:
+    if isinstance(packed, int):
+        return array("I", [packed]) * rows
+    return array("I", _decode(packed, rows).astype(np.uint32).tobytes())
+
+
+def _encode(values: NDArray[Any]) -> list[str]:
+    data, kind = values.tobytes(), f"<{values.dtype.kind}{values.itemsize}"
+    if len(data) < MIN_COMPRESSED:
+        return [kind, binascii.b2a_base64(data, newline=False).decode()]
+    return ["z" + kind, binascii.b2a_base64(zlib.compress(data, 1), newline=False).decode()]
+
+
+def _decode(packed: list[str], rows: int) -> NDArray[Any]:
+    kind, text = packed
+    data = binascii.a2b_base64(text)
+    if kind.startswith("z"):
+        data = zlib.decompress(data)
+    values = np.frombuffer(data, kind.removeprefix("z"))
+    if len(values) != rows:
+        raise ValueError(f"a column with {len(values)} values instead of {rows}")
+    return values
+
+
 def items_of(entry: Entry, number: int = 0) -> Items:
     match entry:
         case RequestEntry():
@@ -135,8 +201,8 @@ def block_items(
     steps[:, 0] = values[:, 0] - _column_starts(first)[: len(values)]
     np.subtract(values[:, 1:], values[:, :-1], out=steps[:, 1:])
     ranges = zip(steps, steps.min(1).tolist(), steps.max(1).tolist(), strict=True)
-    packed = [columns.pack(*column) for column in ranges]
-    packed_losses = None if losses is None else columns.pack_floats(losses)
+    packed = [pack(*column) for column in ranges]
+    packed_losses = None if losses is None else pack_floats(losses)
     return "batches", *number, counter_values(first), round(clock, 6), len(rows), packed, packed_losses
 
 
@@ -188,16 +254,16 @@ def _column_starts(first: Counters) -> tuple[int, ...]:
 
 
 def _digest_items(block: DigestBlock) -> Items:
-    packed = {name: columns.pack_words(block.columns[name]) for name in DIGESTS}
+    packed = {name: pack_words(block.columns[name]) for name in DIGESTS}
     taken = {name: column for name, column in packed.items() if column != 0}
     first = block.rates[0]
-    rates = first if block.rates.count(first) == len(block) else columns.pack_floats(block.rates)
+    rates = first if block.rates.count(first) == len(block) else pack_floats(block.rates)
     return "digests", block.epoch, block.first, len(block), taken, rates, block.chain, block.length
 
 
 def _digests(epoch: int, first: int, rows: int, packed: Any, rates: Any, chain: str, length: int) -> DigestBlock:
-    words = {name: columns.unpack_words(packed.get(name, 0), rows) for name in DIGESTS}
-    all_rates = array("d", [rates]) * rows if isinstance(rates, int | float) else columns.unpack_floats(rates, rows)
+    words = {name: unpack_words(packed.get(name, 0), rows) for name in DIGESTS}
+    all_rates = array("d", [rates]) * rows if isinstance(rates, int | float) else unpack_floats(rates, rows)
     return DigestBlock(epoch, first, words, all_rates, chain, length)
 
 
@@ -222,10 +288,10 @@ def _batches(number: int, part: int, counters: list[Any], clock: float, rows: in
     first = Counters(*counters)
     starts = _column_starts(first)[: len(packed)]
     centiseconds, steps, skipped_steps, skipped_batches, samples, window, *optional = (
-        columns.unpack(column, rows, start) for column, start in zip(packed, starts, strict=True)
+        unpack(column, rows, start) for column, start in zip(packed, starts, strict=True)
     )
     tokens = optional[0] if optional else None
-    numbers = None if losses is None else columns.unpack_floats(losses, rows)
+    numbers = None if losses is None else unpack_floats(losses, rows)
     return Batches(
         first, float(clock), steps, skipped_steps, skipped_batches, samples, window, centiseconds, numbers, tokens
     )

@@ -66,9 +66,7 @@ class EventEntry:
             `forked_from`;
             `checkpoint_saved`: `training`;
             `plugin_changed`: `ends_recording`, true if this recorder was switched off;
-            `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`, `batches` (the number done by set in
-            the last validation or test), and for the current batch `in_hand` (true if there was one), `is_last`,
-            `window` and `loss` (None if losses are not recorded);
+            `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`;
             `run_closed`: `reason`, `by`, `rank`, `metrics`, `best`, `last`, `notes`, `warnings`.
     """
 

@@ -9,11 +9,10 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from math import inf, isfinite
 from pathlib import Path
 from reprlib import repr as shorten
 from time import monotonic
-from typing import Any, Literal, SupportsFloat
+from typing import Any, Literal
 
 from heliograph.spi import check_number
 
@@ -143,15 +142,7 @@ class RemoteRun:
             ValueError: the rate is not above 0, or as for `stop`.
             OSError: the run cannot be reached.
         """
-        is_flag = str(getattr(rate, "dtype", type(rate).__name__)).endswith("bool")
-        if is_flag or not isinstance(rate, SupportsFloat):  # a scalar of NumPy or torch is a number
-            raise TypeError(f"A learning rate is a number above 0, such as 0.01; got {shorten(rate)}.")
-        try:
-            value = float(rate)
-        except OverflowError:
-            value = inf
-        if not (isfinite(value) and value > 0):
-            raise ValueError(f"A learning rate is a number above 0, such as 0.01; got {value:g}.")
+        value = check_number("rate", rate, more_than=0)
         return self._ask("set-lr", reason, wait=wait, timeout=timeout, value=value, target=optimizer)
 
     def enable(

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from heliograph.spi import Store, check_whole_number, count, membership
+from heliograph.spi import Store, check_whole_number, count, describe, membership
 
-from ..divergence.compare import compare
+from ..divergence.compare import Divergence, compare
 from ..divergence.course import Begin, Course, course_of
-from ..divergence.report import Divergence
+from ..explain.attempt_summary import ancestors
 from ..format.reader import Follower, gc_paused, read
 from ..format.records import AttemptRecord, Counters, EventEntry, Recording, walk
 from ..plugin import Recorder
-from .change import GIVE, Change, RecordedChange, RepeatedChange, parent_of, recorded_change
-from .errors import NotExact
-from .requests import PersonRequest, requests_of_people
+from .program import Change, NotExact
 
 SILENT = (
     "the recording has neither digests nor losses, so only counters, requests and metrics of the rerun are compared: "
@@ -78,40 +75,45 @@ class RecordedRun:
         return origin.step
 
     @property
-    def change(self) -> RecordedChange | None:
-        return recorded_change(self._first_attempt)
-
-    @property
     def _first_attempt(self) -> AttemptRecord:
         return next(attempt for attempt in self.recording.attempts if attempt.phase == "train")
 
-    @contextmanager
-    def naming_ranks(self) -> Iterator[None]:
-        """Raise NotExact with both world sizes if the program fails with another one than was recorded."""
+    def check_ranks(self) -> None:
+        """Refuse a rerun with another world size than was recorded."""
         recorded = [attempt.world_size for attempt in self.recording.attempts if attempt.phase == "train"]
-        try:
-            yield
-        except ValueError as error:
-            if (present := membership().world_size) in recorded:
-                raise
+        if (present := membership().world_size) not in recorded:
             ranks = count(recorded[-1], "rank", "ranks")
             sizes = f"it was recorded with {ranks}, but the rerun has {count(present, 'rank', 'ranks')}"
             fix = f"start {ranks}, for example with torchrun --nproc-per-node={recorded[-1]}"
-            raise NotExact((f"{sizes}: {fix}", str(error))) from error
+            raise NotExact((f"{sizes}: {fix}",))
 
-    def requests_after(self, origin: Origin) -> list[PersonRequest]:
-        return requests_of_people(self.recording, origin.begin)
+    @property
+    def change(self) -> str:
+        """The name of the function that changed this fork; empty if it is not a changed fork."""
+        parents = ancestors(self._first_attempt)
+        return parents[0].change if parents else ""
 
-    def repeated_change(
-        self, origin: Origin, change: Change | None, *, exact: bool, fix: str = GIVE
-    ) -> RepeatedChange | None:
-        """Return the change of this fork to repeat, None if there is none after the origin."""
-        recorded = self.change
-        if recorded is None and change is not None:
+    def change_between(self, origin: Origin, step: int) -> int | None:
+        """Return the step of the change of this fork if it lies between a checkpoint and a step."""
+        at = ancestors(self._first_attempt)[0].step if self.change else -1
+        return at if origin.step <= at < step else None
+
+    def check_change(self, origin: Origin, change: Change | None, *, exact: bool) -> int | None:
+        """Return the step after which a rerun has to make the change of this fork, None for nowhere."""
+        if change is not None and not self.change:
             raise ValueError(f"{self.recording.path} is not a changed fork: leave change= out.")
-        if recorded is None or not recorded.is_after(origin.place, origin.step):
+        at = self.change_between(origin, self.steps)
+        if at is None:
             return None
-        return RepeatedChange(recorded, change, exact=exact, fix=fix)
+        name = "missing" if change is None else describe(change).rpartition("<locals>.")[2]
+        if exact and name != self.change:
+            raise NotExact(
+                (
+                    f"the fork was changed by {self.change} after step {at}, but change= is {name}: give the same "
+                    f"function, change= (--change on the command line)",
+                )
+            )
+        return None if change is None else at
 
     def silence(self, origin: Origin) -> list[str]:
         """Return a note if the recording has no digests and losses after the origin."""
@@ -123,8 +125,8 @@ class RecordedRun:
         number = check_whole_number("step", step, at_least=least)
         begin = self.course.begin[2]
         if number - least < begin:
-            parent = parent_of(self._first_attempt)
-            hint = "it has no earlier steps" if parent is None else f"earlier steps are in {parent[0]}"
+            parents = ancestors(self._first_attempt)
+            hint = f"earlier steps are in {parents[0].recording}" if parents else "it has no earlier steps"
             raise ValueError(f"{self.recording.path} begins after step {begin}: {hint}.")
         if number > self.steps:
             raise ValueError(f"{self.recording.path} ends after step {self.steps}: there is no step {number}.")

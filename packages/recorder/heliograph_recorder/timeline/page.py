@@ -18,18 +18,19 @@ from heliograph.events import CHANGES
 from ..explain import words
 from ..explain.attempt_summary import (
     AttemptSummary,
+    Parent,
     Restore,
     all_notes,
     all_warnings,
+    ancestors,
     main_attempt,
+    parting_clock,
     run_name,
     summarize_attempts,
 )
 from ..explain.attempts import KINDS, describe_comparison, describe_ending, progress, reasons, who_changed
-from ..explain.costs import costs, timed_seconds, untimed_attempts
-from ..explain.efficiency import efficiency, longest, phases, totals
+from ..explain.efficiency import costs, efficiency, longest, phases, timed_seconds, totals, untimed_attempts
 from ..explain.judge import Measured
-from ..explain.lineage import Parent, ancestors, parting_clock
 from ..explain.requests import ROUTINE, RequestOutcome, group_requests, positions, requests_of
 from ..explain.saves import Save, common_folder, relative_name, roles_of, saves_of
 from ..format.reader import damage_of, gc_paused

@@ -14,8 +14,6 @@ from threading import Thread
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from heliograph.spi import is_number
-
 from ..remote.client import RemoteAnswer, RemoteRun
 from ..remote.sockets import sockets_in
 from ..timeline.page import live_page
@@ -194,9 +192,7 @@ def _request(run: WatchedRun, fields: Mapping[str, Any]) -> RemoteAnswer:
         raise ValueError("The reason is empty: give one, or leave it out.")
     reason = reason.strip() + THROUGH
     if verb == RATE:
-        if not is_number(value) or value <= 0:
-            raise ValueError(f"A learning rate is a number above 0, got {value!r}.")
-        return _remote_of(run).set_learning_rate(float(value), reason, timeout=PATIENCE)
+        return _remote_of(run).set_learning_rate(value, reason, timeout=PATIENCE)
     if not isinstance(verb, str) or verb not in VERBS:
         raise ValueError(f"The verb must be one of {', '.join([*VERBS, RATE])}, got {verb!r}.")
     return VERBS[verb](_remote_of(run), reason, timeout=PATIENCE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from heliograph.packages.recorder.tests.explain.factory import Script, recording
-from heliograph_recorder.explain.lineage import Parent, ancestors, parting_clock
+from heliograph_recorder.explain.attempt_summary import Parent, ancestors, parting_clock
 from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.records import Counters
 from heliograph_recorder.timeline.page import facts

@@ -15,11 +15,11 @@ from heliograph.packages.recorder.tests.recordings import fit
 from heliograph_recorder.format import reader, tail, writer
 from heliograph_recorder.format.reader import Follower
 from heliograph_recorder.format.records import AttemptRecord, Batches, EventEntry
-from heliograph_recorder.format.tail import BEGIN, FIRST_ROW, NOTES, ROW
+from heliograph_recorder.format.tail import BEGIN, NOTES, ROW
 from heliograph_recorder.plugin import Recorder
 
 ROOM = 500  # for notes: two logs
-CUTS = (BEGIN + 2, FIRST_ROW + ROW.size // 2, NOTES + 1, NOTES + 90)
+CUTS = (BEGIN + 2, BEGIN + ROW.size // 2, NOTES + 1, NOTES + 90)
 
 
 class Moment(NamedTuple):

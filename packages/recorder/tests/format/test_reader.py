@@ -15,10 +15,9 @@ from heliograph_recorder.format.reader import read, read_leftover
 from heliograph_recorder.format.records import Batches, Counters, EventEntry, RequestEntry
 from heliograph_recorder.format.tail import (
     BEGIN,
-    FIRST_ROW,
-    HAS_ROW,
-    LONGEST,
+    INTEGER,
     NOTES,
+    NUMBER,
     ROW,
     Tail,
     parse_tail,
@@ -42,8 +41,8 @@ def fill(path: Path, number: int, begin: int, end: int, *skipped: int) -> Tail:
     tail = Tail(tail_path(path))
     tail.begin("a1", number, Counters(0, begin, 0, begin, samples=begin, seconds=begin / 100), begin / 100)
     numbers = [batch for batch in range(begin + 1, end + 1) if batch not in skipped]
-    for at, batch in enumerate(numbers, BEGIN):
-        tail.add_row(at, batch, batch, 0, 0, batch, 0, 0, batch, 1)
+    for index, batch in enumerate(numbers):
+        tail.add(index, batch, batch, batch, 0, 0, batch, 0, 0)
     return tail
 
 
@@ -130,13 +129,11 @@ def test_a_damaged_first_line_hides_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "bits"),
     [
-        (24 + 9 * 8, b"\xff" * 8),
-        (FIRST_ROW + 8, b"\xff" * 8),
-        (FIRST_ROW + ROW.size + 8, b"\0" * 8),
-        (BEGIN, b"\1" + b"\xff" * 7),
-        (FIRST_ROW + 7 * 8, b"\0" * 8),
+        (32 + 9 * 8, b"\xff" * 8),
+        (BEGIN + 16, b"\xff" * 8),
+        (BEGIN + ROW.size + 16, b"\0" * 8),
     ],
-    ids=["no number", "negative", "going back", "no first row", "no batch"],
+    ids=["no number", "negative", "going back"],
 )
 def test_a_damaged_tail_is_reported_and_the_recording_is_not_reopened(at: int, bits: bytes, tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
@@ -172,26 +169,15 @@ def test_a_tail_of_another_attempt_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("whole", [0, 1, 8, ROW.size - 1, ROW.size], ids=str)
-def test_a_row_counts_once_its_batch_has_a_mark(whole: int, tmp_path: Path) -> None:
+def test_a_row_counts_once_it_is_complete(whole: int, tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, 3)
-    at = FIRST_ROW + 3 * ROW.size
-    tail.buffer[at : at + whole] = ROW.pack(4, 4, 0, 0, 4, 0, 0, 4, 1)[:whole]
+    at = BEGIN + 3 * ROW.size
+    tail.buffer[at : at + whole] = ROW.pack(0, 4, 4, 0, 0, 4, 0, 0)[:whole]
     assert read(path).attempts[0].entries == (START, block(0, 3))
     if whole == ROW.size:
-        tail.buffer[BEGIN + 3] = HAS_ROW
+        INTEGER.pack_into(tail.buffer, at, 4)
         assert read(path).attempts[0].entries == (START, block(0, 4))
-
-
-def test_a_regular_batch_needs_no_row(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START))
-    tail = fill(path, 1, 0, 2)
-    for at, hundredths in enumerate((0, 1, 0, LONGEST), BEGIN + 2):
-        tail.add_mark(at, hundredths)
-    expected = (block(0, 6).steps, block(0, 6).samples, (1, 2, 2, 3, 3, 3 + LONGEST))
-    rest = read(path).attempts[0].entries[1]
-    assert isinstance(rest, Batches)
-    assert tuple(map(tuple, (rest.steps, rest.samples, rest.centiseconds))) == expected
 
 
 @pytest.mark.parametrize("note", [b"[1]", b"[[1]]", b"[", b'[["happened"]]', b'[["behind",1]]', b'{"a":1}', b"\xff"])
@@ -261,7 +247,7 @@ def test_at_every_moment_of_clearing_and_adding_notes_a_tail_has_its_batches(tmp
 def test_a_tail_with_an_incomplete_head_is_ignored(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, 3)
-    tail.buffer[BEGIN - 20 : BEGIN] = bytes(20)
+    INTEGER.pack_into(tail.buffer, NUMBER, 0)
     assert parse_tail(read_tail(path)) is None
     assert read(path).attempts[0].entries == (START,)
 
@@ -284,7 +270,7 @@ def test_a_gap_between_batches_splits_a_block(tmp_path: Path) -> None:
 def test_a_full_block_and_the_next_one(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, ROWS)
-    assert len(tail.rows(FIRST_ROW).table) == ROWS
+    assert len(tail.rows(ROWS).table) == ROWS
     tail.begin("a1", 2, Counters(0, ROWS), 0.0)
     assert parse_tail(read_tail(path)) is None  # the rows of the former block are cleared
 

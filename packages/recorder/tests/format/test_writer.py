@@ -14,7 +14,7 @@ from heliograph_recorder.format import tail as tails
 from heliograph_recorder.format import writer as writing
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import Batches, Counters, EventEntry
-from heliograph_recorder.format.tail import BEGIN, SIZE, Tail, tail_path
+from heliograph_recorder.format.tail import SIZE, Tail, tail_path
 from heliograph_recorder.format.writer import RecordingWriter
 
 Full = Callable[[int | None], None]
@@ -157,7 +157,7 @@ def test_a_tail_that_cannot_be_added_is_added_later(tmp_path: Path, full: Full) 
     path = write(tmp_path / "x.recording", attempt())
     tail = Tail(tail_path(path))
     tail.begin("a1", 1, Counters(), -0.001)
-    tail.add_row(BEGIN, 1, 1, 0, 0, 3, 0, 0, 1, 3)
+    tail.add(0, 1, 1, 1, 0, 0, 3, 0, 0)
     full(0)
     with pytest.raises(OSError, match="No space"):
         RecordingWriter.reopen(path)
@@ -181,7 +181,7 @@ def test_the_tail_of_a_killed_run_is_added(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt())
     tail = Tail(tail_path(path))
     tail.begin("a1", 1, Counters(), 0.0)
-    tail.add_row(BEGIN, 1, 1, 0, 0, 3, 0, 0, 1, 3)
+    tail.add(0, 1, 1, 1, 0, 0, 3, 0, 0)
     before = read(path)
     writer = RecordingWriter.reopen(path)
     assert read(path) == before

@@ -154,9 +154,9 @@ def test_a_plugins_own_factor_on_the_loss_is_known_and_that_of_others_is_not(tmp
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda each: each.zero_grad(set_to_none=True), "the optimizer"),
-        (lambda each: each.step(lambda: 0.0), "the optimizer"),
-        (lambda each: each.add_param_group({}), "the optimizer"),
+        (lambda each: each.zero_grad(set_to_none=True), "of the optimizer"),
+        (lambda each: each.step(lambda: 0.0), "of the optimizer"),
+        (lambda each: each.add_param_group({}), "of the optimizer"),
         (lambda each: each.param_groups[0]["params"], "the optimizer's 'params'"),
         (lambda each: each.param_groups[0].update(lr=0.1), "'lr'"),
         (lambda each: each.param_groups[0].__delitem__("lr"), "'lr'"),

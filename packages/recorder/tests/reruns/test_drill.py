@@ -10,7 +10,7 @@ import pytest
 import torch
 from heliograph.packages.recorder.tests.mutated_programs import Program, make
 from heliograph_recorder import Recorder, drill
-from heliograph_recorder.digests.options import Digests
+from heliograph_recorder.plugin import Digests
 from torch import Tensor, nn
 
 

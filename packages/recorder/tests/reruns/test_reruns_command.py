@@ -12,7 +12,7 @@ import heliograph as h
 import pytest
 from heliograph.__main__ import main
 from heliograph.packages.recorder.tests.mutated_programs import Program, make
-from heliograph_recorder import PausedRun, Recorder, diverge, fork, goto
+from heliograph_recorder import PausedRun, Recorder, diverge, fork
 
 PROGRAM = "heliograph.packages.recorder.tests.reruns.test_reruns_command:program"
 UNFIT = "heliograph.packages.recorder.tests.reruns.test_reruns_command:unfit"
@@ -161,27 +161,6 @@ def test_fork(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = diverge(runs / "a", runs / "c").first
     assert found is not None
     assert (found.kind, found.step) == ("learning_rate", 6)
-
-
-def test_a_change_keeps_its_name(runs: Path) -> None:
-    for name, change in (("c", "halve_rate"), ("d", "divide_rate")):
-        arguments = ["fork", str(runs / "a"), PROGRAM, "--at", "5", "--into", str(runs / name)]
-        assert main([*arguments, "--change", f"{PROGRAM.partition(':')[0]}:{change}"]) == 0
-        with goto(runs / name, PROGRAM, step=7, change=globals()[change]) as paused:
-            assert paused.comparison.first is None
-
-
-def test_a_change_that_fails_is_named_with_its_own_frames(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    change = f"{PROGRAM.partition(':')[0]}:fail"
-    arguments = ["fork", str(runs / "a"), PROGRAM, "--at", "5", "--into", str(runs / "c"), "--change", change]
-    assert main(arguments) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.rpartition(" in ")[2] for line in lines if line.startswith("  File ")] == ["fail", "_divide"]
-    assert lines[-2:] == [
-        "ValueError: the rate is wrong",
-        f"heliograph fork: the change {change} raised ValueError after step 5: fix it, and fork again",
-    ]
-    assert not (runs / "c").exists()
 
 
 @pytest.mark.parametrize(

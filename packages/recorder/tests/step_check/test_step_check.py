@@ -14,7 +14,7 @@ import pytest
 import torch
 from heliograph.tests.kit import Losses, adam, fit, random_batches
 from heliograph_recorder import Recorder, StepCheck, StepChecked, StepDiffers
-from heliograph_recorder.step_check.repetition import has_same_bits
+from heliograph_recorder.step_check.plugin import has_same_bits
 from heliograph_testing import check_plugin
 from heliograph_testing.chaos import Chaos, Fault
 from torch import Tensor, nn
