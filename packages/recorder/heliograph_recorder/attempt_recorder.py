@@ -15,14 +15,13 @@ from heliograph.events import CATALOGUE, Event, History, OrderedSignal, Receiver
 from torch import Tensor
 
 from .attempt_facts import attempt_of
-from .format.lines import ROWS, Items, attempt_items, counter_values, event_items, format_line, items_of, mark_items
+from .format.lines import ROWS, Items, attempt_items, counter_values, event_items, format_line, items_of
 from .format.plain import NAME, shorten
 from .format.records import Counters, DigestBlock, HandlerTime, RepeatEntry, RequestEntry, TimesEntry, change_of
 from .format.tail import Tail, tail_path
 from .format.writer import RecordingWriter
 from .verbs import COUNTED, SERVED, TAKEN_BACK
 
-BLOCK_STAYS_OPEN = {"log", "save_point", "checkpoint_saved", "checkpoint_pruned", "resume_verified"}
 FIRST_TIMES, TIMES_EVERY = 1.0, 10.0  # seconds
 Probe = Callable[[Iterator[Receiver], Mapping[int, str]], Iterator[Receiver]]
 HOT = (h.BatchStart, h.ForwardEnd, h.BackwardEnd, h.GradientsReady, h.StepEnd, h.BatchEnd, h.ShouldStop)
@@ -232,7 +231,6 @@ class OpenBlock:
 
     Attributes:
         batches: the number of batches.
-        last_batch: the last batch, numbered in its epoch.
         stop: the number of batches at which the next one needs more work than `add`.
         progress: the run's progress.
         hundredths: the run's clock, in hundredths of a second.
@@ -241,7 +239,7 @@ class OpenBlock:
     """
 
     def __init__(self, run: h.Run) -> None:
-        self.batches = self.last_batch = self.stop = 0
+        self.batches = self.stop = 0
         self.tail = Tail(None)
         self.progress = run.progress
         self.offset = self.progress.own_seconds - monotonic()
@@ -252,10 +250,9 @@ class OpenBlock:
         """Add the batch that has ended."""
         progress = self.progress
         self.set_clock()
-        self.last_batch = batch = progress.batch
         self.tail.add(
-            self.batches, batch, self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
-            progress.samples, run.stepping.window, progress.tokens,
+            self.batches, progress.batch, self.hundredths, progress.steps, progress.skipped_steps,
+            progress.skipped_batches, progress.samples, run.stepping.window, progress.tokens,
         )  # fmt: skip
         self.batches += 1  # last, so that a Ctrl-C leaves a block either with or without the batch
 
@@ -302,9 +299,8 @@ class AttemptRecorder:
         self._tail = Tail(None)
         self._is_fast = False
         self._began, self._times_due = monotonic(), FIRST_TIMES
-        self._batches, self._number, self._marked, self._stop = 0, 1, 0, 0
+        self._batches, self._number = 0, 1
         self._lines: list[str] = []
-        self._noted: list[str] = []  # lines in the tail
         self._later_lines: list[str] | None = None  # after an event that was begun
         self._begun_event: tuple[str, float, Sequence[float], list[int] | None] = "", 0.0, (), None
         self._last: Sequence[float] = ()  # counters
@@ -330,7 +326,7 @@ class AttemptRecorder:
         `sets_clock` is False for an event emitted during another event, so that all handlers of the latter read the
         same time.
         """
-        self._prepare_event(event)
+        self._prepare_event()
         if sets_clock:
             self.block.set_clock()
         self._last = counter_values(self.progress)
@@ -342,7 +338,7 @@ class AttemptRecorder:
 
     def begin_event(self, event: str) -> None:
         """Add an event without data; `finish_event` adds the data, before the entries that follow."""
-        self._prepare_event(event)
+        self._prepare_event()
         self.block.set_clock()
         self._last = counter_values(self.progress)
         self._later_lines = []
@@ -355,22 +351,19 @@ class AttemptRecorder:
         self._lines.append(format_line(*event_items(event, clock, counters, data)))
         self._lines += later or ()
 
-    def _prepare_event(self, event: str) -> None:
-        # A kill would lose the losses of an open block.
-        if event not in BLOCK_STAYS_OPEN or self._losses is not None:
-            self.end_block()
+    def _prepare_event(self) -> None:
+        self.end_block()
         self.add_requests()
 
     def _check_next(self) -> None:  # there is a new request
         self.block.stop = 0
 
     def add_requests(self) -> None:
-        if self.block.batches > self._marked:
-            self._marked = self.block.batches
-            self._lines.append(format_line(*mark_items(self._number, self.block.last_batch)))
-        for entry in self.requests.new_entries():
+        entries = list(self.requests.new_entries())
+        if entries:
+            self.end_block()
+        for entry in entries:
             self._add(items_of(entry))
-        self.block.stop = self._stop
 
     def add_digests(self, block: DigestBlock) -> None:
         self._add(items_of(block))
@@ -406,11 +399,11 @@ class AttemptRecorder:
             self._losses[block.batches :] = [loss]
         block.add(run)
         free = self.timer.due - batches - 1 if self._is_fast and not self.timer.is_on else 0
-        self._stop = block.stop = min(block.batches + free, ROWS)
+        block.stop = min(block.batches + free, ROWS)
 
     def end_block(self) -> None:
         block, losses = self.block, self._losses
-        self._stop = block.stop = 0
+        block.stop = 0
         if not block.batches:
             return
         rows = block.tail.rows(block.batches)
@@ -421,8 +414,8 @@ class AttemptRecorder:
             self.batches,
         )
         # One assignment at the end, so that a Ctrl-C leaves either the open block or its lines.
-        self._lines, self._last, self._batches, self._number, self._losses, self._marked, block.batches = (
-            [*self._lines, *lines], last, batches, self._number + 1, None if losses is None else [], 0, 0,
+        self._lines, self._last, self._batches, self._number, self._losses, block.batches = (
+            [*self._lines, *lines], last, batches, self._number + 1, None if losses is None else [], 0,
         )  # fmt: skip
 
     def _begin_block(self) -> None:
@@ -455,26 +448,17 @@ class AttemptRecorder:
         self._is_fast = self.block.is_single and self._losses is None
 
     def write(self) -> None:
-        """Write the lines: to the tail while a block is open, otherwise to the file.
-
-        An OSError is not raised again until a write succeeds.
-        """
+        """Write the lines; an OSError is not raised again until a write succeeds."""
         if self.writer is not None and (self._lines or self.writer.is_failing):
-            if self._lines and self.block.batches and self.block.tail.note(self._lines):
-                self._noted += self._lines
-                self._lines = []
-            else:
-                self._hand_over(self.writer)
-                self.writer.write()
-                if not self.writer.is_failing:
-                    self._tail.clear_notes()
+            self._hand_over(self.writer)
+            self.writer.write()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def _hand_over(self, writer: RecordingWriter) -> None:
-        writer.add([*self._noted, *self._lines])  # first, so that a Ctrl-C loses no line
-        self._noted, self._lines = [], []
+        writer.add(self._lines)  # first, so that a Ctrl-C loses no line
+        self._lines = []
 
     def close(self) -> None:
         self.timer.detach()

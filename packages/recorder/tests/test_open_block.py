@@ -20,7 +20,7 @@ from heliograph_recorder.format import tail as tail_module
 from heliograph_recorder.format.lines import ROWS
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import Batches, Counters, EventEntry
-from heliograph_recorder.format.tail import BEGIN, INTEGER, ROW, Tail, parse_tail, tail_path
+from heliograph_recorder.format.tail import BEGIN, INTEGER, ROW, Tail, parse_tail
 from heliograph_recorder.format.writer import RecordingWriter
 from heliograph_recorder.plugin import Recorder
 from hypothesis import given
@@ -264,52 +264,3 @@ def test_a_ctrl_c_before_lines_are_written_loses_none(tmp_path: Path, monkeypatc
     (attempt,) = read(tmp_path).attempts
     events = [each.event for each in attempt.entries if isinstance(each, EventEntry)]
     assert events == ["train_start", *["epoch_start", "epoch_end"] * 2, "run_failed", "run_closed"]
-
-
-def test_what_happens_in_an_attempt_recorder_is_no_write_to_the_file(tmp_path: Path) -> None:
-    sizes: list[int] = []
-
-    class Looks(h.Plugin):
-        @h.on(h.BatchEnd, lane=h.Lane.REPORT)
-        def look(self, run: h.Run, event: h.BatchEnd) -> None:
-            assert run.report.recording is not None
-            sizes.append(run.report.recording.stat().st_size)
-            logs = [each for each in read(run.report.recording).attempts[0].entries if isinstance(each, EventEntry)]
-            assert [each.counters.steps for each in logs if each.event == "log"] == [*range(1, run.progress.steps)]
-
-    fit([h.LogSchedule(h.Every(steps=1)), Recorder(tmp_path), Looks()], batches=20, epochs=1, validation=None)
-    assert len(set(sizes)) == 1
-
-
-def test_a_tail_without_room_for_notes_is_emptied_into_the_file(tmp_path: Path) -> None:
-    """Nothing is lost or there twice, while it runs and at the end."""
-    seen: list[int] = []
-
-    class Looks(h.Plugin):
-        @h.on(h.BatchEnd, lane=h.Lane.REPORT)
-        def look(self, run: h.Run, event: h.BatchEnd) -> None:
-            if run.progress.steps % 50 == 0:
-                assert run.report.recording is not None
-                seen.append(logs(run.report.recording))
-                assert tail_path(run.report.recording).exists()
-
-    result, _ = fit(
-        [h.LogSchedule(h.Every(steps=1)), Recorder(tmp_path), Looks()], batches=400, epochs=1, validation=None
-    )
-    assert result.recording is not None
-    assert seen == [step - 1 for step in range(50, 401, 50)]
-    assert logs(result.recording) == 400
-
-
-def logs(path: Path) -> int:
-    """Return how many logs a recording has, each of which comes after its batch."""
-    (attempt,) = read(path).attempts
-    assert not attempt.damage
-    batch, found = 0, 0
-    for entry in attempt.entries:
-        if isinstance(entry, Batches):
-            batch = entry.last.batch
-        elif isinstance(entry, EventEntry) and entry.event == "log":
-            found += 1
-            assert entry.counters.batch == batch == found
-    return found

@@ -186,14 +186,6 @@ def strided(tensor: Tensor) -> Iterator[Tensor]:
         yield local.int_repr()
     elif local.layout is torch.strided and not local.is_nested:
         yield local
-    elif local.layout is torch.sparse_coo:
-        yield from (local._indices(), local._values())
-    elif local.layout is torch.jagged:
-        yield from (local.values(), local.offsets())
-    elif local.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (local.crow_indices(), local.col_indices(), local.values())
-    elif local.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (local.ccol_indices(), local.row_indices(), local.values())
     elif local.is_nested:
         yield from local.unbind()
     else:

@@ -7,7 +7,6 @@ checksum detects lines that are cut short or have a wrong digit.
     ["attempt", {...}]                                          an attempt begins: the fields of `AttemptRecord`
     ["happened", event, clock, counters, data]                  `EventEntry`
     ["batches", number, part, counters, clock, rows, columns, losses]  `Batches`: a block, or a part of one
-    ["behind", number, batch]                                   the next lines follow this batch of a later block
     ["asked", number, [...]]                                    `RequestEntry`: the fields of `Request`; target and
                                                                 value only of a change of the run
     ["recounted", number, times]                                `RepeatEntry`
@@ -185,10 +184,6 @@ def items_of(entry: Entry, number: int = 0) -> Items:
 
 def event_items(event: str, clock: float, counters: Sequence[float], data: Mapping[str, Any]) -> Items:
     return "happened", event, round(clock, 6), counters, data
-
-
-def mark_items(number: int, batch: int) -> Items:
-    return "behind", number, batch
 
 
 def block_items(

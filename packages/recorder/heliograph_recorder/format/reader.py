@@ -15,15 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .lines import FORMAT, decode, decode_attempt, format_line, is_intact, parse_array, parse_line
-from .records import AttemptRecord, Batches, Entry, Recording, slice_block
-from .tail import TailRows, notes_in, parse_tail, read_tail
+from .lines import FORMAT, Items, decode, decode_attempt, format_line, is_intact, parse_array, parse_line
+from .records import AttemptRecord, Entry, Recording
+from .tail import BEGIN, TailRows, parse_tail, read_tail
 
 SUFFIX = ".recording"
 SHOWN = 10  # texts on damage
 CLOCK_TOLERANCE = 60.0  # seconds by which the clock may have been set since a lock was written
 READINGS = 10  # attempts to read the files of a run without a write in between
-ONE_ENTRY = ("happened", "asked")  # the most frequent lines: one entry, no batches
 UNKNOWN = AttemptRecord("", "train", "", "", 1, None, None, (), (), {}, {}, losses=False, plan={}, entries=())
 
 
@@ -79,24 +78,24 @@ def find_recording(path: Path) -> Path:
 
 
 def read_leftover(path: Path) -> list[str]:
-    """Read the lines of a killed run that are in the tail but not in the recording."""
+    """Read the batches of a killed run that are in the tail but not in the recording; return their lines."""
     rows = parse_tail(read_tail(path))
     attempts = _parse_file(path, path.read_bytes())
-    return _missing_lines(attempts[-1], rows) if attempts and rows is not None else []
+    return [format_line(*items) for items in _missing(attempts[-1], rows)] if attempts and rows is not None else []
 
 
 def read_files(path: Path, begin: int = 0) -> tuple[bytes, bytes, list[str]]:
     """Read a consistent pair of tail and recording, from the byte `begin`, although a run may be writing them.
 
-    A pair is consistent if the run only added batches meanwhile. A note or a line would follow batches that were not
-    read. A new block begins only after the lines of the previous block.
+    A pair is consistent if the run only added batches meanwhile. A new block begins only after the line of the previous
+    block, and changes the head of the tail.
     """
     for _ in range(READINGS):
-        size, first_tail, tail = path.stat().st_size, read_tail(path), read_tail(path)
+        size, tail, later_tail = path.stat().st_size, read_tail(path), read_tail(path)
         with path.open("rb") as file:
             file.seek(begin)
             content = file.read()
-        if begin + len(content) == size and notes_in(first_tail) == notes_in(tail):
+        if begin + len(content) == size and tail[:BEGIN] == later_tail[:BEGIN]:
             return tail, content, []
     return tail, content, [f"the run wrote to it during each of {READINGS} readings: the newest entries may be wrong"]
 
@@ -139,78 +138,38 @@ class Follower:
 
 
 @dataclass(slots=True)
-class _Mark:
-    """A position among the entries, after `batch` of a block whose line follows later."""
-
-    number: int
-    batch: int
-    blocks: list[Batches] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class ParsedAttempt:
     """An attempt whose lines are being read.
 
     Attributes:
         header: the attempt without entries.
-        entries: in order; a mark stands for the batches at its position.
+        entries: in order.
         damage: descriptions of unreadable lines.
-        lines: the lines that the tail may contain, too.
         parts: the number and part of each block of batches that was read.
-        marks: the marks whose block is not read yet.
     """
 
     header: AttemptRecord
-    entries: list[Entry | _Mark] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
-    lines: set[bytes] = field(default_factory=set)
     parts: set[tuple[int, int]] = field(default_factory=set)
-    marks: list[_Mark] = field(default_factory=list)
 
     def add(self, items: list[Any]) -> None:
         """Add a line's array, unless it is a part of a block that was added before."""
         match items:
-            case ["batches", int(number), int(part), *_] if (number, part) in self.parts:
-                return
-            case ["behind", int() as number, int() as batch]:  # int(number) would look for __match_args__ every time
-                mark = _Mark(number, batch)
-                self.marks.append(mark)
-                self.entries.append(mark)
-                return
+            case ["batches", int(number), int(part), *_]:
+                if (number, part) not in self.parts:
+                    self.entries.append(decode(items))
+                    self.parts.add((number, part))
             case ["lost", int(lines)]:
                 self.damage.append(f"{lines} lines could not be written")
-                return
-        entry = decode(items)
-        if isinstance(entry, Batches):
-            self.parts.add((items[1], items[2]))
-            self._add_block(entry, items[1])
-        else:
-            self.entries.append(entry)
-
-    def _add_block(self, block: Batches, number: int) -> None:
-        self.marks = [mark for mark in self.marks if mark.number == number]
-        done, end = 0, len(block)
-        for mark in self.marks:
-            until = min(mark.batch - block.first.batch, end)
-            if until > done:
-                mark.blocks.append(slice_block(block, done, until))
-                done = until
-        if done < end:
-            self.entries.append(slice_block(block, done, end))
+            case _:
+                self.entries.append(decode(items))
 
     def copy(self) -> ParsedAttempt:
-        marks = {id(mark): replace(mark, blocks=[*mark.blocks]) for mark in self.marks}
-        entries = [marks.get(id(entry), entry) for entry in self.entries]
-        return ParsedAttempt(self.header, entries, [*self.damage], self.lines, {*self.parts}, [*marks.values()])
+        return ParsedAttempt(self.header, [*self.entries], [*self.damage], {*self.parts})
 
     def finish(self) -> AttemptRecord:
-        entries: list[Entry] = []
-        for entry in self.entries:
-            if isinstance(entry, _Mark):
-                entries += entry.blocks
-            else:
-                entries.append(entry)
-        return replace(self.header, entries=tuple(entries), damage=tuple(self.damage))
+        return replace(self.header, entries=tuple(self.entries), damage=tuple(self.damage))
 
 
 class Parser:
@@ -252,13 +211,7 @@ class Parser:
     def _add_line(self, line: bytes, suffix: str = "") -> None:
         attempts = self.attempts
         try:
-            items = parse_line(line)
-            if attempts and items[0] in ONE_ENTRY:
-                attempts[-1].entries.append(decode(items))
-            else:
-                self._add(items)
-            if items[0] != "batches":  # a block has a number instead
-                attempts[-1].lines.add(line)
+            self._add(parse_line(line))
         except ValueError as error:
             if line.startswith(b'["attempt"') or not attempts:
                 attempts.append(ParsedAttempt(UNKNOWN))
@@ -287,17 +240,15 @@ def _add_tail(attempt: ParsedAttempt, tail: bytes, remarks: Sequence[str]) -> No
     except ValueError as error:
         attempt.damage.append(str(error))
         return
-    for line in () if rows is None else _missing_lines(attempt, rows):
-        attempt.add(parse_line(line))
+    for items in () if rows is None else _missing(attempt, rows):
+        attempt.add(list(items))
 
 
-def _missing_lines(attempt: ParsedAttempt, rows: TailRows) -> list[str]:
-    """Return the lines that are in the tail, but not in the file."""
+def _missing(attempt: ParsedAttempt, rows: TailRows) -> list[Items]:
+    """Return the blocks that are in the tail, but not in the file."""
     if attempt.header.name not in (rows.attempt, ""):  # "": the attempt's first line is damaged
         return []
-    notes = [line.decode() for line in rows.notes if line not in attempt.lines]
-    parts = [items for part, items in enumerate(rows.arrays()) if (rows.number, part) not in attempt.parts]
-    return notes + [format_line(*items) for items in parts]
+    return [items for part, items in enumerate(rows.arrays()) if (rows.number, part) not in attempt.parts]
 
 
 def _check_head(path: Path, lines: Sequence[bytes]) -> bool:

@@ -3,9 +3,6 @@
 The tail consists of a head (the attempt, the block's number and first counters) and a row for every batch. The first
 value of a row, its batch, is never 0, and written last. So is the number in the head. A kill during a write leaves a 0
 there, and a reader sees a number or a batch only with its other values.
-
-After the rows come notes: the lines that the recording gets with the block, each after a newline. The first newline of
-a write is written last, after the 0 that ends the notes. Writing a 0 over the first newline removes all notes.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .lines import ROWS, Items, block_items, counter_values, is_intact
+from .lines import ROWS, Items, block_items, counter_values
 from .records import Counters
 
 HEAD = struct.Struct("<8sq16s9qddq")  # magic, number, attempt, counters, clock, tokens
@@ -31,9 +28,7 @@ INTEGER = struct.Struct("<q")
 MAGIC = b"HelioRo4"
 NUMBER = len(MAGIC)  # the offset of the number in the head
 BEGIN = HEAD.size  # of the rows
-NOTES = BEGIN + ROWS * ROW.size
-SIZE = NOTES + 2**16
-NEWLINE = 10
+SIZE = BEGIN + ROWS * ROW.size
 BATCH, SKIPPED, WINDOW = 0, 4, 6  # columns of a row
 LIMIT = 2**50  # larger than any real counter; a block of such values fits in 64 bits
 
@@ -52,7 +47,6 @@ class TailRows:
         first: the counters before the first batch.
         clock: seconds since the attempt began, at `first`.
         table: (batches, 8), the columns of `ROW`.
-        notes: lines; the recording may contain them, too.
     """
 
     attempt: str
@@ -60,7 +54,6 @@ class TailRows:
     first: Counters
     clock: float
     table: NDArray[np.int64]
-    notes: Sequence[bytes] = ()
 
     @property
     def skips(self) -> list[bool]:  # by batch, whether it was skipped
@@ -114,7 +107,7 @@ class Tail:
         self.path = path
         self.obstacle: OSError | None = None
         self.buffer: mmap.mmap | bytearray = bytearray(SIZE)
-        self._used, self._next_note = 0, NOTES
+        self._used = 0
         if path is None:
             return
         try:
@@ -128,7 +121,6 @@ class Tail:
         INTEGER.pack_into(self.buffer, NUMBER, 0)
         self.buffer[BEGIN : BEGIN + self._used * ROW.size] = bytes(self._used * ROW.size)
         self._used = 0
-        self.clear_notes()
         counters = counter_values(replace(first, tokens=0))
         HEAD.pack_into(self.buffer, 0, MAGIC, 0, attempt.encode(), *counters, clock, first.tokens)
         INTEGER.pack_into(self.buffer, NUMBER, number)
@@ -139,21 +131,6 @@ class Tail:
         self._used = index + 1
         ROW.pack_into(self.buffer, at, 0, *values)
         INTEGER.pack_into(self.buffer, at, batch)
-
-    def note(self, lines: Sequence[str]) -> bool:
-        """Store lines; return False if there is no room or a kill could lose them."""
-        text = "\n".join(lines).encode()
-        begin, end = self._next_note, self._next_note + 1 + len(text)
-        if self.path is None or self.obstacle is not None or end >= SIZE:  # a 0 follows
-            return False
-        self.buffer[begin + 1 : end + 1] = text + b"\0"  # overwrites cleared notes
-        self.buffer[begin] = NEWLINE
-        self._next_note = end
-        return True
-
-    def clear_notes(self) -> None:
-        self.buffer[NOTES] = 0  # one byte, so that they cannot be half cleared
-        self._next_note = NOTES
 
     def rows(self, count: int) -> TailRows:
         _, number, attempt, *first, clock, tokens = HEAD.unpack_from(self.buffer)
@@ -189,23 +166,19 @@ def read_tail(path: Path) -> bytes:
         return b""
 
 
-def notes_in(data: bytes) -> bytes:
-    return data[NOTES:].partition(b"\0")[0]
-
-
 def parse_tail(data: bytes) -> TailRows | None:
-    """Return the batches and notes of a tail, None if it has none."""
-    if not data.startswith(MAGIC) or len(data) < NOTES:  # it is being created
+    """Return the batches of a tail, None if it has none."""
+    if not data.startswith(MAGIC) or len(data) < SIZE:  # it is being created
         return None
     _, number, attempt, *first, clock, tokens = HEAD.unpack_from(data)
-    table, notes = _table_of(data), notes_in(data).split(b"\n")[1:]
-    if not number or not (len(table) or notes):
+    table = _table_of(data)
+    if not number or not len(table):
         return None
     head = [*first, abs(clock), tokens, number]  # a clock may begin slightly below 0
-    if not _is_plausible(head, table) or not all(map(is_intact, notes)):
+    if not _is_plausible(head, table):
         raise ValueError("the tail is damaged")
     name = attempt.rstrip(b"\0").decode(errors="replace")
-    return TailRows(name, number, replace(Counters(*first), tokens=tokens), clock, table, notes)
+    return TailRows(name, number, replace(Counters(*first), tokens=tokens), clock, table)
 
 
 def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:

@@ -79,7 +79,7 @@ class AttemptReplay:
             "last_boundary": self._end_training,
             "train_end": self._end_training,
             "change_served": self._change_run,
-            "log": self._log,
+            "log": self._emit_metrics,
             "validation_start": self._start_evaluation,
             "test_start": self._start_evaluation,
             "predict_start": self._start_evaluation,
@@ -228,14 +228,6 @@ class AttemptReplay:
     def _change_run(self, entry: EventEntry) -> None:
         self._boundary.serve_change(change_of(entry.data))
         self._emit(entry)
-
-    def _log(self, entry: EventEntry) -> None:
-        metrics = entry.data["metrics"]
-        for name, optimizer in self.run.optimizers.items():
-            optimizer.group.rate = metrics.get(f"train/{self.run.stepping.label('learning_rate', name)}")
-        self._emit_metrics(entry)
-        for optimizer in self.run.optimizers.values():
-            optimizer.group.rate = None
 
     def _emit_metrics(self, entry: EventEntry) -> None:
         event: Any = self._emit(entry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -44,40 +44,10 @@ class UnrecordedCounts(dict[str, int]):
         raise NotRecorded("the number of batches of each stream")
 
 
-class RecordedGroup(MutableMapping[str, Any]):
-    """A parameter group with only the learning rate, which is known during a `Log` that contains it."""
-
-    def __init__(self) -> None:
-        self.rate: float | None = None
-
-    def __getitem__(self, key: str) -> Any:
-        if key == "lr" and self.rate is not None:
-            return self.rate
-        if key == "lr":
-            raise NotRecorded("the learning rate here", "A Log has it if LearningRate(...) was in the run.")
-        raise NotRecorded(f"the optimizer's {key!r}")
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        raise NotRecorded(f"a training with a different {key!r}")
-
-    def __delitem__(self, key: str) -> None:
-        raise NotRecorded(f"a training without {key!r}")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(["params", "lr"])
-
-    def __len__(self) -> int:
-        return 2
-
-
 class RecordedOptimizer(Unrecorded):
-    """An optimizer with one parameter group that cannot step."""
+    """An optimizer: plugins see that it exists."""
 
     owner = "optimizer"
-
-    def __init__(self) -> None:
-        self.group = RecordedGroup()
-        self.param_groups = [self.group]
 
 
 class RecordedEngine(Unrecorded):

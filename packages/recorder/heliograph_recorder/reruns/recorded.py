@@ -142,7 +142,7 @@ class RecordedRun:
 
     def _newest(self, fits: Callable[[Counters], bool]) -> Origin:
         skipped: list[str] = []
-        for path, counters, trainings in self._checkpoints():
+        for path, counters in self._checkpoints():
             if not fits(counters):
                 continue
             file = next((candidate for candidate in self._candidates(path) if candidate.exists()), None)
@@ -158,9 +158,6 @@ class RecordedRun:
             names = "epoch", "batch", "steps"
             if [entry.progress.get(name) for name in names] != [getattr(counters, name) for name in names]:
                 skipped.append(f"{file} belongs to another run: its counters differ from the recording")
-                continue
-            if entry.training not in trainings:
-                skipped.append(f"{file} belongs to another training, {entry.training}")
                 continue
             return Origin(file, counters.steps, (counters.epoch, counters.batch), skipped)
         return Origin(skipped=skipped)
@@ -178,9 +175,9 @@ class RecordedRun:
             return self.course
         return course_of(self.recording, str(self.recording.path), since=origin.begin)
 
-    def _checkpoints(self) -> Iterator[tuple[Path, Counters, set[str]]]:
-        """Yield file, counters and possible training ids of the checkpoints in the recording, the newest first."""
-        checkpoints: list[tuple[Path, Counters, set[str]]] = []
+    def _checkpoints(self) -> Iterator[tuple[Path, Counters]]:
+        """Yield file and counters of the checkpoints in the recording, the newest first."""
+        checkpoints: list[tuple[Path, Counters]] = []
         saved = Counters()
         for _, entry, lost in walk(self.recording):
             if lost or not isinstance(entry, EventEntry):
@@ -190,19 +187,13 @@ class RecordedRun:
             if entry.event in NOTED and entry.data["path"] is not None:
                 origin = entry.data.get("origin")
                 counters = saved if origin is None else Counters(**origin)
-                checkpoints.append((Path(entry.data["path"]), counters, _trainings_of(entry)))
+                checkpoints.append((Path(entry.data["path"]), counters))
         yield from reversed(checkpoints)
 
     def _candidates(self, path: Path) -> Iterator[Path]:
         """Yield the possible paths of a checkpoint: the folder of the run may have been moved."""
         folders = [self._folder, *(path for path in self._folder.iterdir() if path.is_dir())]
         yield from (path, *(folder / path.name for folder in folders))
-
-
-def _trainings_of(entry: EventEntry) -> set[str]:
-    """Return the possible training ids of a checkpoint: a fork loads a checkpoint of its parent, or its own."""
-    parent = entry.data.get("forked_from") or {}
-    return {str(training) for training in (entry.data["training"], parent.get("training")) if training}
 
 
 class RerunComparison:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from heliograph.events import Request
 from heliograph.packages.recorder.tests.recordings import PLAIN, attempt, encode, encode_attempt, write
-from heliograph_recorder.format.lines import ROWS, encode_head, encode_lost, format_line, mark_items
+from heliograph_recorder.format.lines import ROWS, encode_head, encode_lost, format_line
 from heliograph_recorder.format.reader import read, read_leftover
 from heliograph_recorder.format.records import Batches, Counters, EventEntry, RequestEntry
 from heliograph_recorder.format.tail import (
     BEGIN,
     INTEGER,
-    NOTES,
     NUMBER,
     ROW,
     Tail,
@@ -180,70 +177,6 @@ def test_a_row_counts_once_it_is_complete(whole: int, tmp_path: Path) -> None:
         assert read(path).attempts[0].entries == (START, block(0, 4))
 
 
-@pytest.mark.parametrize("note", [b"[1]", b"[[1]]", b"[", b'[["happened"]]', b'[["behind",1]]', b'{"a":1}', b"\xff"])
-def test_a_damaged_note_is_reported(note: bytes, tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START))
-    tail = fill(path, 1, 0, 3)
-    tail.buffer[NOTES : NOTES + 1 + len(note)] = b"\n" + note
-    assert read(path).attempts[0].damage == ("the tail is damaged",)
-
-
-def test_notes_that_the_file_has_are_not_added(tmp_path: Path) -> None:
-    """A kill came after they were written, or after the first of them."""
-    path = write(tmp_path / "x.recording", attempt(START))
-    tail = fill(path, 1, 0, 3)
-    log = EventEntry("log", 0.5, Counters(0, 3, 0, 3), {"metrics": {"a": float("inf"), "b": 0.1}})
-    assert tail.note([encode(each) for each in (ASKED, log)])
-    lines = read_leftover(path)
-    for count in (0, 1, 2, 3):
-        added = path.with_name(f"{count}.recording")
-        added.write_text(path.read_text() + "".join(f"{line}\n" for line in lines[:count]))
-        tail_path(added).write_bytes(tail_path(path).read_bytes())
-        assert read(added).attempts[0].entries == (START, ASKED, log, block(0, 3))
-    tail.begin("a1", 2, Counters(0, 3), 0.5)
-    assert read(path).attempts[0].entries == (START,)
-
-
-class Moments(bytearray):
-    """A tail's content; reads it at every moment of being written: each write may be cut anywhere, from either end."""
-
-    found: list[list[str]]
-
-    def __setitem__(self, at: Any, value: Any) -> None:
-        before = bytes(self)
-        super().__setitem__(at, value)
-        begin, end = (at.start, at.stop) if isinstance(at, slice) else (at, at + 1)
-        for former, later in ((bytes(self), before), (before, bytes(self))):
-            self.found += [notes_of(former[:cut] + later[cut:]) for cut in range(begin, end + 1)]
-
-
-def notes_of(content: bytes) -> list[str]:
-    """Return the notes of a tail with three batches."""
-    rows = parse_tail(content)
-    assert rows is not None
-    assert len(rows.table) == 3
-    return [line.decode() for line in rows.notes]
-
-
-def test_at_every_moment_of_clearing_and_adding_notes_a_tail_has_its_batches(tmp_path: Path) -> None:
-    tail = fill(tmp_path / "x.recording", 1, 0, 3)
-    first, second, third = (encode(each) for each in (ASKED, replace(ASKED, number=1), START))
-    assert tail.note([first, second])
-    assert tail.note([third])
-    content = bytes(tail.buffer)
-    tail.close()
-    tail.buffer = moments = Moments(content)
-    moments.found = [notes_of(content)]
-    tail.clear_notes()
-    cleared = bytes(moments)
-    assert tail.note([third])
-    assert tail.note([first])
-    former, *later = (list(notes) for notes in ((first, second, third), (), (third,), (third, first)))
-    assert {str(each) for each in moments.found} == {str(each) for each in (former, *later)}
-    # A reader began before the notes were cleared, and ended after it.
-    assert all(notes_of(content[:cut] + cleared[cut:]) in (former, []) for cut in range(NOTES, len(content)))
-
-
 def test_a_tail_with_an_incomplete_head_is_ignored(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, 3)
@@ -273,29 +206,6 @@ def test_a_full_block_and_the_next_one(tmp_path: Path) -> None:
     assert len(tail.rows(ROWS).table) == ROWS
     tail.begin("a1", 2, Counters(0, ROWS), 0.0)
     assert parse_tail(read_tail(path)) is None  # the rows of the former block are cleared
-
-
-def test_entries_that_were_written_before_their_block_are_between_its_batches(tmp_path: Path) -> None:
-    logs = [EventEntry("log", batch / 100, Counters(0, batch, 0, batch), {"metrics": {}}) for batch in (0, 2, 5, 5)]
-    path = write(tmp_path / "x.recording", attempt(START))
-    with path.open("a") as file:
-        file.write(encode(block(0, 1), 1) + "\n")
-        for mark, log in zip((1, 2, 5, None), logs, strict=True):
-            file.write("" if mark is None else format_line(*mark_items(2, mark)) + "\n")
-            file.write(encode(log) + "\n")
-    assert read(path).attempts[0].entries == (START, block(0, 1), *logs)  # the block is lost
-    fill(path, 2, 1, 7, 3)
-    entries = read(path).attempts[0].entries
-    spans = [
-        (each.first.batch, each.first.batch + len(each)) if isinstance(each, Batches) else each.event
-        for each in entries
-        if isinstance(each, Batches | EventEntry)
-    ]
-    assert spans == ["train_start", (0, 1), "log", (1, 2), "log", (3, 5), "log", "log", (5, 7)]
-    with path.open("a") as file:
-        file.write("".join(f"{line}\n" for line in read_leftover(path)))
-    tail_path(path).unlink()
-    assert read(path).attempts[0].entries == entries
 
 
 def test_the_first_lines_alone(tmp_path: Path) -> None:
