@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -11,7 +11,7 @@ from typing import Any
 
 import heliograph as h
 import torch
-from heliograph.events import CATALOGUE, Event, History, OrderedSignal, Receiver, Request
+from heliograph.events import Event, History, OrderedSignal, Receiver, Request
 from torch import Tensor
 
 from .attempt_facts import attempt_of
@@ -23,12 +23,7 @@ from .format.writer import RecordingWriter
 from .verbs import COUNTED, SERVED, TAKEN_BACK
 
 FIRST_TIMES, TIMES_EVERY = 1.0, 10.0  # seconds
-Probe = Callable[[Iterator[Receiver], Mapping[int, str]], Iterator[Receiver]]
 HOT = (h.BatchStart, h.ForwardEnd, h.BackwardEnd, h.GradientsReady, h.StepEnd, h.BatchEnd, h.ShouldStop)
-EVALUATION = (
-    h.ValidationBatchStart, h.ValidationBatchEnd, h.TestBatchStart, h.TestBatchEnd, h.PredictBatchStart,
-    h.PredictBatchEnd,
-)  # fmt: skip
 FIRST = 256  # batches that are all timed, for the sake of short runs
 STRIDE = 7919  # a prime, so that the timed batches do not coincide with a period of the training
 
@@ -39,15 +34,13 @@ class EventTimer:
     Args:
         event: the event's name.
         inner: the time in events that the running handler emits; one number, shared by all timers.
-        sample: `time_some` times one emission in `sample`.
     """
 
-    def __init__(self, event: str, inner: list[float], sample: int = 1) -> None:
-        self.event, self._inner, self._sample = event, inner, sample
-        self.emissions = self.timed = 0
+    def __init__(self, event: str, inner: list[float]) -> None:
+        self.event, self._inner, self.timed = event, inner, 0
         self._spent: dict[str, tuple[int, float, float]] = {}
 
-    def time_every(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
+    def time(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
         self.timed += 1
         spent, inner = self._spent, self._inner
         seen: set[str] = set()  # a plugin with several handlers counts an emission once
@@ -61,10 +54,6 @@ class EventTimer:
             times, before, longest = spent.get(owner, (0, 0.0, 0.0))
             spent[owner] = times + (owner not in seen), before + seconds, max(longest, seconds)
             seen.add(owner)
-
-    def time_some(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
-        number, self.emissions = self.emissions, self.emissions + 1
-        return receivers if number % self._sample else self.time_every(receivers, owners)
 
     def rows(self, emissions: int) -> Iterator[HandlerTime]:
         for owner, (times, total, longest) in self._spent.items():
@@ -88,36 +77,42 @@ class HandlerTimer:
         self.due, self.is_on = 0, False
         self._bus, self._sample, self._stretch = bus, sample, 0
         self._timers: dict[type[Event], EventTimer] = {}
-        self._probes: dict[type[Event], Probe] = {}
-        self._hot: list[tuple[OrderedSignal[Event], Probe]] = []
+        self._hot: list[OrderedSignal[Event]] = []
         self._timed_batches = 0
         self._inner = [0.0]
 
     def attach(self) -> None:
         for signal in self._bus.signals():
             if signal.event not in self._timers:
-                self._add(signal)
-            if signal.event not in HOT and signal.probe is None:
-                signal.probe = self._probes[signal.event]
+                self._timers[signal.event] = EventTimer(signal.event.name, self._inner)
+                if signal.event in HOT:
+                    self._hot.append(signal)
+            if signal.event not in HOT:
+                self._start(signal)
 
     def detach(self) -> None:
-        self.switch_off()
+        self.is_on = False
         for signal in self._bus.signals():
-            if signal.probe is not None and signal.probe == self._probes.get(signal.event):
-                signal.probe = None
+            self._end(signal)
 
     def switch_on(self) -> None:
         self.is_on = True
         self._timed_batches += 1
-        for signal, probe in self._hot:
-            if signal.probe is None:
-                signal.probe = probe
+        for signal in self._hot:
+            self._start(signal)
 
     def switch_off(self) -> None:
         self.is_on = False
-        for signal, probe in self._hot:
-            if signal.probe == probe:
-                signal.probe = None
+        for signal in self._hot:
+            self._end(signal)
+
+    def _start(self, signal: OrderedSignal[Any]) -> None:
+        if signal.probe is None:
+            signal.probe = self._timers[signal.event].time
+
+    def _end(self, signal: OrderedSignal[Any]) -> None:
+        if signal.event in self._timers and signal.probe == self._timers[signal.event].time:
+            signal.probe = None
 
     def step(self, batch: int) -> None:
         if batch < FIRST:
@@ -134,19 +129,9 @@ class HandlerTimer:
         rows: list[HandlerTime] = []
         complete = self._timed_batches - self.is_on  # without the current batch
         for event, timer in self._timers.items():
-            emissions = timer.emissions if event in EVALUATION or event not in CATALOGUE else timer.timed
-            if event in HOT and complete:
-                emissions = round(timer.timed * batches / complete)
-            rows += timer.rows(emissions)
+            is_sampled = event in HOT and complete
+            rows += timer.rows(round(timer.timed * batches / complete) if is_sampled else timer.timed)
         return TimesEntry(tuple(rows))
-
-    def _add(self, signal: OrderedSignal[Event]) -> None:
-        event = signal.event
-        is_sampled = event in EVALUATION or event not in CATALOGUE
-        timer = self._timers[event] = EventTimer(event.name, self._inner, self._sample)
-        self._probes[event] = timer.time_some if is_sampled else timer.time_every
-        if event in HOT:
-            self._hot.append((signal, self._probes[event]))
 
 
 MAX_SERVED = 100  # recorded numbers of requests that one event serves

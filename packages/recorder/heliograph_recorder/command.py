@@ -26,32 +26,27 @@ def explain(arguments: Sequence[str]) -> int:
 
 
 def timeline(arguments: Sequence[str]) -> int:
-    """Write a page with the curves, decisions and checkpoints of a recorded run, and a trace."""
+    """Write a page with the curves, decisions and checkpoints of a recorded run."""
     parser = _parser(
         "timeline",
-        "Exit status 0: written; 2: the recording is missing or unreadable, a file cannot be written, or no browser "
+        "Exit status 0: written; 2: the recording is missing or unreadable, the page cannot be written, or no browser "
         "can be started.",
     )
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
     parser.add_argument("--output", metavar="FILE", type=Path, help="the page; by default <recording>.html")
-    parser.add_argument(
-        "--trace", metavar="FILE", type=Path, help="the trace for Perfetto; by default <recording>.trace.json"
-    )
     options = parser.parse_args(arguments)
-    from .format.reader import read  # after the parser: torch is slow to import
+    from .format.reader import SUFFIX, read  # after the parser: torch is slow to import
     from .timeline.page import write_timeline
-    from .timeline.trace import write_trace
 
     try:
         recording = read(options.recording)
         page = options.output or recording.path.with_suffix(".html")
-        trace = options.trace or recording.path.with_suffix(".trace.json")
-        _check_files(page, trace)
+        if SUFFIX in page.resolve().suffixes:
+            raise ValueError(f"{page} has the name of a recording: give one with another suffix, such as .html.")
         write_timeline(recording, page)
-        write_trace(recording, trace)
     except (OSError, ValueError) as error:
         return _print_error("timeline", error)
-    print(f"{page}\n{trace}")
+    print(page)
     return _show(page) if options.open else 0
 
 
@@ -67,14 +62,6 @@ def _show(page: Path) -> int:
     if webbrowser.open(page.resolve().as_uri()):
         return 0
     return _print_error("timeline", OSError(f"no browser could be started: open {page} with one."))
-
-
-def _check_files(page: Path, trace: Path) -> None:
-    from .format.reader import SUFFIX
-
-    for file in (page, trace):
-        if SUFFIX in file.suffixes:
-            raise ValueError(f"{file} has the name of a recording: give one with another suffix, such as .html.")
 
 
 def _print_error(command: str, error: Exception) -> int:

@@ -167,9 +167,6 @@ def summary(
             "",
             *_proof(result, parts),
             "",
-            "files",
-            *(f"  {path}" for path in sorted(folder.rglob("*")) if path.is_file()),
-            "",
             "next",
             *_next(folder),
         ]
@@ -208,9 +205,6 @@ def _next(folder: Path) -> list[str]:
         f"  {python} -m heliograph explain {folder}     the whole story (see also {folder / 'timeline.html'})",
         f"  {python} -m heliograph replay {folder} --plugin early_stopping:patience=3     with less patience",
         f"  {python} -m tensorboard.main --logdir {folder / 'tensorboard'}   (or open {folder / 'curves.png'})",
-        f"  {python} -m heliograph events     the events in the order of the loop",
-        f"  {python} -m heliograph plugins    the installed plugins",
-        "  docs/writing_a_plugin.md, in the repository: your first plugin in ten minutes",
     ]
 
 

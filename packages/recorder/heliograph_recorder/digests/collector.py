@@ -56,7 +56,7 @@ BLOCK = 256  # batches, at most
 PLACE, RATE, FIRST = 2, 2, 3  # columns: epoch and batch, the learning rate, the digests
 BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(FIRST, FIRST + len(DIGESTS))
 WIDTH = FIRST + len(DIGESTS)
-WITH_LOSS, WITH_BITS = Struct("=QQdQQQQdQQ"), Struct("=QQdQQQQQQQ")  # rows with a loss, or with its checksum
+TABLE_ROW = Struct("=QQdQQQQQQQ")
 NO_SUMS: NDArray[np.int64] = np.zeros(0, np.int64)
 HALF, LOWER = np.uint64(32), np.uint64(2**32 - 1)
 SPREAD = np.uint64(FACTOR)  # odd: a bijection in which every bit changes the upper half
@@ -169,9 +169,9 @@ class DigestCollector:
             return
         self._in_hand, progress, loss = False, self._progress, run.loss
         if loss is None or self._control.skips_batch:
-            number: Sum | float = 0
+            number: Sum = 0
         elif self._is_single:
-            number = (loss.item() or _bits(loss) or 1) if loss.is_cpu else _bits(loss)
+            number = _bits(loss) or 1 if loss.is_cpu else _bits(loss)
         else:
             number = combine(map(_bits, run.stepping.batch_losses))
         every = self._weights
@@ -218,28 +218,25 @@ class BatchTable:
 
     def __init__(self) -> None:
         self.rows = self.waiting = 0
-        self._numbers = bytearray(BLOCK * WITH_BITS.size)
+        self._numbers = bytearray(BLOCK * TABLE_ROW.size)
         self._sums: list[tuple[int, BatchSums]] = []  # of batches with large samples: row, sums
         self._later: list[tuple[int, int, Tensor]] = []  # on a device: row, column, number
         self._fetched: Fetched | None = None
 
     def add(
-        self, epoch: int, batch: int, rate: float, loaded: BatchSums, draws: int, options: Sum, loss: Sum | float,
+        self, epoch: int, batch: int, rate: float, loaded: BatchSums, draws: int, options: Sum, loss: Sum,
         gradients: Sum, weights: Sum,
     ) -> None:  # fmt: skip
         crc, small, sums = loaded
         if sums:
             self._sums.append((self.rows, loaded))
             self.waiting += sum(map(len, sums))
-        numbers: tuple[int | float | Tensor, ...] = options, loss, gradients, weights
-        are_here = options.__class__ is gradients.__class__ is weights.__class__ is int
-        if loss.__class__ is not float or not are_here:
-            numbers = tuple(self._or_later(column, number) for column, number in enumerate(numbers, OPTIONS))
-        row = WITH_LOSS if numbers[1].__class__ is float else WITH_BITS
-        row.pack_into(self._numbers, self.rows * row.size, epoch, batch, rate, crc, small, draws, *numbers)
+        numbers = (self._or_later(*pair) for pair in enumerate((options, loss, gradients, weights), OPTIONS))
+        at = self.rows * TABLE_ROW.size
+        TABLE_ROW.pack_into(self._numbers, at, epoch, batch, rate, crc, small, draws, *numbers)
         self.rows += 1
 
-    def _or_later(self, column: int, number: Sum | float) -> int | float:
+    def _or_later(self, column: int, number: Sum) -> int:
         """Return a number, or 0 for a number on a device, which is read later."""
         if not isinstance(number, Tensor):
             return number

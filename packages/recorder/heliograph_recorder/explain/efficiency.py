@@ -176,7 +176,7 @@ def efficiency(recording: Recording, attempts: Sequence[AttemptSummary]) -> Effi
             parts[name] += piece.seconds * (1 - share)
             parts[WAITING] += piece.seconds * share
         previous, last = attempt, periods or last
-    bottlenecks = tuple(finding for finding in findings(last or _unmeasured(attempts, parts)) if finding.holds)
+    bottlenecks = tuple(finding for finding in findings(last) if finding.holds)
     plans = [attempt.attempt.plan for attempt in attempts]
     is_pending = not last and any("verdicts" in owners for plan in plans for owners in plan.values())
     positive = {name: seconds for name, seconds in parts.items() if seconds > 0}
@@ -207,14 +207,6 @@ def efficiency_section(times: Efficiency) -> StorySection:
     if times.ranks is None:
         lines += words.lines("waits for data, slow ranks and memory were not measured: add Verdicts to the plugins")
     return StorySection(f"where the time went: goodput {words.share(times.goodput, 1)}", lines)
-
-
-def _unmeasured(attempts: Sequence[AttemptSummary], parts: dict[str, float]) -> list[Measured]:
-    """Return the times of validations and saves, for a recording without measurements."""
-    fits = [attempt for attempt in attempts if attempt.is_fit]
-    validations, saves = (sum(1 for fit in fits for _ in fit.events(name)) for name in ("validation_end", "save_point"))
-    seconds, validation, save = sum(fit.seconds for fit in fits), parts["validations"], parts["saves"]
-    return [Measured(seconds, 1, 0, validation, validations, save, saves, (0.0,), (0.0,), (0.0,), (0,), (0,))]
 
 
 @dataclass(frozen=True, slots=True)

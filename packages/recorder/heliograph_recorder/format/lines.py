@@ -12,7 +12,6 @@ checksum detects lines that are cut short or have a wrong digit.
     ["recounted", number, times]                                `RepeatEntry`
     ["spent", [[...], ...]]                                     `TimesEntry`: the fields of each `HandlerTime`
     ["digests", epoch, first, rows, columns, rates, chain, length]  `DigestBlock`
-    ["lost", lines]                                             the number of lines that could not be written
 
 Counters are a list of their values, in order. Tokens and their column are omitted if there are none. The JSON is
 Python's, with NaN and Infinity.
@@ -217,13 +216,9 @@ def attempt_items(attempt: AttemptRecord) -> Items:
     return "attempt", {name: getattr(attempt, name) for name in _HEADER}
 
 
-def encode_lost(lines: int) -> str:
-    return format_line("lost", lines)
-
-
 def decode_attempt(items: list[Any]) -> AttemptRecord:
     _, header = items
-    values = {name: tuple(header[name]) if name in _TUPLES else header[name] for name in _HEADER}
+    values: dict[str, Any] = {name: tuple(header[name]) if name in _TUPLES else header[name] for name in _HEADER}
     values["plan"] = {event: tuple(names) for event, names in header["plan"].items()}
     return AttemptRecord(**values, entries=())
 

@@ -155,15 +155,12 @@ class ParsedAttempt:
 
     def add(self, items: list[Any]) -> None:
         """Add a line's array, unless it is a part of a block that was added before."""
-        match items:
-            case ["batches", int(number), int(part), *_]:
-                if (number, part) not in self.parts:
-                    self.entries.append(decode(items))
-                    self.parts.add((number, part))
-            case ["lost", int(lines)]:
-                self.damage.append(f"{lines} lines could not be written")
-            case _:
-                self.entries.append(decode(items))
+        is_block = items[0] == "batches"
+        if is_block and (items[1], items[2]) in self.parts:
+            return
+        self.entries.append(decode(items))
+        if is_block:
+            self.parts.add((items[1], items[2]))
 
     def copy(self) -> ParsedAttempt:
         return ParsedAttempt(self.header, [*self.entries], [*self.damage], {*self.parts})

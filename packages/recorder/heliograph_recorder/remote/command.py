@@ -83,14 +83,9 @@ def _answer(options: argparse.Namespace) -> int:
 
 
 def _request(run: RemoteRun, options: argparse.Namespace) -> RemoteAnswer:
-    reason = options.reason
     limits = {"wait": options.wait, "timeout": options.timeout}
-    match options.verb:
-        case "set-lr":
-            return run.set_learning_rate(options.rate, reason, optimizer=options.optimizer, **limits)
-        case "enable":
-            return run.enable(options.plugin, reason, **limits)
-        case "disable":
-            return run.disable(options.plugin, reason, **limits)
-    answer: RemoteAnswer = getattr(run, options.verb.replace("-", "_"))(reason, **limits)
+    if options.verb == "set-lr":
+        return run.set_learning_rate(options.rate, options.reason, optimizer=options.optimizer, **limits)
+    names = [options.plugin] if options.verb in ("enable", "disable") else []
+    answer: RemoteAnswer = getattr(run, options.verb.replace("-", "_"))(*names, options.reason, **limits)
     return answer

@@ -13,7 +13,6 @@ from heliograph import Bus, Control, NotRecorded, Progress, TrainStart
 from heliograph.core.context import LineVerbs
 from heliograph.events import CHANGES, CheckpointSource, Event, Phase, Reduction, Request, Verb, is_within
 from heliograph.spi import Metrics, describe_error
-from torch import Tensor
 
 from ..format.records import AttemptRecord, Counters
 from ..verbs import EVALUATION_VERB, TAKEN_BACK
@@ -248,18 +247,6 @@ class ReplayRun(Unrecorded, LineVerbs):
     @loss.setter
     def loss(self, value: Any) -> None:
         self._loss = value
-
-    @property
-    def losses(self) -> Mapping[str, Tensor | None]:
-        if self.is_named:
-            raise NotRecorded("the losses of several optimizers")
-        return {self.optimizer_name: self.loss}
-
-    @property
-    def windows(self) -> Mapping[str, int]:
-        if self.is_named:
-            raise NotRecorded("the windows of several optimizers")
-        return {self.optimizer_name: self.window}
 
     @property
     def unknown(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,44 +112,13 @@ def fork(
 
 
 def check_free(folder: Path) -> None:
-    """Raise ValueError if a folder is a file, or has a training other than an unsaved fork."""
-    file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
-    if file is not None:
-        raise ValueError(f"{file} is not a folder: give into= (--into on the command line) another folder.")
+    """Raise ValueError if a folder has a training other than an unsaved fork."""
     suffixes = (".pth",) if any(folder.rglob(UNSAVED_FORK)) else (".pth", SUFFIX)
     existing = next((path for suffix in suffixes for path in folder.rglob(f"*{suffix}")), None)
     if existing is not None:
         raise ValueError(
             f"{folder} already has a training ({existing.name}): give another into= (--into on the command line)."
         )
-
-
-class UnsavedMarks:
-    """Files that mark a fork without a save, so that no training begins or resumes there.
-
-    Args:
-        folder: of the fork.
-        checkpoint_folders: of the fork.
-        text: describes the fork.
-    """
-
-    def __init__(self, folder: Path, checkpoint_folders: Iterable[Path], text: str) -> None:
-        self._folders, self._text = list(checkpoint_folders), text
-        self._marks = [path / UNSAVED_FORK for path in dict.fromkeys([folder, *self._folders])]
-
-    def write(self) -> None:
-        for mark in self._marks:
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.write_text(self._text)
-
-    def note_save(self, path: Path) -> None:
-        """Remove the marks if the save is a checkpoint of the fork."""
-        if path.parent in self._folders:
-            self.remove()
-
-    def remove(self) -> None:
-        for mark in self._marks:
-            mark.unlink(missing_ok=True)
 
 
 def _factory_of(program: Program) -> TrainerFactory:
@@ -188,7 +156,7 @@ class Fork(Plugin):
         self._recorded, self._origin, self._step, self._change, self._exact = recorded, origin, step, change, exact
         self._recorder: Recorder | None = None
         self._savers: list[Checkpoint | WeightsCheckpoint] = []
-        self._marks: UnsavedMarks | None = None
+        self._marks: list[Path] = []  # so that no training begins or resumes in a fork without a save
         self._place = 0, 0  # epoch and batch of the change
         self._is_due, self.is_done = True, False
         requests = requests_of_people(recorded.recording, origin.begin)
@@ -210,8 +178,8 @@ class Fork(Plugin):
         checkpoints = [saver for saver in self._savers if isinstance(saver, Checkpoint)]
         for checkpoint in checkpoints:
             checkpoint.resume = replace(checkpoint.resume, path=None)
-        folders = [checkpoint.folder for checkpoint in checkpoints]
-        self._marks = UnsavedMarks(folder, folders, f"a fork of {self._recorded.recording.path} at step {self._step}")
+        folders = [folder, *(checkpoint.folder for checkpoint in checkpoints)]
+        self._marks = [path / UNSAVED_FORK for path in dict.fromkeys(folders)]
         self._recorder = next((plugin for plugin in plugins if isinstance(plugin, Recorder)), None)
         if self._recorder is None:
             self._recorder = Recorder(folder, digests=True)
@@ -223,8 +191,9 @@ class Fork(Plugin):
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
         self._check_length(run)
-        if run.engine.is_main and self._marks is not None:
-            self._marks.write()
+        for mark in self._marks if run.engine.is_main else ():
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.write_text(f"a fork of {self._recorded.recording.path} at step {self._step}")
         path = self._origin.path
         parent = {"step": self._step, "recording": str(self._recorded.recording.path.absolute())}
         identity: str = run.engine.broadcast(uuid4().hex)
@@ -260,17 +229,22 @@ class Fork(Plugin):
 
     @on(CheckpointSaved, optional=True)
     def note_save(self, run: Run, event: CheckpointSaved) -> None:
-        if run.engine.is_main and self._marks is not None:
-            self._marks.note_save(event.path)
+        checkpoints = [saver.folder for saver in self._savers if isinstance(saver, Checkpoint)]
+        if run.engine.is_main and event.path.parent in checkpoints:
+            self._remove_marks()
 
     @on(RunClosed, lane=Lane.TRANSFORM)
     def finish(self, run: Run, event: RunClosed) -> None:
-        if self.is_done and event.status == "completed" and run.engine.is_main and self._marks is not None:
-            self._marks.remove()
+        if self.is_done and event.status == "completed" and run.engine.is_main:
+            self._remove_marks()
         if not self.is_done and event.status != "failed":
             text = f"Nothing was changed or saved: the run ended before a batch after step {self._step}. Fork it again."
             run.warn(text)
             logger.warning(text)  # after a signal, the result may not be visible
+
+    def _remove_marks(self) -> None:
+        for mark in self._marks:
+            mark.unlink(missing_ok=True)
 
     def _hold_saves(self, holds: bool) -> None:
         for saver in self._savers:

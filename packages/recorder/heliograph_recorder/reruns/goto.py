@@ -340,15 +340,10 @@ class PausedRun:
         """
         entered: list[T] = []
         self._thread.call(lambda: entered.append(context.__enter__()))
-        error: BaseException | None = None
         try:
             yield entered[0]
-        except BaseException as raised:
-            error = raised
-            raise
         finally:
-            traceback = None if error is None else error.__traceback__
-            self._thread.call(lambda: context.__exit__(None if error is None else type(error), error, traceback))
+            self._thread.call(lambda: context.__exit__(None, None, None))
 
     def next_event(self) -> Event | None:
         """Continue to the next event; return it, or None at the end of the training.

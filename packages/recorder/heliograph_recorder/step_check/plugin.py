@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_map_only
 from .operators import OperatorDifference, first_operator_difference
 
 STEPS: Callable[[Progress], float] = attrgetter("steps")
-MOST_DIAGNOSES = 3  # differences for which the operator is searched
 MOST_NAMED = 2
 logger = logging.getLogger("heliograph")
 DROPPED = frozenset(
@@ -227,8 +226,7 @@ class StepCheck(Plugin):
     The loss and all gradients must be bitwise identical. Otherwise the hardware computed wrongly (silent data
     corruption), or an operation is not deterministic. More repetitions decide which. If they agree with each
     other, the step was wrong. If all differ, the step is not deterministic, and the first operator whose outputs differ
-    is named. This search runs compiled code uncompiled. It is done for the first three differences. Each cause is
-    reported once, and counted.
+    is named. This search runs compiled code uncompiled. Each cause is reported once, and counted.
 
     The training does not change by one bit: the generators of torch, NumPy and Python, buffers, gradients and all other
     state of the task are restored, and the metrics, events and requests of a repetition are dropped. State elsewhere in
@@ -262,7 +260,6 @@ class StepCheck(Plugin):
     def reset(self) -> None:
         self._checked = self._different = 0  # steps
         self._causes: dict[tuple[str, ...], int] = {}  # the number of steps for each
-        self._operator: OperatorDifference | None = None
         self._is_due = False
         self._last_step = -1  # with a repetition
         self._repetition: Repetition | None = None
@@ -325,10 +322,8 @@ class StepCheck(Plugin):
                 f"repeated from the same state."
             )
             return
-        names_operator = self._different < MOST_DIAGNOSES
-        diagnosis = diagnose(run, repetition, earlier=self._operator, names_operator=names_operator)
+        diagnosis = diagnose(run, repetition)
         self._checked += 1
-        self._operator = diagnosis.operator or self._operator
         if diagnosis.text:
             self._report(run, f"step {run.progress.steps}, repeated, differs: {diagnosis.text}", diagnosis.causes)
         run.emit(StepChecked(diagnosis.text))
@@ -367,25 +362,14 @@ class Diagnosis(NamedTuple):
     Attributes:
         text: what differs and why; empty if all bits are equal.
         causes: the causes without values, one for each rank that differs.
-        operator: the first operator that differs on this rank, if it was searched.
     """
 
     text: str = ""
     causes: tuple[str, ...] = ()
-    operator: OperatorDifference | None = None
 
 
-def diagnose(
-    run: Run, repetition: Repetition, *, earlier: OperatorDifference | None = None, names_operator: bool = True
-) -> Diagnosis:
-    """Repeat the passes of a batch, and compare; a collective.
-
-    Args:
-        run: the run.
-        repetition: of the batch.
-        earlier: the operator that differed at an earlier step on this rank.
-        names_operator: search the operator; the same on all ranks.
-    """
+def diagnose(run: Run, repetition: Repetition) -> Diagnosis:
+    """Repeat the passes of a batch, and compare; a collective."""
     original = repetition.outcome()
     original = original if run.engine.world_size == 1 else original.clone()  # DDP may write to the same memory
     with repetition.repeating() as repeat:
@@ -394,17 +378,16 @@ def diagnose(
         if not run.engine.vote([float(bool(differences))])[0]:
             return Diagnosis()
         third = repeat().clone()
-        operator = first_operator_difference(repeat) if names_operator else earlier
+        operator = first_operator_difference(repeat)
         cause, kind = _cause(original, second, third, operator) if differences else ("", "")
-    suffix = " (seen at an earlier step)" if operator is not None and not names_operator else ""
     names = ", ".join(differences[:MOST_NAMED])
     more = f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
-    text = f"{names}{more}; {cause}{suffix}" if differences else ""
+    text = f"{names}{more}; {cause}" if differences else ""
     if run.engine.world_size == 1:
-        return Diagnosis(text, (kind,), operator)
+        return Diagnosis(text, (kind,))
     gathered = enumerate(run.engine.gather_objects((text, kind)))
     ranks = [(f"on rank {rank}: {text}", f"on rank {rank}: {kind}") for rank, (text, kind) in gathered if text]
-    return Diagnosis("; ".join(text for text, _ in ranks), tuple(kind for _, kind in ranks), operator)
+    return Diagnosis("; ".join(text for text, _ in ranks), tuple(kind for _, kind in ranks))
 
 
 def _cause(original: Outcome, second: Outcome, third: Outcome, operator: OperatorDifference | None) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,38 +78,29 @@ class Curve:
 
 
 class _BatchLosses:
-    """The losses of all batches that were not skipped; steps and times are only looked up for points to draw."""
+    """The losses of the batches that ran, as columns: steps, times, losses, attempts, and which are lost."""
 
     def __init__(self, axis: Axis) -> None:
         self._axis = axis
-        self._blocks: list[tuple[Batches, int, bool]] = []
-        self._ran: list[NDArray[np.int64] | None] = []  # by block: the batches that were not skipped; None for all
-        self._values: list[NDArray[np.float64]] = []
+        self._blocks: list[tuple[NDArray[Any], ...]] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self._values))
+        return sum(len(block[0]) for block in self._blocks)
 
     def add(self, block: Batches, attempt: int, *, is_lost: bool) -> None:
-        values, ran = np.asarray(block.losses, np.float64), None
-        if block.skipped_batches[-1] != block.first.skipped_batches:
-            skips = np.diff(np.asarray(block.skipped_batches), prepend=block.first.skipped_batches)
-            ran = np.flatnonzero(skips == 0)
-            values = values[ran]
-        self._blocks.append((block, attempt, is_lost))
-        self._ran.append(ran)
-        self._values.append(values)
+        ran = np.diff(np.asarray(block.skipped_batches), prepend=block.first.skipped_batches) == 0
+        before_last = (np.asarray(block.centiseconds) - block.centiseconds[-1]) / 100
+        times = self._axis.starts[attempt - 1] + np.maximum(0.0, block.clock + before_last)
+        columns = np.asarray(block.steps), times, np.asarray(block.losses)
+        count = int(ran.sum())
+        rest = np.full(count, attempt, np.int32), np.full(count, is_lost)
+        self._blocks.append((*(column[ran] for column in columns), *rest))
 
     def points(self) -> Iterator[Point]:
-        values = np.concatenate(self._values)
-        ends = np.cumsum([len(block_values) for block_values in self._values])
-        for at in _downsampled_positions(values):
-            number = int(np.searchsorted(ends, at, side="right"))
-            (block, attempt, is_lost), ran = self._blocks[number], self._ran[number]
-            index = at - int(ends[number]) + len(self._values[number])
-            index = index if ran is None else int(ran[index])
-            offset = (block.centiseconds[index] - block.centiseconds[-1]) / 100  # seconds, from the last batch
-            time = self._axis.at(attempt, max(0.0, block.clock + offset))
-            yield Point(block.steps[index], time, float(values[at]), attempt, is_lost)
+        columns = [np.concatenate(column) for column in zip(*self._blocks, strict=True)]
+        for at in _downsampled_positions(columns[2]):
+            step, time, value, attempt, is_lost = (column[at].item() for column in columns)
+            yield Point(step, round(time, 6), value, attempt, is_lost)
 
 
 def charts(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis) -> dict[str, list[Curve]]:

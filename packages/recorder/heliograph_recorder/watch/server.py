@@ -10,7 +10,6 @@ from hmac import compare_digest
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from secrets import token_urlsafe
-from threading import Thread
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -56,7 +55,6 @@ class WatchServer(ThreadingHTTPServer):
 
     Attributes:
         token: sent by the page with each request; the printed address contains it.
-        first_look: the thread that reads the runs to show initially, while the browser starts.
 
     Raises:
         OSError: the port is taken.
@@ -67,13 +65,6 @@ class WatchServer(ThreadingHTTPServer):
     def __init__(self, runs: RunList, port: int = 0) -> None:
         self.runs, self.token = runs, token_urlsafe()
         super().__init__((ADDRESS, port), _PageHandler)
-        self.first_look = Thread(target=self._read_first, daemon=True)
-        self.first_look.start()
-
-    def _read_first(self) -> None:
-        runs = self.runs.runs()
-        for number in self.runs.first():
-            runs[number].facts()
 
     @property
     def url(self) -> str:
@@ -186,13 +177,13 @@ def _request(run: WatchedRun, fields: Mapping[str, Any]) -> RemoteAnswer:
         run: the run.
         fields: `verb`, perhaps `reason`, and the `value` of a learning rate, as sent by the page.
     """
-    verb, reason, value = (fields.get(name) for name in ("verb", "reason", "value"))
+    verb, reason = fields.get("verb"), fields.get("reason")
     reason = ASKED if reason is None else reason
     if not isinstance(reason, str) or not reason.strip():
         raise ValueError("The reason is empty: give one, or leave it out.")
     reason = reason.strip() + THROUGH
     if verb == RATE:
-        return _remote_of(run).set_learning_rate(value, reason, timeout=PATIENCE)
+        return _remote_of(run).set_learning_rate(fields["value"], reason, timeout=PATIENCE)
     if not isinstance(verb, str) or verb not in VERBS:
         raise ValueError(f"The verb must be one of {', '.join([*VERBS, RATE])}, got {verb!r}.")
     return VERBS[verb](_remote_of(run), reason, timeout=PATIENCE)

@@ -31,7 +31,7 @@ attempts
      stopped by early_stopping on rank 2 after 7.30 s: epoch 1, batch 6, step 14, 56 samples
 
 requests
-  log         6 times  log_schedule, step 4 to 12, 2 of them lost in the kill: every 2 steps
+  log         6 times  log_schedule, step 4 to 12: every 2 steps
   validation  3 times  validation_schedule, step 4 to 12: every 4 steps
   save        twice    save_schedule, step 4 to 8: every 4 steps
   save        once     someone, epoch 1, batch 6, step 14: too late
@@ -51,12 +51,10 @@ decisions
     ended first
 
 2 checkpoints in ckpt
-  step 4  epoch 0  step_4.pth  best so far, pruned at step 8
-  step 8  epoch 1  step_8.pth  best so far
+  step 4  epoch 0  step_4.pth  best so far, for save_schedule, pruned at step 8 (keep_last=1)
+  step 8  epoch 1  step_8.pth  best so far, for save_schedule
   best: step_8.pth
   last: step_8.pth
-  requested by save_schedule
-  pruned: keep_last=1
 
 plugins that changed or failed
    step 4  progress was disabled by the caller

@@ -116,23 +116,6 @@ def test_a_ctrl_c_within_a_write_doubles_no_line(
     assert numbers(writer.path) == [0, 1, 2, 3]
 
 
-def test_lines_above_the_limit_are_dropped_and_counted(
-    writer: RecordingWriter, full: Full, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "MAX_PENDING", 500)
-    full(0)
-    with pytest.raises(OSError, match="No space"):
-        writer.write([line(0)])
-    for number in range(1, 30):
-        writer.write([line(number)])
-    full(None)
-    writer.write([line(30)])
-    kept, (damage,) = numbers(writer.path), read(writer.path).attempts[0].damage
-    writer.close()
-    assert damage == f"{31 - len(kept)} lines could not be written"
-    assert kept == list(range(31 - len(kept), 31))
-
-
 def test_lines_that_cannot_be_written_at_the_end_are_an_error(writer: RecordingWriter, full: Full) -> None:
     full(0)
     with pytest.raises(OSError, match="No space"):

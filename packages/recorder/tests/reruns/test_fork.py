@@ -381,15 +381,6 @@ def test_a_folder_with_a_training_is_refused(tmp_path: Path) -> None:
         fork(tmp_path / "x", program, at=3, into=tmp_path / "x")
 
 
-@pytest.mark.parametrize("into", ["file", "file/a"])
-def test_a_file_is_no_folder(into: str, tmp_path: Path) -> None:
-    trained(tmp_path / "x")
-    (tmp_path / "file").write_text("kept")
-    with pytest.raises(ValueError, match=r"file is not .*\(--into"):
-        fork(tmp_path / "x", program, at=3, into=tmp_path / into)
-    assert (tmp_path / "file").read_text() == "kept"
-
-
 def test_a_program_without_a_folder_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "x")
     with pytest.raises(UsageError, match=r"takes no folder"):

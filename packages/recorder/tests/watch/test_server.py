@@ -69,7 +69,6 @@ def client(folder: Path) -> Iterator[Client]:
     with WatchServer(RunList([folder])) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        server.first_look.join()
         yield Client(server)
         server.shutdown()
         thread.join()
