@@ -205,10 +205,7 @@ class RequestTracker:
 
 def _shortened(request: Request) -> Request:
     by, target, through = (shorten(name, NAME) for name in (request.by, request.target, request.through))
-    reason = shorten(request.reason)
-    if (by, target, through, reason) == (request.by, request.target, request.through, request.reason):
-        return request
-    return replace(request, by=by, target=target, through=through, reason=reason)
+    return replace(request, by=by, target=target, through=through, reason=shorten(request.reason))
 
 
 class OpenBlock:
@@ -282,7 +279,6 @@ class AttemptRecorder:
         self.writer: RecordingWriter | None = None
         self._losses: list[Tensor | None] | None = [] if losses else None
         self._tail = Tail(None)
-        self._is_fast = False
         self._began, self._times_due = monotonic(), FIRST_TIMES
         self._batches, self._number = 0, 1
         self._lines: list[str] = []
@@ -383,7 +379,7 @@ class AttemptRecorder:
             loss = None if run.loss is None else run.loss.detach().clone().reshape(())
             self._losses[block.batches :] = [loss]
         block.add(run)
-        free = self.timer.due - batches - 1 if self._is_fast and not self.timer.is_on else 0
+        free = self.timer.due - batches - 1 if self._losses is None and not self.timer.is_on else 0
         block.stop = min(block.batches + free, ROWS)
 
     def end_block(self) -> None:
@@ -430,7 +426,6 @@ class AttemptRecorder:
         if (obstacle := self._tail.obstacle) is not None:
             run.note(f"a kill may lose up to {ROWS} recorded batches, because a file cannot be mapped: {obstacle}")
         self._history.watcher = self._check_next
-        self._is_fast = self.block.is_single and self._losses is None
 
     def write(self) -> None:
         """Write the lines; an OSError is not raised again until a write succeeds."""

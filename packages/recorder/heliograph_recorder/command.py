@@ -47,21 +47,19 @@ def timeline(arguments: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         return _print_error("timeline", error)
     print(page)
-    return _show(page) if options.open else 0
+    if not options.open:
+        return 0
+    import webbrowser
+
+    if webbrowser.open(page.resolve().as_uri()):
+        return 0
+    return _print_error("timeline", OSError(f"no browser could be started: open {page} with one."))
 
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"heliograph {name}", description=description)
     parser.add_argument("recording", metavar="RUN", type=Path, help="a recording, or a folder: the newest in it")
     return parser
-
-
-def _show(page: Path) -> int:
-    import webbrowser
-
-    if webbrowser.open(page.resolve().as_uri()):
-        return 0
-    return _print_error("timeline", OSError(f"no browser could be started: open {page} with one."))
 
 
 def _print_error(command: str, error: Exception) -> int:

@@ -167,8 +167,7 @@ def summary(
             "",
             *_proof(result, parts),
             "",
-            "next",
-            *_next(folder),
+            f"next: python -m heliograph explain {folder}, or open {folder / 'timeline.html'}",
         ]
     )
 
@@ -196,15 +195,6 @@ def _proof(result: RunResult, parts: Sequence[tuple[str, str, str]]) -> list[str
         "  everything equals the uninterrupted run, bit for bit"
         if equal
         else "  NOT EQUAL to the uninterrupted run: this is a bug in heliograph, please report it",
-    ]
-
-
-def _next(folder: Path) -> list[str]:
-    python = min(sys.executable, os.path.relpath(sys.executable), key=len)
-    return [
-        f"  {python} -m heliograph explain {folder}     the whole story (see also {folder / 'timeline.html'})",
-        f"  {python} -m heliograph replay {folder} --plugin early_stopping:patience=3     with less patience",
-        f"  {python} -m tensorboard.main --logdir {folder / 'tensorboard'}   (or open {folder / 'curves.png'})",
     ]
 
 

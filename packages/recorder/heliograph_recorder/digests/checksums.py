@@ -35,7 +35,6 @@ _ARRAYS = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"]
 )
 _SIMPLE = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8))
-_FORMS: dict[tuple[str, tuple[int, ...]], bytes] = {}  # dtype and shape of arrays, as bytes
 
 
 class Chain:
@@ -204,7 +203,7 @@ def read_batch(batch: Any) -> BatchSums:
             crc = crc32(leaf.to_bytes(4, "little"), crc)
         elif leaf.is_cpu and leaf.dtype in _SIMPLE and _is_small(leaf):
             array: Any = leaf.detach().contiguous().numpy()
-            crc = crc32(array, crc32(_form(array), crc))
+            crc = crc32(array, crc32(f"{array.dtype.char}{array.shape}".encode(), crc))
             small += adler32(array) & 0xFFFF
         else:
             for part in strided(leaf):
@@ -226,13 +225,6 @@ def checksums_of(crc: int, small: int, rows: Iterable[Numbers]) -> tuple[int, in
     if len(contents) == 1:
         return crc << 32, small % SMALL
     return int(combine(contents)), samples % 2**32
-
-
-def _form(array: Any) -> bytes:
-    key = array.dtype.char, array.shape
-    if (form := _FORMS.get(key)) is None:
-        form = _FORMS[key] = repr(key).encode()
-    return form
 
 
 def _is_small(tensor: Tensor) -> bool:

@@ -202,10 +202,12 @@ class DigestCollector:
         while self._sent and (wait or self._sent[0].has_arrived):
             numbers = self._sent.popleft().numbers()
             words = words_of(numbers)
-            self.chain.add(links_of(numbers, words))
-            state, (epoch, batch) = self.chain.state_dict(), numbers[0, :PLACE].tolist()
-            block = epoch, batch, columns_of(words), rates_of(numbers), state["value"], state["length"]
-            self._write(DigestBlock(*block))
+            self.chain.add(np.concatenate((numbers[:, :PLACE], words[:, CHAINED]), axis=1))
+            columns = zip(DIGESTS, words.astype("=u4").T, strict=True)
+            rates, (epoch, batch) = array("d", numbers[:, RATE].tobytes()), numbers[0, :PLACE].tolist()
+            digests = {name: array("I", column.tobytes()) for name, column in columns}
+            state = self.chain.state_dict()
+            self._write(DigestBlock(epoch, batch, digests, rates, state["value"], state["length"]))
 
 
 class BatchTable:
@@ -281,19 +283,6 @@ def words_of(numbers: Table64) -> Table64:
     words = np.where(IS_NARROW, bits & LOWER, (bits * SPREAD) >> HALF)
     words[(words == 0) & (IS_NARROW | (bits != 0))] = 1
     return words
-
-
-def links_of(numbers: Table64, words: Table64) -> Table64:
-    """Return the rows of the chain: place, and the words that every batch has."""
-    return np.concatenate((numbers[:, :PLACE], words[:, CHAINED]), axis=1)
-
-
-def columns_of(words: Table64) -> Mapping[str, Sequence[int]]:
-    return {name: array("I", column.tobytes()) for name, column in zip(DIGESTS, words.astype("=u4").T, strict=True)}
-
-
-def rates_of(numbers: Table64) -> Sequence[float]:
-    return array("d", numbers[:, RATE].tobytes())
 
 
 class GlobalDraws:

@@ -166,9 +166,6 @@ def compare(first: Course, second: Course, *, is_complete: bool = True) -> Diver
     )
 
 
-OPTIONS_DIFFER = (
-    "the optimizer options differ: for example weight decay, the rate of another group, or a rate in a tensor"
-)
 EMPTY = 1  # the sum of a batch without numbers, for example of texts
 CAUSES: tuple[Kind, ...] = ("draw", "loss")  # of a request, in a batch that was not skipped
 
@@ -264,7 +261,10 @@ class _CourseComparison:
         if differs[OPTIONS] and bits(first.rate) != bits(second.rate):
             return "learning_rate", f"the learning rate differs: {first.rate!r} and {second.rate!r}"
         if differs[OPTIONS]:
-            return "options", OPTIONS_DIFFER
+            return (
+                "options",
+                "other optimizer options differ, such as weight decay, the rate of another group, or a rate in a tensor",
+            )
         if differs[WEIGHTS]:
             return "weights", "the weights differ after a step with equal gradients, as far as these were compared"
         return None

@@ -174,7 +174,7 @@ class _CourseBuilder:
             self.course.logs[at.epoch, at.batch] = self._last_log, _loop_metrics(entry)
             self._last_log = at.epoch, at.batch
         if name in COMPARED and not entry.data.get("resumed") and entry.data.get("by") != LOADED:
-            moment = CourseMoment(name, (at.epoch, at.batch), at.steps, _facts(entry), _text(entry))
+            moment = CourseMoment(name, (at.epoch, at.batch), at.steps, *_describe(entry))
             self._append(self.course.moments, moment)
 
     def _append(self, moments: list[CourseMoment], moment: CourseMoment) -> None:
@@ -196,25 +196,16 @@ def _loop_metrics(entry: EventEntry) -> dict[str, float]:
     return {name: value for name, value in entry.data["metrics"].items() if name not in added}
 
 
-def _facts(entry: EventEntry) -> tuple[object, ...]:
+def _describe(entry: EventEntry) -> tuple[tuple[object, ...], str]:
+    """Return what must be equal in an event, and a text."""
+    data = entry.data
     match entry.event:
         case "validation_end":
-            return tuple((name, bits(value)) for name, value in sorted(_loop_metrics(entry).items()))
+            metrics = sorted(_loop_metrics(entry).items())
+            text = "a validation with " + ", ".join(f"{name} {value:.9g}" for name, value in metrics)
+            return tuple((name, bits(value)) for name, value in metrics), text
         case "plugin_changed":
-            return entry.data["plugin"], entry.data["change"]
+            return (data["plugin"], data["change"]), f"{data['plugin']} was {data['change']}"
         case "epoch_start":
-            return (entry.data["batches"],)
-    return ()
-
-
-def _text(entry: EventEntry) -> str:
-    match entry.event:
-        case "validation_end":
-            return "a validation with " + ", ".join(
-                f"{name} {value:.9g}" for name, value in sorted(_loop_metrics(entry).items())
-            )
-        case "plugin_changed":
-            return f"{entry.data['plugin']} was {entry.data['change']}"
-        case "epoch_start":
-            return f"the start of an epoch of {entry.data['batches']} batches"
-    return f"the event {entry.event}"
+            return (data["batches"],), f"the start of an epoch of {data['batches']} batches"
+    return (), f"the event {entry.event}"

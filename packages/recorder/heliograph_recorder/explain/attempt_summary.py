@@ -210,13 +210,11 @@ class Parent:
     Attributes:
         recording: the path of the parent's recording when the fork began; empty if unknown.
         step: the optimizer step after which the fork differs from it.
-        training: the id of the parent's training, empty if it is not recorded.
         change: the function that changed the fork; empty without one, and for the parent of a parent.
     """
 
     recording: str
     step: int
-    training: str = ""
     change: str = ""
 
     @property
@@ -257,7 +255,7 @@ def parting_clock(first: AttemptRecord, step: int) -> float:
 
 def _chain(parent: Any) -> Iterator[Parent]:
     while isinstance(parent, Mapping):
-        yield Parent(parent["recording"], parent["step"], parent["training"])
+        yield Parent(parent["recording"], parent["step"])
         parent = parent.get("forked_from")
 
 

@@ -53,10 +53,10 @@ def read(path: str | Path) -> Recording:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"A recording is the file that Recorder wrote, or its folder, got {path!r}.")
     file = find_recording(Path(path))
-    tail, content, damage = read_files(file)
+    tail, content = read_files(file)
     attempts = _parse_file(file, content)
     if attempts:
-        _add_tail(attempts[-1], tail, damage)
+        _add_tail(attempts[-1], tail)
     return Recording(file, tuple(attempt.finish() for attempt in attempts))
 
 
@@ -84,11 +84,11 @@ def read_leftover(path: Path) -> list[str]:
     return [format_line(*items) for items in _missing(attempts[-1], rows)] if attempts and rows is not None else []
 
 
-def read_files(path: Path, begin: int = 0) -> tuple[bytes, bytes, list[str]]:
+def read_files(path: Path, begin: int = 0) -> tuple[bytes, bytes]:
     """Read a consistent pair of tail and recording, from the byte `begin`, although a run may be writing them.
 
     A pair is consistent if the run only added batches meanwhile. A new block begins only after the line of the previous
-    block, and changes the head of the tail.
+    block, and changes the head of the tail. If the run writes during each reading, the tail is omitted.
     """
     for _ in range(READINGS):
         size, tail, later_tail = path.stat().st_size, read_tail(path), read_tail(path)
@@ -96,8 +96,8 @@ def read_files(path: Path, begin: int = 0) -> tuple[bytes, bytes, list[str]]:
             file.seek(begin)
             content = file.read()
         if begin + len(content) == size and tail[:BEGIN] == later_tail[:BEGIN]:
-            return tail, content, []
-    return tail, content, [f"the run wrote to it during each of {READINGS} readings: the newest entries may be wrong"]
+            return tail, content
+    return b"", content
 
 
 def damage_in_short(attempt: AttemptRecord) -> list[str]:
@@ -117,14 +117,13 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._parser, self._tail = Parser(path), b""
-        self._remarks: list[str] = []
 
     def update(self) -> bool:
         """Return whether anything was added. A file that was replaced is read from its beginning."""
         before = self._parser.size, self._tail
         if self.path.stat().st_size < self._parser.size:
             self._parser = Parser(self.path)
-        self._tail, added, self._remarks = read_files(self.path, self._parser.size)
+        self._tail, added = read_files(self.path, self._parser.size)
         with gc_paused():
             self._parser.add(added, is_end=False)
         return (self._parser.size, self._tail) != before
@@ -133,7 +132,7 @@ class Follower:
         attempts = [*self._parser.attempts]
         if attempts:
             attempts[-1] = attempts[-1].copy()
-            _add_tail(attempts[-1], self._tail, self._remarks)
+            _add_tail(attempts[-1], self._tail)
         return Recording(self.path, tuple(attempt.finish() for attempt in attempts))
 
 
@@ -230,8 +229,7 @@ def _parse_file(path: Path, content: bytes) -> list[ParsedAttempt]:
     return parser.attempts
 
 
-def _add_tail(attempt: ParsedAttempt, tail: bytes, remarks: Sequence[str]) -> None:
-    attempt.damage += remarks
+def _add_tail(attempt: ParsedAttempt, tail: bytes) -> None:
     try:
         rows = parse_tail(tail)
     except ValueError as error:

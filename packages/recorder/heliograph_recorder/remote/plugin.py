@@ -132,7 +132,7 @@ class Remote(Plugin):
             run.warn(f"Remote stopped listening: {type(server.error).__name__}: {server.error}.")
         while server.inbox:
             answer = {"state": "unserved", "text": f"the run ended first, {event.status}.", **position_of(run)}
-            server.answer(server.inbox.popleft().client, answer, is_outcome=True)
+            server.inbox.popleft().client.send(answer, outcomes=1)
 
     def close(self) -> None:
         server, self._server, self._inbox, self._run = self._server, None, (), None
@@ -210,12 +210,11 @@ class Remote(Plugin):
         while server is not None and server.inbox:
             command = server.inbox.popleft()
             answer, is_outcome = self._outcomes.accept(run, command)
-            server.answer(command.client, answer, is_outcome=is_outcome)
+            command.client.send(answer, outcomes=is_outcome)
 
     def _answer(self, outcomes: Iterable[tuple[ClientCommand, Answer]]) -> None:
         for command, answer in outcomes:
-            if self._server is not None:
-                self._server.answer(command.client, answer, is_outcome=True)
+            command.client.send(answer, outcomes=1)
 
     def _note_facts(self, run: Run) -> None:
         """Copy the part of the status that only the training's thread may read."""

@@ -37,6 +37,7 @@ class Client:
         user: verified by the kernel; empty over TCP.
         origin: where an unverified client connects from.
         pending: the number of its commands without an outcome.
+        guard: held while a message is sent.
     """
 
     connection: socket.socket
@@ -44,12 +45,12 @@ class Client:
     user: str
     origin: str
     pending: int = 0
-    _guard: threading.Lock = field(default_factory=threading.Lock)
+    guard: threading.RLock = field(default_factory=threading.RLock)
 
     def send(self, message: Mapping[str, Any], *, outcomes: int = 0, commands: int = 0) -> None:
         """Send a message without waiting; disconnect a client that does not read."""
         data = encode(message)
-        with self._guard:
+        with self.guard:
             self.pending += commands - outcomes
             try:
                 is_sent = self.connection.send(data) == len(data)
@@ -99,10 +100,6 @@ class Server:
     def start(self) -> None:
         for listener in self._tokens:
             self._start(self._accept_all, listener)
-
-    def answer(self, client: Client, message: Mapping[str, Any], *, is_outcome: bool) -> None:
-        """Send a message to a client, from any thread."""
-        client.send(message, outcomes=is_outcome)
 
     def close(self) -> None:
         """Disconnect all clients, and remove the files; closing twice does nothing."""
@@ -196,8 +193,10 @@ class Server:
             client.send(_refusal(f"{WAITING} requests are waiting already: try again."))
         else:
             by = client.user or f"{command.user or 'somebody'} {UNVERIFIED}{client.origin})"
-            client.send({"state": "queued", "text": "the run reads the request after its current batch."}, commands=1)
-            self.inbox.append(ClientCommand(command, by, client))
+            with client.guard:  # so that no answer of the training overtakes this one
+                self.inbox.append(ClientCommand(command, by, client))
+                text = "the run reads the request after its current batch."
+                client.send({"state": "queued", "text": text}, commands=1)
 
 
 def _refusal(reason: str) -> dict[str, str]:

@@ -83,9 +83,6 @@ class RecordedAttempt:
     step: int
     requests: tuple[Request, ...]
 
-    def __str__(self) -> str:
-        return self.describe(is_last=True)
-
     def describe(self, *, is_last: bool) -> str:
         """Return a sentence; `is_last` is whether no other attempt followed, so that it may be running."""
         how = self.status or ("killed, or is running," if is_last else "killed")

@@ -66,8 +66,7 @@ class RecordedEngine(Unrecorded):
     def gather(self, tensor: Any) -> list[Any]:
         return [self._on_one_rank(tensor)]
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        return [self._on_one_rank(value)]
+    gather_objects = gather
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         return self._on_one_rank(value)

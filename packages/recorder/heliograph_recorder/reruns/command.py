@@ -43,10 +43,8 @@ def diverge(arguments: Sequence[str]) -> int:
     from ..divergence.compare import diverge
     from .program import NotExact
 
-    if len(options.drill) > 2:
-        return _print_error("diverge", ValueError("--drill is given at most twice: a program for each run."))
-    if len(options.change) > 2 * bool(options.drill):
-        return _print_error("diverge", ValueError("--change needs --drill, and is given at most twice."))
+    if len(options.drill) > 2 or len(options.change) > 2 * bool(options.drill):
+        return _print_error("diverge", ValueError("--drill, and --change with it, are given at most twice."))
     try:
         if options.drill:
             from .drill import drill

@@ -370,8 +370,7 @@ class PausedRun:
         if self._thread.run is not None:
             progress, in_step = self.run.progress, isinstance(self.event, GradientsReady)
             if check_whole_number("step", step, at_least=1) <= progress.steps + in_step:
-                position = f"within step {progress.steps + 1}" if in_step else f"after step {progress.steps}"
-                raise ValueError(f"Step {step} has begun already: the run is paused {position}. Call goto again.")
+                raise ValueError(f"Step {step} has begun already: the run has done {progress.steps}. Call goto again.")
         event = self.go_to(lambda run, event: isinstance(event, GradientsReady) and _is_next(run, step))
         if event is None:
             raise ValueError(f"The training has ended before step {step}: {self.result!r}.")

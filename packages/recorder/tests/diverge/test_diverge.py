@@ -190,14 +190,6 @@ def test_events_that_plugins_emit_are_not_compared(tmp_path: Path) -> None:
     assert diverge(one, other).is_equal
 
 
-def test_batches_that_a_recorder_has_not_seen_are_left_out(tmp_path: Path) -> None:
-    off = Doing(3, lambda run: run.plugins.disable("recorder")).named("off")
-    on = Doing(6, lambda run: run.plugins.enable("recorder")).named("on")
-    divergence = diverge(recorded(tmp_path / "a", off, on), recorded(tmp_path / "b"))
-    assert divergence.first is None
-    assert divergence.batches == 13
-
-
 def test_an_empty_batch_is_another_one(tmp_path: Path) -> None:
     class Constant(h.Supervised):
         """Trains on nothing."""

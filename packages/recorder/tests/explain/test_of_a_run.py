@@ -67,8 +67,7 @@ def test_the_story_of_a_run(tmp_path: Path) -> None:
     assert "  veto_stop   twice    eventful, during should_stop, epoch 1, batch 3, step 10: not before thirteen" in text
     assert "eventful at 2 boundaries" in " ".join(text.split())
     saves = [line.split() for line in text.splitlines() if "run_epoch" in line and line.strip().startswith("step")]
-    assert [(line[1], line[-1]) for line in saves] == [("4", "8"), ("8", "12"), ("12", "run_epoch_1_iter_12.pth")]
-    assert "pruned: keep_last=1" in text
+    assert [(line[1], "(keep_last=1)" in line) for line in saves] == [("4", True), ("8", True), ("12", False)]
     assert "run continued: OSError:" in text
     shown = facts(read(tmp_path))
     (loss,) = [chart for chart in shown["charts"] if chart["name"] == "loss"]
@@ -104,4 +103,4 @@ def test_a_checkpoint_that_a_later_validation_made_the_best_is_marked(tmp_path: 
     assert result.best_checkpoint == result.last_checkpoint
     assert result.best_checkpoint is not None
     row, *_ = [line for line in result.explain().splitlines() if result.best_checkpoint.name in line and "step" in line]
-    assert row.endswith("best so far")
+    assert "best so far" in row

@@ -250,9 +250,9 @@ def test_rules_that_differ_are_shown_with_their_checkpoints() -> None:
     lines = story(recording(script)).splitlines()
     start = lines.index("3 checkpoints")
     assert lines[start + 1 : start + 5] == [
-        "  step 1  epoch 0  a/step_1.pth  pruned at step 3 (keep_last=2)",
-        "  step 2  epoch 0  b/step_2.pth  pruned at step 3 (a user)",
-        "  step 3  epoch 0  c/step_3.pth",
+        "  step 1  epoch 0  a/step_1.pth  for save_schedule, pruned at step 3 (keep_last=2)",
+        "  step 2  epoch 0  b/step_2.pth  for save_schedule, pruned at step 3 (a user)",
+        "  step 3  epoch 0  c/step_3.pth  for save_schedule",
         "  last: c/step_3.pth",
     ]
 
@@ -285,9 +285,8 @@ def test_a_background_save_belongs_to_the_step_of_its_save_point() -> None:
     script.batches(1)
     script.emit("checkpoint_saved", path="2.pth", is_best=False)
     lines = story(recording(script)).splitlines()
-    assert "  step 1  epoch 0  1.pth  for save_schedule" not in lines
-    assert "  step 1  epoch 0  1.pth" in lines
-    assert "  step 2  epoch 0  2.pth" in lines
+    assert "  step 1  epoch 0  1.pth  for save_schedule" in lines
+    assert "  step 2  epoch 0  2.pth  for save_schedule" in lines
 
 
 def test_custom_events_and_damage_are_listed() -> None:
