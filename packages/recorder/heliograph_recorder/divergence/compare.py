@@ -263,7 +263,7 @@ class _CourseComparison:
         if differs[OPTIONS]:
             return (
                 "options",
-                "other optimizer options differ, such as weight decay, the rate of another group, or a rate in a tensor",
+                "other optimizer options differ, such as weight decay or the rate of another group",
             )
         if differs[WEIGHTS]:
             return "weights", "the weights differ after a step with equal gradients, as far as these were compared"

@@ -50,8 +50,6 @@ def read(path: str | Path) -> Recording:
         ValueError: the file is not a recording, or has another format.
         TypeError: `path` is not a path.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"A recording is the file that Recorder wrote, or its folder, got {path!r}.")
     file = find_recording(Path(path))
     tail, content = read_files(file)
     attempts = _parse_file(file, content)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from heliograph.spi import check_number
 
-from .messages import LONGEST, NAME, REASON, STATUS, encode
+from .messages import LONGEST, REASON, STATUS, encode
 from .sockets import check_token, connect, host_name, parse_address, peer, sockets_in
 
 State = Literal["queued", "accepted", "served", "refused", "unserved", "lost"]
@@ -149,13 +149,13 @@ class RemoteRun:
         self, plugin: str, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None
     ) -> RemoteAnswer:
         """Request that a plugin is enabled, by its name; see `stop` for the other arguments."""
-        return self._ask("enable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
+        return self._ask("enable", reason, wait=wait, timeout=timeout, target=plugin)
 
     def disable(
         self, plugin: str, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None
     ) -> RemoteAnswer:
         """Request that a plugin is disabled, by its name; see `stop` for the other arguments."""
-        return self._ask("disable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
+        return self._ask("disable", reason, wait=wait, timeout=timeout, target=plugin)
 
     def _ask(self, word: str, reason: str, *, wait: bool, timeout: float | None, **fields: Any) -> RemoteAnswer:
         if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON:
@@ -209,12 +209,6 @@ class RemoteRun:
 
 def _check_timeout(timeout: float) -> float:
     return check_number("timeout", timeout, of="seconds", more_than=0, at_most=LONGEST_WAIT)
-
-
-def _check_plugin(name: str) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= NAME or not name.isprintable():
-        raise ValueError(f"The name of a plugin has 1 to {NAME} printable characters; got {shorten(name)}.")
-    return name
 
 
 def _seconds_until(deadline: float) -> float:

@@ -43,8 +43,7 @@ def replay(arguments: Sequence[str]) -> int:
         plugins, names = make_plugins(options.plugins)
         session = ReplaySession(read(options.recording), plugins)
     except (LookupError, ImportError, OSError, TypeError, ValueError) as error:
-        text = " ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))])
-        print(f"heliograph {NAME}: {text}", file=sys.stderr)
+        print(f"heliograph {NAME}: {error}", file=sys.stderr)
         return 2
     replayed = session.replay()
     print(replayed, *names, sep="\n")
@@ -80,11 +79,7 @@ def make_plugin(text: str) -> Any:
     name, options = parse_plugin(text)
     loaded = find(name).load()
     check_options(name, loaded, options, lambda option: f"'{name}:{option}'")
-    try:
-        return loaded(**options)
-    except (TypeError, ValueError) as error:
-        error.add_note(f"while making {text!r}")
-        raise
+    return loaded(**options)
 
 
 def parse_plugin(text: str) -> tuple[str, dict[str, Any]]:

@@ -50,8 +50,6 @@ class ReplaySession:
         self._plugins = Plugins(self._bus)
         self._forgive_observer = self._bus.forgiver
         self._bus.forgiver = self._switch_off_failed
-        if not isinstance(plugins, Iterable):
-            raise TypeError(f"replay takes a list of plugin objects: plugins=[{type(plugins).__name__}(...)].")
         for plugin in plugins:
             self._plugins.register(plugin)
         self._bus.on(SavePoint, self._save, lane=Lane.PERSIST)  # where checkpoints are written

@@ -178,12 +178,9 @@ def _request(run: WatchedRun, fields: Mapping[str, Any]) -> RemoteAnswer:
         fields: `verb`, perhaps `reason`, and the `value` of a learning rate, as sent by the page.
     """
     verb, reason = fields.get("verb"), fields.get("reason")
-    reason = ASKED if reason is None else reason
-    if not isinstance(reason, str) or not reason.strip():
-        raise ValueError("The reason is empty: give one, or leave it out.")
-    reason = reason.strip() + THROUGH
+    reason = f"{reason or ASKED}".strip() + THROUGH
     if verb == RATE:
-        return _remote_of(run).set_learning_rate(fields["value"], reason, timeout=PATIENCE)
+        return _remote_of(run).set_learning_rate(fields.get("value", 0.0), reason, timeout=PATIENCE)
     if not isinstance(verb, str) or verb not in VERBS:
         raise ValueError(f"The verb must be one of {', '.join([*VERBS, RATE])}, got {verb!r}.")
     return VERBS[verb](_remote_of(run), reason, timeout=PATIENCE)

@@ -232,14 +232,6 @@ def test_a_timeout_is_more_than_zero(timeout: Any) -> None:
             ask()
 
 
-@pytest.mark.parametrize("name", ["", "x" * 101, "a\x1b[2J", 5])
-def test_a_plugin_has_a_name(name: Any) -> None:
-    run = RemoteRun(Path("nowhere"))
-    for ask in (run.enable, run.disable):
-        with pytest.raises(ValueError, match="1 to 100 printable"):
-            ask(name, "why")
-
-
 def test_a_reason_that_is_too_long_is_not_repeated() -> None:
     with pytest.raises(ValueError, match=r"got .{20,40}, 5000 characters\.$"):
         RemoteRun(Path("nowhere")).stop("why? " * 1000)
