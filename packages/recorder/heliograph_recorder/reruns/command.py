@@ -44,7 +44,7 @@ def diverge(arguments: Sequence[str]) -> int:
     from .program import NotExact
 
     if len(options.drill) > 2 or len(options.change) > 2 * bool(options.drill):
-        return _print_error("diverge", ValueError("--drill, and --change with it, are given at most twice."))
+        return _print_error("diverge", ValueError("--drill is given at most twice, and --change only with it."))
     try:
         if options.drill:
             from .drill import drill

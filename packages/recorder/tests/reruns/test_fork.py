@@ -350,18 +350,6 @@ def test_a_fork_that_goes_back_to_before_its_change_is_changed_again(tmp_path: P
     assert min(int(path.stem.rpartition("_")[2]) for path in (tmp_path / "y").glob("*.pth")) == 5
 
 
-def test_a_checkpoint_of_another_training_with_the_same_counters_is_skipped(tmp_path: Path) -> None:
-    for name in "xy":
-        trained(tmp_path / name)
-    for path in (tmp_path / "y").glob("*iter_6*"):
-        path.rename(tmp_path / "x" / path.name)
-    with goto(tmp_path / "x", program, step=8) as paused:
-        assert paused.comparison.first is None
-        (note,) = paused.notes
-        assert "belongs to another training" in note
-        assert paused.comparison.digested == 4  # since the checkpoint of step 3
-
-
 def test_another_program_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     trained(tmp_path / "x")
 

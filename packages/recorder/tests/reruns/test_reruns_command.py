@@ -169,7 +169,7 @@ def test_fork(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["diverge", "nowhere", "b"], "recording at nowhere"),
         (["diverge", "a", "a"], "give two recordings"),
         (["diverge", "a", "b", "--drill", "x", "--drill", "y", "--drill", "z"], "--drill is given at most"),
-        (["diverge", "a", "b", "--change", "x:y"], "--change needs --drill"),
+        (["diverge", "a", "b", "--change", "x:y"], "--change only with it"),
         (["diverge", "a", "b", "--drill", UNFIT], f"{UNFIT} failed"),
         (["goto", "a", UNFIT, "--step", "3"], f"{UNFIT} failed"),
         (["fork", "a", UNFIT, "--at", "3", "--into", "c"], f"{UNFIT} failed"),
