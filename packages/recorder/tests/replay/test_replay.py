@@ -269,34 +269,6 @@ def test_an_observer_is_forgiven(recording: Recording, caplog: pytest.LogCapture
     assert note.startswith("WARNING: Plugin 'watches' was switched off after 3 errors: log at step ")
 
 
-def test_a_learning_rate_can_be_read_where_a_log_holds_it(tmp_path: Path) -> None:
-    def schedule(optimizer: torch.optim.Optimizer) -> Any:
-        return torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
-
-    fit(
-        [h.LogSchedule(h.Every(steps=4)), h.LearningRate("step"), Recorder(tmp_path)],
-        validation=None,
-        scheduler=schedule,
-    )
-
-    class Reads(h.Plugin):
-        def __init__(self) -> None:
-            self.rates: list[float] = []
-
-        @h.on(h.Log)
-        def read(self, run: h.Run, event: h.Log) -> None:
-            self.rates.append(run.optimizer.param_groups[0]["lr"])
-
-        @h.on(h.EpochEnd)
-        def read_elsewhere(self, run: h.Run, event: h.EpochEnd) -> None:
-            run.optimizer.param_groups[0]["lr"]
-
-    plugin = Reads()
-    replayed = replay(tmp_path, [plugin])
-    assert plugin.rates == [0.05, 0.025]
-    assert "LearningRate(...)" in replayed.unheld["reads"][0]
-
-
 def test_logs_can_be_written_again(tmp_path: Path) -> None:
     first = h.JsonlLog(tmp_path / "live.jsonl")
     fit([*stepwise(), h.LearningRate("epoch"), first, Recorder(tmp_path / "run")], scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1))  # fmt: skip  # noqa: E501
