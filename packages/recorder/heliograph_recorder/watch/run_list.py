@@ -82,7 +82,7 @@ class WatchedRun:
             size = self.path.stat().st_size
             if size != self._status_size:
                 status = _last_status(self.path, size)
-                if status in ("killed", ""):
+                if size and status in ("killed", ""):
                     _first_attempt(self.path)
                 self._status, self._status_size = status, size
         except OSError:  # the file was removed
@@ -248,7 +248,7 @@ def _first_attempt(path: Path) -> tuple[AttemptRecord | None, bool]:
     with path.open("rb") as file:
         data = file.read(BEGINNING)
     parser = Parser(path)
-    parser.add(data, is_end=False)
+    parser.add(data, is_end=True)
     if not parser.attempts:
         return None, False
     first = parser.attempts[0].finish()
