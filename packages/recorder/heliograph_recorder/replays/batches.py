@@ -89,7 +89,7 @@ class Boundary:
             self._stop(stop, following)
         if following == BATCHES and control.should_end_epoch:
             control.remove("end_epoch")
-        control.decide(in_epoch=following != "epoch_start" or self._run.progress.batch > 0)
+        control.decide(in_epoch=following == BATCHES or self._run.progress.batch > 0)
 
     def _stop(self, stop: Request, following: str) -> None:
         """Note the end of the run, unless a plugin that is not replayed postponed the stop."""
