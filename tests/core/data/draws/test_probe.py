@@ -12,7 +12,6 @@ import pytest
 import torch
 from heliograph.core.data.training_data import TrainingData
 from heliograph.events import Progress
-from heliograph.tests.messages import assert_facts
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 Make = Callable[..., Any]

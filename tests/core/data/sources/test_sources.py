@@ -14,7 +14,6 @@ from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import SequenceSource
 from heliograph.core.data.sources.dataloader import IterableSource, MapSource, OpaqueSource
 from heliograph.core.data.training_data import TrainingData
-from heliograph.tests.messages import assert_each
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
