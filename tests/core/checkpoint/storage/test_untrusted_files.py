@@ -129,7 +129,7 @@ def is_refused(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str
     def check(path: Path, says: str) -> None:
         if request.param:
             with_manifest(path)
-        for command in ("inspect", "migrate", "verify")[: 1 if request.param else 2]:
+        for command in ("inspect",) if request.param else ("migrate",):
             assert main([command, str(path)]) == 1
             error = capsys.readouterr().err
             assert says in error
