@@ -259,11 +259,6 @@ def test_after_a_return_a_new_path_is_compared(tmp_path: Path) -> None:
     assert report(fit(tmp_path, 14)) == (4, None)
 
 
-def test_what_follows_the_same_return_is_compared(tmp_path: Path) -> None:
-    fit(tmp_path, 8, Turns(7))  # 6, 7, and then 6, 7, 8 on another path
-    assert report(fit(tmp_path, 9, Turns(7))) == (3, None)
-
-
 def test_a_return_ends_the_comparison(tmp_path: Path) -> None:
     fit(tmp_path, 9)
     assert report(fit(tmp_path, 9, Turns(7))) == (2, None)
@@ -366,7 +361,6 @@ def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "is_plain", lambda run: False)
     monkeypatch.setattr(verify_resume, "start_fetch", lambda losses: (losses, Arrival()))
     monkeypatch.setattr(verify_resume, "CHUNK", 2)
-    monkeypatch.setattr(verify_resume, "POLL_EVERY", 1)
     fit(tmp_path, 9)
     assert report(fit(tmp_path, 9)) == (4, None)
     assert report(fit(tmp_path, 9, at=3)) == (2, "DIVERGED at step 8: loss 1.901, was 1.267")
