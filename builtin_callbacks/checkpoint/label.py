@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from string import Formatter
 
 from ...events import Event, Lane, Log, Run, RunClosed, TrainStart, ValidationEnd
@@ -12,7 +11,6 @@ from ...plugins import Plugin, on
 from .folder import warn_without_saver
 
 SEPARATORS = "_- .,"
-ALIKE = 0.85  # similarity above which a name counts as misspelled
 
 
 class CheckpointLabel(Plugin):
@@ -68,16 +66,14 @@ class CheckpointLabel(Plugin):
     def check(self, run: Run, event: ValidationEnd | Log) -> None:
         """Raise ValueError if the template names a metric that was not measured.
 
-        A metric of another split may come later, but a misspelling of a measured one is reported.
+        A metric of another split may come later.
         """
         split = "train/" if isinstance(event, Log) else "validation/"
         measured = {**run.metrics, **event.metrics}
         if not run.engine.is_main or not any(name.startswith(split) for name in event.metrics):
             return
         for name in self._metrics:
-            if name not in measured and (
-                name.startswith(split) or get_close_matches(name, measured, n=1, cutoff=ALIKE)
-            ):
+            if name not in measured and name.startswith(split):
                 raise ValueError(
                     f"The checkpoint's name needs {name!r}, which is not a metric.{known_names(name, measured)}"
                 )

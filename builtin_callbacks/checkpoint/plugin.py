@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...core.checkpoint.storage import Entry
 from ...core.distributed.failure import on_main
@@ -74,8 +74,15 @@ class Checkpoint(Saver):
         resume: Resume | str | Path | None = None,
         background: bool = False,
     ) -> None:
-        retention: dict[str, Any] = {"keep_last": keep_last, "keep_best": keep_best, "monitor": monitor, "mode": mode}
-        super().__init__(folder, every=every, background=background, **retention)
+        super().__init__(
+            folder,
+            every=every,
+            keep_last=keep_last,
+            keep_best=keep_best,
+            monitor=monitor,
+            mode=mode,
+            background=background,
+        )
         self.resume = resume if isinstance(resume, Resume) else Resume(resume)
         self._on_existing = self.resume.on_existing
         self.is_branch = False
@@ -106,8 +113,6 @@ class Checkpoint(Saver):
                 )
                 if point.path is not None or not waits:  # otherwise another plugin chooses the training
                     notes += self._claim(run, name, training_id)
-                    if point.path is not None:
-                        self._files.remember_newest()
             return training_id, self._files.name, point.path, self.is_branch, notes, point.warning
 
         self.is_branch = False

@@ -10,14 +10,6 @@ from heliograph import Checkpoint, Every, Plugin, Run, StepEnd, on
 from heliograph.tests.kit import class_batches, fit
 
 
-def test_one_that_has_every_is_not_advised_to_take_it(tmp_path: Path) -> None:
-    result = fit(Checkpoint(tmp_path, every=Every(steps=2)).when(lambda run: False), train=class_batches(4), epochs=1)
-    assert result.warnings == (
-        f"No checkpoint was written to {tmp_path}, no save was requested in 4 steps: its every= requests saves only "
-        f"while the plugin is on, so check its when() or enable it.",
-    )
-
-
 def test_a_folder_that_is_gone_is_said_and_nothing_in_it_is_named_as_what_to_resume(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 

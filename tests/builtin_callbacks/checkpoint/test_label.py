@@ -97,7 +97,7 @@ def test_a_preempted_run_is_saved_before_its_first_validation(tmp_path: Path) ->
     assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_1.pth"]
 
 
-@pytest.mark.parametrize("name", ["validation/los", "validaton/loss", "validation/accuracy"])
+@pytest.mark.parametrize("name", ["validation/los", "validation/accuracy"])
 def test_a_metric_that_no_validation_measures_is_refused_by_the_first(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"checkpoint's name needs '{name}',"):
         fit_twice(Checkpoint(tmp_path), CheckpointLabel(f"{{{name}}}"))

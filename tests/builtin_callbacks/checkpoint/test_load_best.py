@@ -185,8 +185,7 @@ def test_without_a_best_it_says_so(scripted: Make, batches: Make, tmp_path: Path
     assert result.warnings == (
         "LoadBest loaded nothing: no checkpoint is the best.",
         "No checkpoint is the best by 'validation/loss', because none was saved at the step of a measurement: it was "
-        "measured last at step 2, and the last save was at step 3. Measure and save at common steps, for example with "
-        "ValidationSchedule(steps=100) and Checkpoint(..., every=Every(steps=200)).",
+        "measured last at step 2. Measure and save at common steps, for example with Every(steps=200) for both.",
     )
 
 

@@ -360,7 +360,7 @@ def test_a_save_is_finished_together_after_an_interrupt(ranks: Pool, tmp_path: P
     path = tmp_path / "run_epoch_0_iter_2.pth"
     resume = (
         f"the newest checkpoint is {path}, of step 2, 2 steps are lost; to resume it, "
-        f"Checkpoint('{tmp_path}', resume='auto')"
+        f"Checkpoint('{tmp_path}', resume='{path}')"
     )
     assert ranks(2).run(interrupt, tmp_path, sharded) == [
         ("interrupted", path, notes, [(4, path.name)]) for notes in ((resume,), ())

@@ -183,7 +183,7 @@ def test_preemption_warns_that_nothing_could_be_resumed(tmp_path: Path) -> None:
 
 
 def test_it_has_no_options_of_a_resume(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="WeightsCheckpoint has no argument"):
+    with pytest.raises(TypeError, match="has no argument 'resume'"):
         WeightsCheckpoint(tmp_path, resume="auto")  # type: ignore[call-arg]
     assert WeightsCheckpoint(tmp_path).brings == ()
 
