@@ -22,7 +22,7 @@ from ..state.ranks import INDEX, read_index
 from ..state.schema import check_schema
 from .archive import Head, read_head
 from .files import SYSTEM, Files, WatchedReader
-from .manifest import SUFFIX, Entry, SchemaError, clean, read_entry, run_part
+from .manifest import SUFFIX, Entry, MissingManifestError, SchemaError, clean, read_entry, run_part
 from .untrusted_files import UnreadableError, check_archive, check_content, read_small, refuse_unread
 
 STABLE = 10**9  # nanoseconds: a file that changed more recently may change again and keep its times
@@ -360,10 +360,15 @@ def entries(folder: Path | Manifests, run_name: str, scope: Scope = "run") -> tu
     manifests = _manifests(folder)
     candidates = _files_of(manifests, run_name, scope)
     of_run = [file.entry for file in candidates if file.entry is not None and file.run_name == run_name]
-    passed_over = [str(file.problem) for file in candidates if file.entry is None]
+    passed_over = [str(file.problem) for file in candidates if file.entry is None and not _is_foreign(file)]
     if not of_run and (of_others := _other_runs_note(manifests, run_name)):
         passed_over.append(of_others)
     return sorted(of_run, key=lambda entry: entry.order, reverse=True), passed_over
+
+
+def _is_foreign(file: FoundFile) -> bool:
+    # for example exported weights
+    return isinstance(file.problem, MissingManifestError) and "_epoch_" not in file.path.name
 
 
 def _files_of(manifests: Manifests, run_name: str, scope: Scope) -> list[FoundFile]:
@@ -412,11 +417,18 @@ def unreadable_notes(candidates: Iterable[FoundFile]) -> list[str]:
     return [f"{file.path} cannot be read ({file.problem}): {unknown}" for file in unreadable]
 
 
-def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State | None, list[str]]:
+def newest(
+    folder: Path | Manifests, run_name: str, training: str | None = None
+) -> tuple[Entry | None, State | None, list[str]]:
     """Return the newest intact checkpoint of a run, its state, and a message for each skipped one.
 
     A file is skipped only if it is damaged or not a checkpoint, and only for an older checkpoint of the same training:
     a run never continues another training of the same name.
+
+    Args:
+        folder: the folder.
+        run_name: the name that the program gave the run.
+        training: the training; by default the one that was saved last.
 
     Raises:
         OSError: the folder, or a file that may be a checkpoint of the run, cannot be read, not even when retried.
@@ -431,8 +443,8 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
             for file in _files_of(manifests, run_name, scope):
                 if isinstance(file.problem, OSError | SchemaError) and file.run_name in (None, run_name):
                     raise file.problem  # this file may be the newest
-            training = newest_training(candidates, lost(manifests, run_name, scope))
-        for entry in (entry for entry in candidates if entry.training == training):
+            chosen = training or newest_training(candidates, lost(manifests, run_name, scope))
+        for entry in (entry for entry in candidates if entry.training == chosen):
             try:
                 return entry, load(entry.path, files=manifests.files), passed_over
             except FileNotFoundError as error:
@@ -449,7 +461,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
             if scope == "recent":  # none of these is intact
                 scope = "run"
                 continue
-            if other_trainings := [entry for entry in candidates if entry.training != training]:
+            if other_trainings := [entry for entry in candidates if entry.training != chosen]:
                 passed_over.append(
                     f"other trainings of the name are not continued; resume one of them by its path, "
                     f"resume={other_trainings[0].path}"

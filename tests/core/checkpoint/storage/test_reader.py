@@ -311,8 +311,8 @@ def test_newest_passes_over_what_is_damaged_and_says_so(tmp_path: Path, opened: 
 
     assert entry.path.name == "a.pth"
     assert loaded["progress"]["steps"] == 0
-    assert [path for path in "abcde" for line in passed_over if f"{path}.pth" in line] == ["b", "c", "d", "e"]
-    assert len(passed_over) == 4
+    assert [path for path in "abcde" for line in passed_over if f"{path}.pth" in line] == ["b", "d", "e"]
+    assert len(passed_over) == 3
 
 
 def test_other_runs_are_none_of_its_business_unless_there_is_nothing_else(
