@@ -216,11 +216,10 @@ def encode(entry: Entry) -> bytes:
         facts |= {"metrics": {}, "left_out": ["metrics"]}
         content = _with_checksum(facts)
     if len(content) > MOST:
-        sizes = {name: len(_JSON.encode(value)) for name, value in facts.items()}
-        longest = max(sizes, key=lambda name: sizes[name])
+        longest = max(facts, key=lambda name: len(_JSON.encode(facts[name])))
         raise ValueError(
             f"The manifest of the checkpoint {entry.path} has {len(content)} bytes without metrics, and at most {MOST} "
-            f"fit. {longest!r} has {sizes[longest]} of them: shorten it."
+            f"fit: shorten {longest!r}."
         )
     return content
 
@@ -274,7 +273,7 @@ def find_tail(read: Callable[[int], tuple[bytes, int]], path: Path) -> tuple[byt
         if (at := tail.rfind(END)) >= 0:
             break
     comment = tail[at + END_SIZE :]
-    if at < 0 or len(comment) != int.from_bytes(tail[at + END_SIZE - 2 : at + END_SIZE], "little"):
+    if at < 0 or len(tail) - at - END_SIZE != int.from_bytes(tail[at + END_SIZE - 2 : at + END_SIZE], "little"):
         problem = "is empty" if size == 0 else "is damaged, or was not written by torch.save"
         raise ValueError(f"{path} {problem}: the end of the archive is missing, the file may be cut short.")
     if not comment:

@@ -66,7 +66,6 @@ class Manifests:
         self._listed_at = 0
         self._cache: dict[str, FoundFile] = {}
         self._recent: dict[str, list[FoundFile]] = {}  # by the name of a run
-        self._refused: set[str] = set()  # could not be read: not retried again
         self._is_steady = False
 
     def names(self, *, again: bool = False) -> dict[str, Stamp]:
@@ -144,8 +143,7 @@ class Manifests:
     def _read(self, name: str, stamp: Stamp) -> FoundFile | None:
         path = self.folder / name
         try:
-            read = self.files.try_range if name in self._refused else self.files.read_range
-            return FoundFile(path, stamp, read_entry(lambda most: read(path, -most, most), path))
+            return FoundFile(path, stamp, read_entry(lambda most: self.files.read_range(path, -most, most), path))
         except FileNotFoundError:
             if not path.is_symlink():
                 return None
@@ -156,13 +154,12 @@ class Manifests:
         except ValueError as error:
             return FoundFile(path, stamp, None, error, read_head(path))
         except OSError as error:
-            self._refused.add(name)
             return FoundFile(path, stamp, None, error)
 
 
 def read_pointer(pointer: Path) -> str | None:
     try:
-        return read_small(pointer, LONGEST_NAME + 1, follow=False).decode().removesuffix("\n")
+        return read_small(pointer, LONGEST_NAME + 1).decode().removesuffix("\n")
     except (OSError, ValueError):
         return None
 
@@ -275,7 +272,7 @@ def read_manifest(path: Path, *, source: BinaryIO | None = None, files: Files = 
         return read_entry(lambda most: files.read_range(path, -most, most), path)
     except (OSError, ValueError):
         if not path.name.startswith("."):
-            _check_is_file(path)  # its message is clearer
+            check_is_there(path)  # its message is clearer
         raise
 
 
@@ -491,19 +488,11 @@ def _is_named_after(run_name: str, name: str) -> bool:
     return name.endswith(SUFFIX) and name.startswith(f"{run_part(run_name)}_epoch_")
 
 
-def _check_is_file(path: Path) -> None:
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: Checkpoint({str(path)!r}, resume='auto') finds the newest in it.")
-    if path.suffix != SUFFIX:
-        raise ValueError(f"{path} is not a checkpoint: the name of a checkpoint ends in {SUFFIX}.")
-    check_is_there(path)
-
-
 def check_is_there(path: Path) -> None:
     if path.is_symlink() and not path.exists():  # perhaps into storage that is not mounted
         raise OSError(errno.EIO, f"it is a broken link to {path.readlink()}", str(path))
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a checkpoint: a folder, a pipe or a device has that name.")
-    if not path.is_file():
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: Checkpoint({str(path)!r}, resume='auto') finds the newest in it.")
+    if not path.exists():
         siblings = [file.name for file in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
         raise FileNotFoundError(f"There is no checkpoint at {path}.{known_names(path.name, siblings)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -24,7 +23,6 @@ from .lock import Lock
 from .manifest import MOST, PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, SchemaError, check_name, pointer_path
 from .reader import FoundFile, Manifests, read_pointer
 
-logger = logging.getLogger("heliograph")
 UNTOUCHED = "Previous checkpoints are unchanged."
 MAY_BE_LOST = "It has replaced the previous file of that name, and may be lost if the system crashes."
 Shards = Mapping[str, tuple[int, str]]  # bytes and digest of files, by name
@@ -98,7 +96,7 @@ class Store:
             return notes + reader.unreadable_notes(files)
         except BaseException as error:
             self._lock.release()
-            if isinstance(error, OSError) and not isinstance(error, IsADirectoryError):  # its message is complete
+            if isinstance(error, OSError):
                 path = error.filename or "a file in it"
                 raise OSError(
                     error.errno,
@@ -248,26 +246,23 @@ class Store:
     def judge(self, entry: Entry, judged_by: JudgedBy) -> Entry:
         """Write the metric that ranks a checkpoint into its manifest, and return when that is durable.
 
-        A new file replaces it by a rename, so hard links to it, for example in a backup, do not change. If it is a
-        symbolic link, the file that the link names is replaced.
+        A new file replaces it by a rename, so hard links to it, for example in a backup, do not change.
 
         Raises:
             OSError: it could not be written, or there is no space for a second file; the checkpoint is unchanged.
         """
-        entry, files = replace(entry, judged_by=judged_by), self._files
-        path = entry.path.resolve() if entry.path.is_symlink() else entry.path
-        hidden_path = path.with_name(self._hidden.data.name)
+        entry, files, hidden = replace(entry, judged_by=judged_by), self._files, self._hidden
         was = self._begin_change()
         try:
-            _check_room(files, path.parent, entry.size + MOST, "writing its metric")
+            _check_room(files, self.folder, entry.size + MOST, "writing its metric")
             try:
-                rewrite_manifest(files, path, hidden_path, entry, self._next_date())
+                rewrite_manifest(files, entry.path, hidden.data, entry, self._next_date())
             except BaseException:
                 with suppress(OSError):  # the next save or start removes it
-                    files.unlink(hidden_path)
+                    files.unlink(hidden.data)
                 raise
-            files.rename(hidden_path, path)
-            files.sync_folder(path.parent)
+            files.rename(hidden.data, entry.path)
+            files.sync_folder(self.folder)
         except OSError as error:
             raise _failure(files, entry.path, error) from error
         self._is_tidy = was
@@ -358,8 +353,7 @@ class Store:
 
     def pin(self, path: Path) -> None:
         """Exempt a checkpoint from removal."""
-        if not self.is_pinned(path):  # a link of that name pins it, too, and is not followed
-            path.with_suffix(PINNED).touch()
+        path.with_suffix(PINNED).touch()
 
     def is_pinned(self, path: Path) -> bool:
         """Return whether a checkpoint is pinned."""
@@ -369,7 +363,7 @@ class Store:
         """Write the pointer to the last or best checkpoint, for people and tools; None removes it.
 
         After a power cut, the pointer to the last may be empty or truncated until a resume of the training writes it
-        again. If a folder has its name, nothing is written, and a warning is logged.
+        again.
 
         Raises:
             OSError: it could not be written.
@@ -377,19 +371,15 @@ class Store:
         pointer, name = pointer_path(self.folder, self.name, label), None if path is None else path.name
         if pointer in self._pointed and self._pointed[pointer] == name:  # only this store writes it
             return
-        try:
-            if name is None:
-                self._files.unlink(pointer)
-            elif pointer in self._pointed or read_pointer(pointer) != name:
-                was = self._begin_change()
-                # `prune` spares the best. The pointer to the last is only a hint, so it is not synced.
-                write_small(self._files, self._hidden.small, f"{name}\n".encode(), syncs=label == "best")
-                self._files.rename(self._hidden.small, pointer)
-                self._is_tidy = was
-        except IsADirectoryError:  # not worth failing for
-            logger.warning("The pointer %s is not written because a folder has its name: move the folder away", pointer)
-        else:
-            self._pointed[pointer] = name
+        if name is None:
+            self._files.unlink(pointer)
+        elif pointer in self._pointed or read_pointer(pointer) != name:
+            was = self._begin_change()
+            # `prune` spares the best. The pointer to the last is only a hint, so it is not synced.
+            write_small(self._files, self._hidden.small, f"{name}\n".encode(), syncs=label == "best")
+            self._files.rename(self._hidden.small, pointer)
+            self._is_tidy = was
+        self._pointed[pointer] = name
 
     def _sweep(self) -> list[str]:
         hidden, files = self._hidden, self._files

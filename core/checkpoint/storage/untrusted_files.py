@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from hashlib import sha256
 from io import BufferedReader
 from math import prod
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
 from pickle import UnpicklingError
 from typing import Any, NoReturn, Self
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
@@ -29,26 +29,22 @@ _FLAGS: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXE
 _NO_FILE = {errno.ELOOP, errno.ENXIO, errno.EISDIR}
 
 
-def open_regular(path: Path | str, *, follow: bool = True) -> BufferedReader:
-    """Open a regular file for reading.
-
-    Args:
-        path: the file.
-        follow: accept a symbolic link to one.
+def open_regular(path: Path | str) -> BufferedReader:
+    """Open a regular file, or a symbolic link to one, for reading.
 
     Raises:
         ValueError: it is something else, such as a folder, a pipe or a device.
         OSError: it does not exist, or cannot be opened.
     """
-    return os.fdopen(open_handle(path, follow=follow)[0], "rb")
+    return os.fdopen(open_handle(path)[0], "rb")
 
 
-def read_range(path: Path | str, begin: int, most: int, *, follow: bool = True) -> tuple[bytes, int]:
+def read_range(path: Path | str, begin: int, most: int) -> tuple[bytes, int]:
     """Return up to `most` bytes of a regular file from a position, and the size of the file.
 
     A negative position is counted from the end.
     """
-    handle, size = open_handle(path, follow=follow)
+    handle, size = open_handle(path)
     try:
         begin = begin if begin >= 0 else max(0, size + begin)
         end = min(size, begin + most)
@@ -62,17 +58,17 @@ def read_range(path: Path | str, begin: int, most: int, *, follow: bool = True) 
         os.close(handle)
 
 
-def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
+def read_small(path: Path | str, most: int) -> bytes:
     """Return all of a regular file; raise ValueError if it is larger than `most` bytes."""
-    content, size = read_range(path, 0, most, follow=follow)
+    content, size = read_range(path, 0, most)
     if size > most:
         raise ValueError(f"{path} has {size:,} bytes, at most {most:,} are expected: it is not a file of heliograph")
     return content
 
 
-def open_handle(path: Path | str, *, follow: bool = True) -> tuple[int, int]:
+def open_handle(path: Path | str) -> tuple[int, int]:
     try:
-        handle = os.open(path, _FLAGS | (0 if follow else FOLLOW_NO_LINK))
+        handle = os.open(path, _FLAGS)
     except OSError as error:
         if error.errno in _NO_FILE:
             raise _no_file(path) from None
@@ -243,10 +239,6 @@ def plain_path(*parts: str) -> str:
     return str(PurePosixPath(*parts))
 
 
-def plain_windows_path(*parts: str) -> str:
-    return str(PureWindowsPath(*parts))
-
-
 def plain_text(value: Any = "") -> str:
     return str(value)
 
@@ -301,9 +293,8 @@ def refuse_unknown(path: Path, names: list[str]) -> None:
 
 
 def _stand_in(name: str, records: Collection[str], texts: str) -> Callable[..., Any] | None:
-    path = PATH.fullmatch(name)
-    if path:
-        return plain_windows_path if path[3] == "Windows" else plain_path
+    if PATH.fullmatch(name):
+        return plain_path
     if re.fullmatch(texts, name):
         return plain_text
     return Record if any(re.fullmatch(pattern, name) for pattern in records) else None

@@ -65,11 +65,11 @@ def test_a_missing_file_lists_its_siblings(tmp_path: Path, opened: Make, state: 
         storage.read_manifest(tmp_path / "b.pth")
 
 
-@pytest.mark.parametrize("name", ["a.json", "run.last"])
+@pytest.mark.parametrize("name", ["run.last"])
 def test_a_path_to_something_else(tmp_path: Path, opened: Make, state: Make, name: str) -> None:
     store = opened()
     store.point("last", store.save("a.pth", state()).path)
-    with pytest.raises(ValueError, match="checkpoint:"):
+    with pytest.raises(ValueError, match=r"folder|torch\.save"):
         storage.load(tmp_path / name)
 
 
