@@ -20,7 +20,7 @@ from ...core.checkpoint.storage import reader
 from ...core.checkpoint.storage.manifest import PINNED, Entry, Label, MissingManifestError, pointer_path
 from ...core.checkpoint.storage.reader import read_pointer
 from ...core.checkpoint.storage.store import Store
-from ...core.checkpoint.weights import WHICH, RunFilter, export_weights, find_weights
+from ...core.checkpoint.weights import WHICH, export_weights, find_weights
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import MACHINE_ERRORS
 from ...core.system.extras import printable_lines
@@ -132,7 +132,7 @@ def _consolidate(options: Namespace) -> int:
 
 def _export(options: Namespace) -> int:
     def act(path: Path) -> list[str]:
-        file = find_weights(path, options.which, RunFilter(options.run_name))
+        file = find_weights(path, options.which, options.run_name)
         average = False if options.trained else options.average
         written = export_weights(file, options.out, module=options.module, average=average, overwrite=options.force)
         return [f"{file.path}: exported to {written}"]

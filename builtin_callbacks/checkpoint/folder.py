@@ -46,10 +46,8 @@ def reasons_to_keep(
             reasons[path] = f"among the best by {monitor.name}"
         elif is_pinned(path):
             reasons[path] = "pinned"
-        elif entry.is_renamed:
-            reasons[path] = "renamed"
-        elif entry.is_of_helios:
-            reasons[path] = "written by Helios, possibly by another training"
+        elif not entry.is_removable:
+            reasons[path] = "renamed" if entry.is_renamed else "written by Helios, possibly by another training"
         elif not room:
             reasons[path] = ""
         elif damage := damage_to(path):

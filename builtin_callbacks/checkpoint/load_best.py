@@ -38,7 +38,7 @@ class LoadBest(Plugin):
 
     Raises:
         ValueError: `extent` is neither; at the run's start, no plugin ranks checkpoints by a metric, or several do, or
-            there is no validation data to measure it; at the end, the best checkpoint is damaged or was replaced.
+            there is no validation data to measure it; at the end, the best checkpoint is damaged.
         FileNotFoundError: at the end, the best checkpoint is missing.
     """
 
@@ -135,7 +135,7 @@ def load_best(run: Run, best: Entry | None, monitor: Monitor, extent: Extent) ->
 
     Raises:
         FileNotFoundError: it is missing.
-        ValueError: it is damaged, or no longer the one that was ranked.
+        ValueError: it is damaged.
     """
     states: list[State] = []
     best = on_main(run.engine, partial(_read_best, best, states))
@@ -159,12 +159,5 @@ def _read_best(best: Entry | None, states: list[State]) -> Entry | None:
     value = None if best is None or best.judged_by is None else best.judged_by[2]
     if best is None or value is None or isnan(value):
         return None
-    state = storage.load(best.path)
-    now = storage.read_manifest(best.path)
-    if (now.sha256, now.judged_by) != (best.sha256, best.judged_by):
-        raise ValueError(
-            f"{best.path} is not the checkpoint that was ranked best by {best.judged_by}: it was replaced by one "
-            f"that is ranked by {now.judged_by}. Nothing was loaded."
-        )
-    states.append(state)
+    states.append(storage.load(best.path))
     return best

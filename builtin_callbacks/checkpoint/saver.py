@@ -24,6 +24,7 @@ from ...events.checks import check_flag, check_path, check_whole_number
 from ...plugins import Plugin, on
 from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
 from .folder import CheckpointFolder, OnExisting, Retention
+from .resume import Resume
 from .writers import BackgroundWriter, Capture, CheckpointWriter, save_shards
 
 if TYPE_CHECKING:
@@ -203,10 +204,13 @@ class Saver(Plugin):
 
     def _claim(self, run: Run, wanted: str, training_id: str) -> list[str]:
         plugins = (plugin for plugin in run.plugins if run.plugins.is_enabled(plugin))
-        is_branch = any(
-            getattr(plugin, "is_branch", False) for plugin in plugins
-        )  # a branch leaves the original training in place
-        return self._files.claim(training_id, wanted, "new_name" if is_branch else self._on_existing)
+        resumes = (getattr(plugin, "resume", None) for plugin in plugins)
+        on_existing = self._on_existing
+        if on_existing == "replace" and any(
+            isinstance(resume, Resume) and resume.path not in (None, "auto") for resume in resumes
+        ):
+            on_existing = "new_name"  # the run may be a branch, which leaves the original training in place
+        return self._files.claim(training_id, wanted, on_existing)
 
     @on(ev.CheckpointLoaded, lane=Lane.PERSIST)
     def find_existing(self, run: Run, event: ev.CheckpointLoaded) -> None:

@@ -77,22 +77,9 @@ class WeightsFile:
     frozen: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RunFilter:
-    # selects checkpoints of a run (by either of its names) or a training; else all
-    run_name: str | None = None
-    training: str | None = None
-
-    def __contains__(self, entry: Entry) -> bool:
-        if self.training is not None:
-            return entry.training == self.training
-        return self.run_name in (None, entry.family, entry.run_name)
-
-
-ANY_RUN = RunFilter()
-
-
-def find_weights(path: Path, which: Which | None = None, of: RunFilter = ANY_RUN) -> WeightsFile:
+def find_weights(
+    path: Path, which: Which | None = None, run_name: str | None = None, training: str | None = None
+) -> WeightsFile:
     """Return the weights in a file, or in the last or the best checkpoint of a folder.
 
     The last is the newest intact one; skipped files are logged, and listed in `skipped`. The best belongs to the newest
@@ -101,7 +88,8 @@ def find_weights(path: Path, which: Which | None = None, of: RunFilter = ANY_RUN
     Args:
         path: a file or a folder.
         which: which one in a folder; the last by default.
-        of: which run or training, if the folder has several.
+        run_name: the run, by the name that the program gave it or the prefix of its files; any by default.
+        training: the id of the training; any by default.
 
     Raises:
         FileNotFoundError: there is no such file, or no checkpoint in the folder.
@@ -111,12 +99,12 @@ def find_weights(path: Path, which: Which | None = None, of: RunFilter = ANY_RUN
     if which is not None and which not in WHICH:
         raise ValueError(f"which= is 'last' or 'best', got {which!r}.")
     if not path.is_dir():
-        if which is not None or of.run_name is not None:
+        if which is not None or run_name is not None:
             reader.check_is_there(path)
             raise ValueError(f"which= and run_name= select a checkpoint in a folder, but {path} is a file.")
         return read_weights(path)
     manifests = Manifests(path)
-    entries = _newest_training(manifests, of)
+    entries = _newest_training(manifests, run_name, training)
     if which == "best":
         return read_weights(_best(entries, path).path)
     entry, state, skipped = reader.newest(manifests, entries[0].family, entries[0].training)
@@ -160,16 +148,20 @@ def _weights_in(state: reader.State, path: Path) -> WeightsFile:
     return WeightsFile(path, join_weights(state, path), state["plugins"], *facts, frozen=state.get(FROZEN, {}))
 
 
-def _newest_training(manifests: Manifests, of: RunFilter) -> list[Entry]:
+def _newest_training(manifests: Manifests, run_name: str | None, training: str | None) -> list[Entry]:
     files, folder = manifests.look(), manifests.folder
     entries = [file.entry for file in files if file.entry is not None]
-    matching = sorted((entry for entry in entries if entry in of), key=lambda entry: entry.order, reverse=True)
-    names = {entry.family for entry in entries}
+    matching = [
+        entry
+        for entry in entries
+        if run_name in (None, entry.family, entry.run_name) and training in (None, entry.training)
+    ]
     if not matching:
         for file in files:
             if isinstance(file.problem, OSError | SchemaError):  # it may be the one
                 raise file.problem
-        whose = "" if of.run_name is None else f" of run {of.run_name!r}"
+        whose = "" if run_name is None else f" of run {run_name!r}"
+        names = {entry.family for entry in entries}
         available = f"Runs with checkpoints: {', '.join(sorted(names)) or 'none'}."
         raise FileNotFoundError(f"There is no checkpoint{whose} with a manifest in {folder}. {available}")
     if len(families := {entry.family for entry in matching}) > 1:
@@ -177,7 +169,8 @@ def _newest_training(manifests: Manifests, of: RunFilter) -> list[Entry]:
             f"{folder} holds checkpoints of several runs, {', '.join(map(repr, sorted(families)))}: choose one, "
             f"run_name={min(families)!r}, or give the path of a file."
         )
-    return [entry for entry in matching if entry.training == matching[0].training]
+    newest = max(matching, key=lambda entry: entry.order)
+    return [entry for entry in matching if entry.training == newest.training]
 
 
 def _best(entries: list[Entry], folder: Path) -> Entry:
@@ -434,7 +427,7 @@ def load_weights(
         ValueError: it is damaged, has other modules or no such average, or the choice is ambiguous.
     """
     check_path("load_weights(task, path)", path, "a file or a folder")
-    return load_into(task, find_weights(Path(path), which, RunFilter(run_name)), average=average, module=module)
+    return load_into(task, find_weights(Path(path), which, run_name), average=average, module=module)
 
 
 def load_into(
@@ -493,8 +486,8 @@ def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Pat
                     f"weights={weights!r} is the {weights} checkpoint in {folder}, but nothing is saved there: call "
                     f"fit first, or give the path of a file or a folder, weights='runs/x'."
                 )
-            of = RunFilter(run_name) if training is None else RunFilter(training=training)
-            read.append(find_weights(folder, "best" if weights == "best" else "last", of))
+            whose = {"run_name": run_name} if training is None else {"training": training}
+            read.append(find_weights(folder, "best" if weights == "best" else "last", **whose))
         else:
             path = Path(weights)
             if not path.suffix and not os.path.lexists(path):

@@ -188,12 +188,11 @@ class OtherRunsNote(str):
     __slots__ = ()
 
 
-def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Files = SYSTEM) -> State:
+def load(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> State:
     """Return the state in a checkpoint; shards are not loaded.
 
     Args:
         path: the data file.
-        verify: verify the data by the manifest before it is unpickled.
         with_shards: verify the shards, too.
         files: the operations on files.
 
@@ -204,11 +203,10 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
         ValueError: it is damaged, has no manifest, is not a checkpoint, holds more than plain types, or has another
             schema; the message says how to fix it.
     """
-    if verify:
-        shards = read_shards(check(path, with_shards=with_shards, files=files), files=files) if with_shards else ()
-        for index in (shard for shard in shards if shard.name == INDEX):
-            read_index(index)
-    state = read(path, is_verified=verify, files=files)
+    entry = check(path, with_shards=with_shards, files=files)
+    if with_shards and entry.shards is not None and (index := shards_path(entry) / INDEX).exists():
+        read_index(index)
+    state = read(path, is_verified=True, files=files)
     try:
         check_schema(state)
     except ValueError as error:

@@ -60,8 +60,7 @@ class Store:
         self._files = files or SYSTEM
         self._manifests = Manifests(folder, self._files)
         self._hidden = Hidden.of(folder, run_name)
-        self._lock = self._lock_of(run_name)
-        self._own_lock = self._lock_of(run_name)  # for the name of its files, if it differs
+        self._lock = Lock(self._hidden.lock, f"The checkpoints of run {run_name!r} in {folder} are written")
         self._has_just_looked = False  # whether `open` has just listed the folder
         self._is_tidy = False  # whether nothing failed since the last sweep
         self._sequence: int | None = None  # the highest so far, while the store is open
@@ -110,22 +109,12 @@ class Store:
         """Release the lock; closing twice does nothing."""
         self._sequence = None
         self._pointed.clear()
-        self._own_lock.release()
         self.name = self.run_name
         self._lock.release()
 
     def write_as(self, training_id: str, name: str) -> None:
-        """Write the checkpoints of this training from now on, under this name.
-
-        Raises:
-            ValueError: another process writes under this name.
-        """
+        """Write the checkpoints of this training from now on, under this name."""
         if name != self.name:
-            lock = self._lock_of(name)
-            if name != self.run_name:
-                lock.acquire()
-            self._own_lock.release()
-            self._own_lock = lock
             self._pointed.clear()  # other stores may have written pointers of this name
         self.training_id, self.name = training_id, name
 
@@ -446,9 +435,6 @@ class Store:
         with suppress(ValueError, OSError):
             return reader.read_manifest(entry.path, files=self._files).sha256 == entry.sha256
         return False
-
-    def _lock_of(self, name: str) -> Lock:
-        return Lock(Hidden.of(self.folder, name).lock, f"The checkpoints of run {name!r} in {self.folder} are written")
 
     def _highest(self, run_name: str) -> int:
         if self._sequence is None:

@@ -146,18 +146,6 @@ def test_what_took_the_place_of_a_checkpoint_stays_there(fit: Make, tmp_path: Pa
     assert again.resume.step == 6
 
 
-@pytest.mark.parametrize("label", ["last", "best"])
-def test_a_folder_with_the_name_of_a_pointer_is_said_and_costs_nothing(
-    fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, label: str
-) -> None:
-    (tmp_path / f"run.{label}").mkdir()
-    fit(Checkpoint(tmp_path, keep_last=None))
-    result = fit(Checkpoint(tmp_path, keep_last=None, resume="auto"), epochs=3)
-    assert result.status == "completed"
-    assert checkpoint_names(tmp_path) == [FIRST, SECOND, THIRD]
-    assert f"The pointer {tmp_path / f'run.{label}'} is not written" in caplog.text
-
-
 def test_a_damaged_one_stays_until_a_newer_one_is_written(fit: Make, tmp_path: Path) -> None:
     class Look(Plugin):
         @on(BatchEnd)
@@ -196,7 +184,7 @@ def test_where_all_are_damaged_another_training_begins_and_they_stay(
     with caplog.at_level(logging.WARNING, "heliograph"):
         result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
 
-    fresh = f"starts fresh: none of the 1 checkpoints of 'run' in {tmp_path} is usable"
+    fresh = f"starts fresh: no checkpoint of 'run' in {tmp_path} is usable"
     assert fresh in result.notes
     why = f"The checkpoint {tmp_path / FIRST} is damaged: its SHA-256 does not match its manifest."
     assert result.warnings == (f"Nothing was resumed: the run {fresh}. {why}",)
@@ -247,7 +235,7 @@ def test_where_all_manifests_are_damaged_the_warning_says_so(fit: Make, tmp_path
     before = contents(tmp_path)
     result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
 
-    fresh = f"starts fresh: none of the 1 checkpoints of 'run' in {tmp_path} is usable"
+    fresh = f"starts fresh: no checkpoint of 'run' in {tmp_path} is usable"
     why = f"{tmp_path / FIRST} is damaged, or not a checkpoint of heliograph: it does not end with a manifest."
     assert result.warnings == (f"Nothing was resumed: the run {fresh}. {why}",)
     assert {name: content for name, content in contents(tmp_path).items() if name in before} == before

@@ -205,21 +205,6 @@ def test_a_best_that_was_damaged_is_not_loaded(fit: Make, scripted: Make, tmp_pa
     )
 
 
-def test_a_best_that_was_replaced_is_not_loaded(fit: Make, tmp_path: Path) -> None:
-    class Replace(Plugin):
-        @on(LastBoundary)
-        def replace(self, run: Run, event: LastBoundary) -> None:
-            state = storage.load(tmp_path / "run_epoch_2_iter_2.pth")
-            other = storage.Store(tmp_path / "aside", "run")
-            other.open()
-            made = other.save("run_epoch_1_iter_1.pth", state).path
-            other.close()
-            made.replace(tmp_path / made.name)
-
-    with pytest.raises(ValueError, match=r"run_epoch_1_iter_1.pth"):
-        fit(Checkpoint(tmp_path, **MONITOR), [1.0, 2.0], LoadBest(), Replace())
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_a_run_that_fails_keeps_its_weights(
     fit: Make, scripted: Make, tmp_path: Path, error: type[BaseException]

@@ -316,7 +316,6 @@ def test_what_is_of_another_training_is_neither_replaced_nor_removed(
     store.write_as(OTHER, "run-2")
     second = store.save("a.pth", state(2, training_id=OTHER))
 
-    assert (tmp_path / ".run-2.lock").exists()
     assert (second.path.name, second.sequence, second.run_name, second.family) == ("a-2.pth", 2, "run-2", "run")
     assert (store.own(), store.entries()[0]) == ([second], [second, first])
     assert store.remove(first.path) is False
@@ -328,7 +327,6 @@ def test_what_is_of_another_training_is_neither_replaced_nor_removed(
     store.point("last", second.path)
     store.close()
     assert names() == ["a-2.pth", "run-2.last"]
-    assert not (tmp_path / ".run-2.lock").exists()
 
 
 def test_what_helios_wrote_is_never_written_over(opened: Make, state: Make) -> None:
@@ -337,16 +335,6 @@ def test_what_helios_wrote_is_never_written_over(opened: Make, state: Make) -> N
 
     assert store.save("a.pth", state(2)).path.name == "a-2.pth"
     assert storage.verify(former.path) == former
-
-
-def test_a_name_that_another_store_writes_under_is_refused(opened: Make, state: Make) -> None:
-    store, other = opened(), opened("run-2")
-    with pytest.raises(ValueError, match="checkpoints of run 'run-2'"):
-        store.write_as(ONE, "run-2")
-    other.close()
-    store.write_as(ONE, "run-2")
-    store.close()
-    opened("run-2")
 
 
 def test_a_measurement_after_the_save_travels_with_the_file(tmp_path: Path, opened: Make, state: Make) -> None:
