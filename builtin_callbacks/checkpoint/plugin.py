@@ -102,7 +102,7 @@ class Checkpoint(Saver):
                 training_id, name, notes = point.choose_training(run.name, run.checkpoints.training_id)
                 self._files.damaged = point.damaged
                 if point.path is not None or not run.checkpoints.is_resuming:  # another plugin chose the training
-                    notes += self._claim(run, name, training_id)
+                    notes += self._claim(run, name, training_id, is_branch=bool(point.newer))
             return training_id, self._files.name, point.path, notes, point.warning
 
         run.checkpoints.training_id, self.file_name, path, notes, warning = on_main(run.engine, look)

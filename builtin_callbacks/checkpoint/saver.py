@@ -202,14 +202,13 @@ class Saver(Plugin):
     def _start(self, run: Run) -> None:
         raise NotImplementedError
 
-    def _claim(self, run: Run, wanted: str, training_id: str) -> list[str]:
+    def _claim(self, run: Run, wanted: str, training_id: str, *, is_branch: bool = False) -> list[str]:
         plugins = (plugin for plugin in run.plugins if run.plugins.is_enabled(plugin))
         resumes = (getattr(plugin, "resume", None) for plugin in plugins)
+        is_from_path = any(isinstance(resume, Resume) and resume.path not in (None, "auto") for resume in resumes)
         on_existing = self._on_existing
-        if on_existing == "replace" and any(
-            isinstance(resume, Resume) and resume.path not in (None, "auto") for resume in resumes
-        ):
-            on_existing = "new_name"  # the run may be a branch, which leaves the original training in place
+        if is_branch or (on_existing == "replace" and is_from_path):  # a branch leaves the original training in place
+            on_existing = "new_name"
         return self._files.claim(training_id, wanted, on_existing)
 
     @on(ev.CheckpointLoaded, lane=Lane.PERSIST)
