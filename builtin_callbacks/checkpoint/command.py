@@ -197,7 +197,7 @@ def _is_requested(entry: Entry, options: Namespace) -> bool:
 def _pruned(store: Store, options: Namespace) -> list[str]:
     notes = [] if options.dry_run else store.open()  # raises if a process trains into the folder
     try:
-        entries, skipped = store.entries("folder")
+        entries, skipped = store.entries()
         trainings = by_training(entry for entry in entries if _is_requested(entry, options))
         if options.monitor is not None:
             _check_monitor(entries, options.monitor)

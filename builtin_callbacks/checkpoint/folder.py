@@ -116,10 +116,7 @@ class Retention:
 
     @property
     def rule(self) -> str:
-        best = (
-            "" if self._monitor is None else f", and not among the keep_best={self.keep_best} by {self._monitor.name}"
-        )
-        return f"keep_last={self.keep_last}{best}"
+        return f"keep_last={self.keep_last}, keep_best={self.keep_best}"
 
     def drop_replaced(self, is_pinned: Callable[[Path], bool]) -> list[Path]:
         doomed, self._replaced = [path for path in self._replaced if not is_pinned(path)], []

@@ -17,7 +17,7 @@ class CheckpointLabel(Plugin):
     """Add metrics, or your own text, to the names of checkpoints.
 
     The name is `<run_name>_epoch_<epoch>_iter_<step>_<label>.pth`. A part of the template is omitted if its metric was
-    not measured yet, with a note. Without this plugin the label is the result of the task's `checkpoint_metadata(run)`,
+    not measured yet. Without this plugin the label is the result of the task's `checkpoint_metadata(run)`,
     if it has this method. Any plugin with such a method can name checkpoints; the main rank calls it.
 
     Args:
@@ -56,10 +56,7 @@ class CheckpointLabel(Plugin):
         if not isinstance(self._label, _Template):
             return self._label(run)
         text, lacking = self._label.fill(run.metrics)
-        for metric in lacking:
-            if metric not in self._lacking:
-                self._lacking[metric] = step = run.progress.steps
-                run.note(f"the checkpoint of step {step} is named without {metric!r}, which was not measured yet")
+        self._lacking = dict.fromkeys(lacking, run.progress.steps) | self._lacking
         return text
 
     @on(ValidationEnd, Log, lane=Lane.REPORT, optional=True)

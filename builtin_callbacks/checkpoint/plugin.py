@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ...core.checkpoint import storage
 from ...core.checkpoint.storage import Entry
@@ -13,7 +13,7 @@ from ...core.distributed.failure import on_main
 from ...events import Run
 from ...plugins.filters import Filter
 from .resume import Resume, ResumePoint, find, share_state
-from .saver import Saver
+from .saver import Saver, count_steps
 from .verify_resume import VerifyResume
 
 
@@ -72,15 +72,8 @@ class Checkpoint(Saver):
         resume: Resume | str | Path | None = None,
         background: bool = False,
     ) -> None:
-        super().__init__(
-            folder,
-            every=every,
-            keep_last=keep_last,
-            keep_best=keep_best,
-            monitor=monitor,
-            mode=mode,
-            background=background,
-        )
+        retention: dict[str, Any] = {"keep_last": keep_last, "keep_best": keep_best, "monitor": monitor, "mode": mode}
+        super().__init__(folder, every=every, background=background, **retention)
         self.resume = resume if isinstance(resume, Resume) else Resume(resume)
         self._on_existing = self.resume.on_existing
 
@@ -124,4 +117,13 @@ class Checkpoint(Saver):
             self._tidy(run, None, is_new=False)
 
     def _lost(self, run: Run) -> str | None:
-        return self._saved.lost(run, self.folder, resumes=self.resume.path == "auto")
+        steps, path, saved_at = run.progress.steps, self._saved.path, self._saved.steps
+        if path is None or saved_at is None:
+            return f"no checkpoint was written: {count_steps(steps)} lost" if steps else None
+        if not path.exists():
+            return f"the newest checkpoint was {path}, of step {saved_at}, and is missing: no run can resume it"
+        loss = f"{count_steps(steps - saved_at)} lost" if steps > saved_at else "no step is lost"
+        how = f"Checkpoint({str(self.folder)!r}, resume={str(path)!r})"
+        if self.resume.path == "auto" and path.parent.resolve() == self.folder.resolve():
+            how = "start the program again"
+        return f"the newest checkpoint is {path}, of step {saved_at}, {loss}; to resume it, {how}"

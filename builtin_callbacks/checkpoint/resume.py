@@ -230,9 +230,8 @@ def _unreadable_error(error: OSError, resume: str | Path | None, folder: Path) -
     return OSError(
         error.errno,
         f"resume={asked!r} finds no checkpoint, because {error.filename or folder} cannot be read, in {TRIES} tries: "
-        f"{error.strerror or error} ({kind}). Nothing was started, skipped or removed. Start again when it is "
-        f"readable, set resume= to the path of another checkpoint, or start another training with resume=None, which "
-        f"keeps the existing files.",
+        f"{error.strerror or error} ({kind}). Nothing was started or removed. Start again when it is readable, or "
+        f"set resume= to the path of another checkpoint, or to None for a new training beside the existing files.",
     )
 
 

@@ -71,7 +71,7 @@ class Saved:
         if self.steps < steps and not takers:  # otherwise a plugin decided against the save
             yield (
                 f"The newest checkpoint in {folder} is of step {self.steps}, and the run ended at step {steps}: "
-                f"{_steps(steps - self.steps)} not in it. To save the end, use "
+                f"{count_steps(steps - self.steps)} not in it. To save the end, use "
                 f"{type(plugin).__name__}(..., every=...), or a SaveSchedule without at_end=False."
             )
         if monitor is None or not monitor.can_come(run):
@@ -85,18 +85,6 @@ class Saved:
                 f"No checkpoint is the best by {monitor.name!r}, because none was saved at the step of a measurement: "
                 f"it was {measured}. Measure and save at common steps, for example with Every(steps=200) for both."
             )
-
-    def lost(self, run: Run, folder: Path, *, resumes: bool) -> str | None:
-        steps, path = run.progress.steps, self.path
-        if path is None or self.steps is None:
-            return f"no checkpoint was written: {_steps(steps)} lost" if steps else None
-        if not path.exists():
-            return f"the newest checkpoint was {path}, of step {self.steps}, and is missing: no run can resume it"
-        loss = f"{_steps(steps - self.steps)} lost" if steps > self.steps else "no step is lost"
-        how = f"Checkpoint({str(folder)!r}, resume={str(path)!r})"
-        if resumes and path.parent.resolve() == folder.resolve():
-            how = "start the program again"
-        return f"the newest checkpoint is {path}, of step {self.steps}, {loss}; to resume it, {how}"
 
 
 class Saver(Plugin):
@@ -408,5 +396,5 @@ class Saver(Plugin):
                 self._files.close()
 
 
-def _steps(number: int) -> str:
+def count_steps(number: int) -> str:
     return "1 step is" if number == 1 else f"{number} steps are"

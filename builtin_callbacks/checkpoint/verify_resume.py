@@ -76,10 +76,6 @@ class Row(NamedTuple):
     end: int
 
     @property
-    def is_complete(self) -> bool:
-        return self.number > 0 and abs(self.end) == self.number
-
-    @property
     def is_skipped(self) -> bool:
         return self.end < 0
 
@@ -103,9 +99,7 @@ class Ring:
     def __init__(self, file: int, path: Path) -> None:
         self.path = path
         try:
-            if hasattr(os, "posix_fallocate"):  # otherwise a full disk would kill the process at a write
-                os.posix_fallocate(file, 0, SIZE)
-            elif os.fstat(file).st_size < SIZE and os.write(file, bytes(SIZE)) < SIZE:  # macOS, for example
+            if os.fstat(file).st_size < SIZE and os.write(file, bytes(SIZE)) < SIZE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.buffer = mmap.mmap(file, SIZE)
         finally:
@@ -147,8 +141,8 @@ class Ring:
 
     def rows(self) -> list[Row]:
         rows = map(Row._make, ROW.iter_unpack(self.buffer[BEGIN:]))
-        complete = (row for slot, row in enumerate(rows) if row.is_complete and row.number & MASK == slot)
-        return sorted(complete, key=lambda row: row.number)
+        in_place = (row for slot, row in enumerate(rows) if row.number > 0 and row.number & MASK == slot)
+        return sorted(row for row in in_place if abs(row.end) == row.number)  # others were cut off
 
     def write(self, row: Row) -> None:
         ROW.pack_into(self.buffer, OFFSETS[row.number & MASK], *row)
@@ -169,18 +163,12 @@ def _check_regular(path: Path) -> None:
         raise OSError(errno.EEXIST, "not a regular file", str(path))
 
 
-class Arrival(Protocol):
-    def query(self) -> bool: ...
-
-    def synchronize(self) -> object: ...
-
-
 class RowReader:
     """Create rows: immediately if the losses are on the CPU, otherwise once they arrive from the device."""
 
     def __init__(self) -> None:
         self._open: list[tuple[Counters, list[Tensor]]] = []  # batches whose losses are still on the device
-        self._fetching: deque[tuple[list[tuple[Counters, list[Tensor]]], Tensor, Arrival | None]] = deque()
+        self._fetching: deque[tuple[list[tuple[Counters, list[Tensor]]], Tensor, torch.Event | None]] = deque()
 
     def of(self, run: Run) -> Iterator[Row]:
         # also rows of earlier batches whose losses have arrived; none if the loop does not have the loss
@@ -227,7 +215,7 @@ class RowReader:
                 yield _row(counters, [next(values) for _ in losses])
 
 
-def start_fetch(losses: Tensor) -> tuple[Tensor, Arrival]:
+def start_fetch(losses: Tensor) -> tuple[Tensor, torch.Event]:
     # starts a copy to the host; the event signals its end
     host = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
     host.copy_(losses, non_blocking=True)
@@ -353,7 +341,7 @@ class VerifyResume(Plugin):
         self._steps, self._saved_at = run.progress.steps, run.progress.batches
         if run.checkpoints.resumed_at is run.origin:
             self._is_resumed = True
-            self._guarded(run, lambda: self._open_file(run))
+            self._guarded(run, self._open_file)
             return
         self._returns += 1
         self._rows.forget()
@@ -432,7 +420,7 @@ class VerifyResume(Plugin):
         self._handle = run.bus.on(ev.BatchEnd, handler, lane=Lane.PERSIST)
 
     def _open_afresh(self, run: Run, event: ev.BatchEnd) -> None:
-        self._guarded(run, lambda: self._begin_file(run))
+        self._guarded(run, self._begin_file)
         if self._ring is not None:
             self._compare_batch(run, event)
 
@@ -470,10 +458,10 @@ class VerifyResume(Plugin):
         rank = f".{run.engine.rank}" * (not run.engine.is_main)
         return self._saver.folder / f".{run_part(self._saver.file_name or run.name)}.steps{rank}"
 
-    def _guarded(self, run: Run, work: Callable[[], None]) -> None:
+    def _guarded(self, run: Run, work: Callable[[Run], None]) -> None:
         # without the file the run continues, with a note
         try:
-            work()
+            work(run)
         except OSError as error:
             self.close()
             rank = f"rank {run.engine.rank}: " if run.engine.world_size > 1 else ""

@@ -37,16 +37,8 @@ class WeightsCheckpoint(Saver):
     weights_only: ClassVar[bool] = True
 
     def _start(self, run: Run) -> None:
-        checkpoints = [
-            plugin for plugin in run.plugins if isinstance(plugin, Checkpoint) and run.plugins.is_enabled(plugin)
-        ]
-        if not checkpoints:
+        if not any(isinstance(plugin, Checkpoint) and run.plugins.is_enabled(plugin) for plugin in run.plugins):
             run.data.report_untracked("everything but weights", "WeightsCheckpoint saves no state to resume")
-            if "preemption" in run.plugins.declared("exclusive"):
-                run.warn(
-                    f"If this process is preempted, its training is lost: plugin {self.name!r} saves only weights. "
-                    f"Add a Checkpoint in another folder."
-                )
         on_main(run.engine, partial(self._open, run))
 
     def _open(self, run: Run) -> None:

@@ -108,14 +108,15 @@ def consolidate(path: Path | str, out: Path | str | None = None) -> Entry:
 
     Args:
         path: the data file of a checkpoint with shards.
-        out: where to write; by default the checkpoint and its shards are replaced.
+        out: where to write; by default the checkpoint and its shards are replaced, or if it is pinned, a number is
+            added to the name.
 
     Returns:
         The entry of the new checkpoint.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, has no shards or is pinned; or another process writes this run's checkpoints there.
+        ValueError: it is damaged or has no shards; or another process writes this run's checkpoints there.
         OSError: it could not be written; the original is unchanged.
     """
     path = Path(path)
@@ -126,10 +127,6 @@ def consolidate(path: Path | str, out: Path | str | None = None) -> Entry:
     with closing(Store(out.parent, entry.family)) as store:
         store.open()
         store.write_as(entry.training, entry.run_name)
-        if store.is_pinned(out):
-            raise ValueError(
-                f"{out} is pinned, so it is not replaced: remove the pin, or write to another file, --out FILE."
-            )
         return store.save(
             out.name,
             join_shards(state, path),

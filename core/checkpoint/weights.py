@@ -285,16 +285,13 @@ def export_weights(
     else:
         shared = 0
         _write(out, lambda path: torch.save(compacted(weights)[0], path), files)
-    frozen = file.frozen.get(name, {})
     summary = ", ".join(f"{key} {value}" for key, value in described.items())
-    ties = f"; {shared} names share the tensor of another name, stored once" if shared else ""
-    lacks = f"; {len(frozen)} frozen tensors are missing: only trained weights were saved" if frozen else ""
-    return (
-        f"{out}: {len(weights)} tensors, {out.stat().st_size / 1e6:,.3f} MB"
-        + f" ({summary})" * bool(summary)
-        + ties
-        + lacks
-    )
+    report = f"{out}: {len(weights)} tensors, {out.stat().st_size / 1e6:,.3f} MB ({summary or 'of an unknown run'})"
+    if shared:
+        report += f"; {shared} names share the tensor of another name, stored once"
+    if frozen := file.frozen.get(name):
+        report += f"; {len(frozen)} frozen tensors are missing: only trained weights were saved"
+    return report
 
 
 def _chosen(file: WeightsFile, module: str | None) -> str:
@@ -481,11 +478,6 @@ def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Pat
     def look() -> Path:
         if weights in WHICH:
             folder, training = _where_saved(plugins, str(weights))
-            if not folder.is_dir():
-                raise FileNotFoundError(
-                    f"weights={weights!r} is the {weights} checkpoint in {folder}, but nothing is saved there: call "
-                    f"fit first, or give the path of a file or a folder, weights='runs/x'."
-                )
             whose = {"run_name": run_name} if training is None else {"training": training}
             read.append(find_weights(folder, "best" if weights == "best" else "last", **whose))
         else:
@@ -544,8 +536,6 @@ def _pairs(task: Any, file: WeightsFile, module: str | None) -> Pairs:
 
 # Returns the name of the one candidate whose module has the names and shapes of its weights.
 def _only_fit(candidates: Mapping[str, tuple[nn.Module, Mapping[str, Any]]], target: str) -> str:
-    if not candidates:
-        raise ValueError("The task has no module that could be loaded.")
     if len(candidates) == 1:
         return next(iter(candidates))
     fitting, problems = [], []
@@ -560,7 +550,7 @@ def _only_fit(candidates: Mapping[str, tuple[nn.Module, Mapping[str, Any]]], tar
     problem = f"None of the modules {', '.join(sorted(candidates))} fits {target}: {' '.join(problems)}"
     if fitting:
         problem = f"{len(fitting)} modules fit {target}: {', '.join(fitting)}."
-    raise ValueError(f"{problem} Choose one, module={min(candidates)!r}.")
+    raise ValueError(f"{problem} Choose one with module=.")
 
 
 def _check_known(module: str, names: Iterable[str], message: str) -> str:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import partial
 from io import SEEK_END
 from pathlib import Path
-from time import time_ns
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import torch
@@ -25,7 +24,6 @@ from .files import SYSTEM, Files, WatchedReader
 from .manifest import SUFFIX, Entry, MissingManifestError, SchemaError, clean, read_entry, run_part
 from .untrusted_files import UnreadableError, check_archive, check_content, read_small, refuse_unread
 
-STABLE = 10**9  # nanoseconds: a file that changed more recently may change again and keep its times
 ROUNDS = 10  # the most passes, if files are removed meanwhile
 LONGEST_NAME = 255  # bytes, on most file systems
 LAST = ".last"  # how the pointer to the newest checkpoint of a training ends
@@ -63,7 +61,6 @@ class Manifests:
     def __init__(self, folder: Path, files: Files = SYSTEM) -> None:
         self.folder, self.files = folder, files
         self._stamps: dict[str, Stamp] = {}
-        self._listed_at = 0
         self._cache: dict[str, FoundFile] = {}
         self._recent: dict[str, list[FoundFile]] = {}  # by the name of a run
         self._is_steady = False
@@ -77,8 +74,7 @@ class Manifests:
                 names = []
             visible = (item for item in names if item.name.endswith((SUFFIX, LAST)) and not item.name.startswith("."))
             self._stamps = {item.name: stamp for item in visible if (stamp := _stamp(item)) is not None}
-            stable, self._listed_at = self._listed_at - STABLE, time_ns()
-            self._cache = {name: file for name, file in self._cache.items() if self._is_unchanged(file, stable)}
+            self._cache = {name: file for name, file in self._cache.items() if self._is_unchanged(file)}
             self._recent = {}
         return self._stamps
 
@@ -130,9 +126,9 @@ class Manifests:
         finally:
             self._is_steady = was_steady
 
-    def _is_unchanged(self, file: FoundFile, stable: int) -> bool:
+    def _is_unchanged(self, file: FoundFile) -> bool:
         is_known = bool(file.stamp) and self._stamps.get(file.path.name) == file.stamp
-        return is_known and max(file.stamp[2:]) < stable and not isinstance(file.problem, OSError)
+        return is_known and not isinstance(file.problem, OSError)
 
     def _find(self, name: str) -> FoundFile | None:
         file = self._cache.get(name) or self._read(name, self._stamps[name])
@@ -176,7 +172,7 @@ def _stamp(entry: os.DirEntry[str]) -> Stamp | None:
 
 
 State = dict[str, Any]
-Scope = Literal["recent", "run", "folder"]
+Scope = Literal["recent", "run"]
 DIGESTS = "digests.json"  # in a folder of shards
 MOST_DIGESTS = 2**24  # bytes of that
 SHOWN = 5  # names of other runs in a message: a hyperparameter search may have hundreds
@@ -315,16 +311,14 @@ def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Ent
     entry = read_manifest(path, files=files)
     if files.archive_digest(path, entry.size) != entry.sha256:
         raise ValueError(f"The checkpoint {path} is damaged: its SHA-256 does not match its manifest.")
-    for shard, (size, sha256) in read_shards(entry, files=files).items() if with_shards else ():
+    for shard, facts in read_shards(entry, files=files).items() if with_shards else ():
         damaged = f"The shard {shard} of the checkpoint {path} is damaged:"
         try:
-            present_size, present_sha256 = files.digest(shard)
+            present = files.digest(shard)
         except FileNotFoundError:
             raise ValueError(f"{damaged} it is missing.") from None
-        if present_size != size:
-            raise ValueError(f"{damaged} it has {present_size} bytes, its manifest says {size}.")
-        if present_sha256 != sha256:
-            raise ValueError(f"{damaged} its SHA-256 does not match its manifest.")
+        if present != facts:
+            raise ValueError(f"{damaged} its size or its SHA-256 does not match its manifest.")
     return entry
 
 
@@ -347,7 +341,7 @@ def entries(folder: Path | Manifests, run_name: str, scope: Scope = "run") -> tu
         folder: the folder.
         run_name: the name that the program gave the run.
         scope: which manifests are read: `recent`, files that may be the newest checkpoints of the run; `run`, files
-            that may be of the run by their file names; `folder`, all of them.
+            that may be of the run by their file names.
 
     Raises:
         OSError: the folder cannot be read.
@@ -369,7 +363,7 @@ def _is_foreign(file: FoundFile) -> bool:
 def _files_of(manifests: Manifests, run_name: str, scope: Scope) -> list[FoundFile]:
     if scope == "recent":
         return manifests.recent(run_name)
-    return manifests.look(manifests.may_be_of(run_name)) if scope == "run" else manifests.look()
+    return manifests.look(manifests.may_be_of(run_name))
 
 
 def _other_runs_note(manifests: Manifests, run_name: str) -> OtherRunsNote | None:

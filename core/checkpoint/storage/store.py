@@ -7,18 +7,16 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from stat import S_ISREG
 from time import time, time_ns
 from typing import Any
 
 from ..state.schema import WEIGHTS_ONLY
 from . import reader
 from .archive import compacted, rewrite_manifest, write_checkpoint, write_small
-from .files import NOT_THERE, SYSTEM, Files, megabytes, prepare_folder
+from .files import SYSTEM, Files, megabytes, prepare_folder
 from .lock import Lock
 from .manifest import MOST, PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, SchemaError, check_name, pointer_path
 from .reader import FoundFile, Manifests, read_pointer
@@ -210,22 +208,16 @@ class Store:
         entry = reader.read_manifest(path, files=self._files)
         newest = self._highest(entry.family)
         free, _, replaced = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
-        is_numbered = free.name != path.name and not entry.is_renamed
+        if not entry.is_renamed:  # a name that differs from its manifest would make it count as renamed
+            entry = replace(entry, name=free.name)
         self._begin_change()
         self._sweep()
-        if is_numbered:  # a name that differs from its manifest would make it count as renamed
-            entry = replace(entry, name=free.name)
-            rewrite_manifest(self._files, path, self._hidden.data, entry, self._next_date())
-        else:
-            self._files.rename(
-                path, self._hidden.data
-            )  # if the process is killed after this, the next start removes it
-        if entry.shards:
+        rewrite_manifest(self._files, path, self._hidden.data, entry, self._next_date())
+        if entry.shards:  # if the process is killed after this, the next start removes them
             self._files.rename(path.with_name(entry.shards[0]), self.folder / entry.shards[0])
         self._files.rename(self._hidden.data, free)
         self._files.sync_folder(self.folder)
-        if is_numbered:
-            self._files.unlink(path)
+        self._files.unlink(path)
         self._is_tidy = True
         if replaced and replaced.shards:
             self._remove_shards(replaced.shards[0])
@@ -454,7 +446,6 @@ class Store:
         return self._date
 
     def _entry(self, path: Path, state: Mapping[str, Any], sequence: int, judged_by: JudgedBy | None) -> Entry:
-        origin = state.get("forked_from")
         return Entry(
             path=path,
             run_name=self.name,
@@ -469,7 +460,6 @@ class Store:
             versions=state.get("versions", {}),
             judged_by=judged_by,
             weights_only=bool(state.get(WEIGHTS_ONLY)),
-            forked_from="training {training} at step {step}".format_map(origin) if origin else "",
             name=path.name,
         )
 
@@ -484,18 +474,16 @@ class Store:
     def _replaceable(self, path: Path, training: str, replace_unknown: bool) -> tuple[bool, Entry | None] | None:
         if self.is_pinned(path):
             return None
-        try:
-            status = self._files.patiently(partial(self._files.try_status, path))
-        except NOT_THERE:
+        if not self._files.exists(path):
             return False, None
         try:
-            present = reader.read_manifest(path, files=self._files) if S_ISREG(status.st_mode) else None
-            is_own = present and present.training == training and (replace_unknown or present.is_removable)
-            return (True, present) if is_own else None
-        except (ValueError, FileNotFoundError):
-            return (True, None) if replace_unknown else None
+            present = reader.read_manifest(path, files=self._files)
         except OSError:  # its training is unknown
             return None
+        except ValueError:
+            return (True, None) if replace_unknown else None
+        is_own = present.training == training and (replace_unknown or present.is_removable)
+        return (True, present) if is_own else None
 
 
 def _check_room(files: Files, folder: Path, needed: int, action: str) -> None:

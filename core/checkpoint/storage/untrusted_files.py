@@ -36,7 +36,17 @@ def open_regular(path: Path | str) -> BufferedReader:
         ValueError: it is something else, such as a folder, a pipe or a device.
         OSError: it does not exist, or cannot be opened.
     """
-    return os.fdopen(open_handle(path)[0], "rb")
+    problem = ValueError(f"{path} is not a regular file: a folder, a link, a pipe or a device has that name")
+    try:
+        handle = os.open(path, _FLAGS)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise problem from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise problem
+    return os.fdopen(handle, "rb")
 
 
 def read_range(path: Path | str, begin: int, most: int) -> tuple[bytes, int]:
@@ -44,18 +54,10 @@ def read_range(path: Path | str, begin: int, most: int) -> tuple[bytes, int]:
 
     A negative position is counted from the end.
     """
-    handle, size = open_handle(path)
-    try:
-        begin = begin if begin >= 0 else max(0, size + begin)
-        end = min(size, begin + most)
-        if begin:
-            os.lseek(handle, begin, os.SEEK_SET)
-        content = os.read(handle, max(0, end - begin))
-        while begin + len(content) < end and (more := os.read(handle, end - begin - len(content))):
-            content += more
-        return content, size
-    finally:
-        os.close(handle)
+    with open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(begin if begin >= 0 else max(0, size + begin))
+        return file.read(most), size
 
 
 def read_small(path: Path | str, most: int) -> bytes:
@@ -64,24 +66,6 @@ def read_small(path: Path | str, most: int) -> bytes:
     if size > most:
         raise ValueError(f"{path} has {size:,} bytes, at most {most:,} are expected: it is not a file of heliograph")
     return content
-
-
-def open_handle(path: Path | str) -> tuple[int, int]:
-    try:
-        handle = os.open(path, _FLAGS)
-    except OSError as error:
-        if error.errno in _NO_FILE:
-            raise _no_file(path) from None
-        raise
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(handle)
-        raise _no_file(path)
-    return handle, status.st_size
-
-
-def _no_file(path: Path | str) -> ValueError:
-    return ValueError(f"{path} is not a regular file: a folder, a link, a pipe or a device has that name")
 
 
 def cause(error: Exception) -> str:
@@ -220,14 +204,8 @@ PATH = re.compile(r"pathlib(\._local)?\.(Pure)?(Posix|Windows)?Path")
 class Record:
     """The attributes of an object that was read without its class; its code does not run."""
 
-    arguments: tuple[Any, ...]
-
-    def __new__(cls, *arguments: Any) -> Self:
-        # unpickling may not call `__init__`
-        record = super().__new__(cls)
-        if arguments:
-            record.arguments = arguments
-        return record
+    def __new__(cls, *_: Any) -> Self:
+        return super().__new__(cls)  # unpickling may not call `__init__`
 
     def __setstate__(self, state: Any) -> None:
         for part in state if isinstance(state, tuple) else (state,):  # a class with slots has two

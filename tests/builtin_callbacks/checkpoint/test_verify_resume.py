@@ -305,15 +305,11 @@ def test_what_is_no_file_of_ours_switches_the_proof_off(tmp_path: Path, kind: st
     assert other.read_text() == "mine"
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool) -> None:
-    if resumed:
-        fit(tmp_path, 8)
-
-    def refuse(file: int, start: int, size: int) -> None:
+def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: int, content: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(module.os, "write", refuse)
     result = fit(tmp_path, 12)
     assert result.status == "completed"
     assert any("recorded: [Errno 28]" in line for line in result.notes)

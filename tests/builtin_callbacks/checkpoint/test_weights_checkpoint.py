@@ -18,7 +18,6 @@ from heliograph import (
     Every,
     FSDPEngine,
     LoadBest,
-    Preemption,
     RNGCapture,
     RollBack,
     Run,
@@ -173,13 +172,6 @@ def test_a_run_that_fails_says_what_is_left(tmp_path: Path) -> None:
     path = tmp_path / "run_epoch_0_iter_1.pth"
     said = f"heliograph: the newest weights are {path}, of step 1; only weights are saved, so the run cannot be resumed"
     assert said in caught.value.__notes__
-
-
-def test_preemption_warns_that_nothing_could_be_resumed(tmp_path: Path) -> None:
-    result = train(Preemption(), WeightsCheckpoint(tmp_path))
-    assert "lost: plugin 'weights_checkpoint'" in result.warnings[0]
-    beside = train(Preemption(), WeightsCheckpoint(tmp_path / "w"), Checkpoint(tmp_path / "full"))
-    assert beside.warnings == ()
 
 
 def test_it_has_no_options_of_a_resume(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
@@ -314,19 +314,6 @@ def test_a_flipped_bit_is_noticed_without_a_manifest(tmp_path: Path) -> None:
     written.write_bytes(whole)
     with pytest.raises(ValueError, match=r"written by torch.save: .*data/0"):
         read_with_stand_ins(written)
-
-
-class Pair(NamedTuple):
-    one: int
-    other: int
-
-
-def test_what_a_class_would_have_been_called_with_is_kept(tmp_path: Path) -> None:
-    written = tmp_path / "a.pth"
-    with module("mine", Pair=Pair):
-        torch.save([Pair(1, 2)], written)
-        saved = records_as_dicts(read_with_stand_ins(written, (r"mine\.Pair",)))
-    assert saved == [{"arguments": (1, 2)}]
 
 
 def test_counters_of_a_scheduler_stay_what_they_are() -> None:
