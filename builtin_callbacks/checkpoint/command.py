@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from torch import Tensor
 
@@ -133,7 +133,7 @@ def _consolidate(options: Namespace) -> int:
 def _export(options: Namespace) -> int:
     def act(path: Path) -> list[str]:
         file = find_weights(path, options.which, options.run_name)
-        average = False if options.trained else options.average
+        average: str | Literal[False] | None = False if options.trained else options.average
         written = export_weights(file, options.out, module=options.module, average=average, overwrite=options.force)
         return [f"{file.path}: exported to {written}"]
 

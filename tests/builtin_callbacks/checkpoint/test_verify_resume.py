@@ -309,7 +309,7 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(file: int, content: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(module.os, "write", refuse)
+    monkeypatch.setattr(os, "write", refuse)
     result = fit(tmp_path, 12)
     assert result.status == "completed"
     assert any("recorded: [Errno 28]" in line for line in result.notes)
