@@ -116,7 +116,7 @@ class Retention:
 
     @property
     def rule(self) -> str:
-        return f"keep_last={self.keep_last}, keep_best={self.keep_best}"
+        return f"keep_last={self.keep_last}" + f", keep_best={self.keep_best}" * (self._monitor is not None)
 
     def drop_replaced(self, is_pinned: Callable[[Path], bool]) -> list[Path]:
         doomed, self._replaced = [path for path in self._replaced if not is_pinned(path)], []

@@ -465,6 +465,3 @@ def test_the_command_line_makes_one_file(ranks: Pool, tmp_path: Path, capsys: py
     assert capsys.readouterr().out.startswith(f"{path}: written as one file, {tmp_path / 'one.pth'} (0.")
     assert main(["consolidate", str(tmp_path / "one.pth")]) == 1
     assert "has no shards" in capsys.readouterr().err
-    path.with_suffix(".pinned").touch()
-    assert main(["consolidate", str(path)]) == 1
-    assert "is pinned, so it is not replaced" in capsys.readouterr().err
