@@ -185,10 +185,11 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
         return ResumePoint(entry.path, state, *names, notes, damaged, warning if damaged else "")
     _refuse_name_of_another_run(store)
     _refuse_unsaved_fork(store.folder)
-    if unusable := [line for line in passed_over if not isinstance(line, OtherRunsNote)]:
-        note = f"starts fresh: no checkpoint of {store.run_name!r} in {store.folder} is usable"
+    if store.entries()[0] or store.lost() or store.under(store.run_name)[1]:
+        note = f"starts fresh: none of the checkpoints of {store.run_name!r} in {store.folder} is usable"
         logger.warning(note)
-        return ResumePoint(notes=[*notes, note], warning=f"Nothing was resumed: the run {note}. {unusable[0]}")
+        warning = " ".join([f"Nothing was resumed: the run {note}.", *passed_over[:1]])
+        return ResumePoint(notes=[*notes, note], warning=warning)
     fresh = f"starts fresh: no checkpoint of {store.run_name!r} in {store.folder}"
     return ResumePoint(notes=[*notes, fresh], warning=_forgotten_name(store, passed_over))
 
@@ -230,8 +231,9 @@ def _unreadable_error(error: OSError, resume: str | Path | None, folder: Path) -
     return OSError(
         error.errno,
         f"resume={asked!r} finds no checkpoint, because {error.filename or folder} cannot be read, in {TRIES} tries: "
-        f"{error.strerror or error} ({kind}). Nothing was started or removed. Start again when it is readable, or "
-        f"set resume= to the path of another checkpoint, or to None for a new training beside the existing files.",
+        f"{error.strerror or error} ({kind}). Nothing was started, skipped or removed. Start again when it is "
+        f"readable, or set resume= to the path of another checkpoint, or to None for a new training beside the "
+        f"existing files.",
     )
 
 

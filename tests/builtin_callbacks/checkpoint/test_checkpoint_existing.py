@@ -302,7 +302,7 @@ def test_auto_begins_afresh_where_the_newest_training_has_nothing_whole_and_name
     damaged.write_bytes(damaged.read_bytes()[:-9])
     result = fit(Checkpoint(tmp_path, resume="auto"), epochs=1)
 
-    said = f"starts fresh: no checkpoint of 'run' in {tmp_path} is usable"
+    said = f"starts fresh: none of the checkpoints of 'run' in {tmp_path} is usable"
     assert said in result.notes
     assert any(f"path, resume={tmp_path / FIRST}" in line for line in result.notes)
     assert result.progress.steps == 3

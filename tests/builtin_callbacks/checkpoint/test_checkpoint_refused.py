@@ -184,7 +184,7 @@ def test_where_all_are_damaged_another_training_begins_and_they_stay(
     with caplog.at_level(logging.WARNING, "heliograph"):
         result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
 
-    fresh = f"starts fresh: no checkpoint of 'run' in {tmp_path} is usable"
+    fresh = f"starts fresh: none of the checkpoints of 'run' in {tmp_path} is usable"
     assert fresh in result.notes
     why = f"The checkpoint {tmp_path / FIRST} is damaged: its SHA-256 does not match its manifest."
     assert result.warnings == (f"Nothing was resumed: the run {fresh}. {why}",)
@@ -235,7 +235,7 @@ def test_where_all_manifests_are_damaged_the_warning_says_so(fit: Make, tmp_path
     before = contents(tmp_path)
     result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
 
-    fresh = f"starts fresh: no checkpoint of 'run' in {tmp_path} is usable"
+    fresh = f"starts fresh: none of the checkpoints of 'run' in {tmp_path} is usable"
     why = f"{tmp_path / FIRST} is damaged, or not a checkpoint of heliograph: it does not end with a manifest."
     assert result.warnings == (f"Nothing was resumed: the run {fresh}. {why}",)
     assert {name: content for name, content in contents(tmp_path).items() if name in before} == before
