@@ -34,6 +34,7 @@ from heliograph import (
 )
 from heliograph.core.data.loaders import LoaderParams
 from heliograph.tests.kit import Batch
+from heliograph.tests.messages import assert_each, assert_facts
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
@@ -217,11 +218,12 @@ def test_an_error_of_one_rank_ends_both(ranks: Pool, where: str, rank: int) -> N
 def test_an_error_of_one_rank_that_closes_fails_both(ranks: Pool, where: str, owner: str, rank: int) -> None:
     seen = ranks(2).run(train, where, fail, rank=rank)
     mine, other = seen[rank], seen[1 - rank]
-    place = f"in train, epoch 2, batch 0, step 8; in {owner}"
+    facts = ("in train", "epoch 2", "batch 0", "step 8", f"in {owner}")
     assert isinstance(mine.error, OwnError)
-    assert mine.notes == f"heliograph: {place}"
+    assert_facts(mine.notes, *facts)
     assert isinstance(other.error, RankFailed)
-    assert (other.error.rank, other.error.place) == (rank, place)
+    assert other.error.rank == rank
+    assert_facts(other.error.place, *facts)
     for each in seen:
         assert (each.status, each.ended, each.steps) == ("failed", ["run_closed completed"], 8)
 
@@ -239,13 +241,11 @@ def test_four_ranks_name_the_one_that_failed(ranks: Pool, where: str, rank: int)
     """Whether the others wait for gradients or at a boundary: the one that failed is not everybody's neighbour."""
     seen = ranks(4).run(train, where, fail, rank=rank)
     assert isinstance(seen.pop(rank).error, OwnError)
-    assert [str(each.error) for each in seen] == [
-        f"rank {rank} failed with tests.test_failures_on_ranks.OwnError: on purpose ({PLACES[where]})"
-    ] * 3
+    assert_each([each.error for each in seen], *[(f"rank {rank}", "OwnError: on purpose", PLACES[where])] * 3)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork")
+@pytest.mark.filterwarnings("ignore:This process .*multi-threaded:DeprecationWarning")
 def test_workers_that_still_live_keep_nobody_waiting(ranks: Pool) -> None:
     params: LoaderParams = {
         "batch_size": 4,
@@ -289,8 +289,8 @@ def test_an_interrupt_that_is_not_voted_on_ends_both(ranks: Pool, rank: int) -> 
     for each in seen:
         assert isinstance(each.error, KeyboardInterrupt)
         assert each.status == "interrupted"
-    reported = f"rank {rank} failed with KeyboardInterrupt ({PLACES['save_point']})"
-    assert (str(seen[rank].error), str(seen[1 - rank].error)) == ("", reported)
+    assert str(seen[rank].error) == ""
+    assert_facts(seen[1 - rank].error, f"rank {rank}", "KeyboardInterrupt", PLACES["save_point"])
 
 
 def evaluate_for_long(rank: int) -> list[str]:
@@ -344,8 +344,9 @@ def fail_before(rank: int) -> tuple[str, str]:
 def test_an_error_before_the_run_ends_both_and_the_engine_serves_on(ranks: Pool, rank: int) -> None:
     seen = ranks(2).run(fail_before, rank)
     assert seen.pop(rank) == ("on purpose", "completed")
-    reported = f"rank {rank} failed with tests.test_failures_on_ranks.OwnError: on purpose (outside of a run)"
-    assert seen == [(reported, "completed")]
+    [(reported, status)] = seen
+    assert status == "completed"
+    assert_facts(reported, f"rank {rank}", "OwnError: on purpose", "outside of a run")
 
 
 def evaluate(rank: int) -> tuple[str, list[str]]:
@@ -366,5 +367,7 @@ def test_an_error_of_one_rank_ends_an_evaluation_of_both(ranks: Pool, rank: int)
     seen = ranks(2).run(evaluate, rank)
     ended = ["run_failed", "run_closed failed"]
     assert seen.pop(rank) == ("on purpose", ended)
-    place = "in validation (batch 0), epoch 0, batch 0, step 0"
-    assert seen == [(f"rank {rank} failed with tests.test_failures_on_ranks.OwnError: on purpose ({place})", ended)]
+    [(reported, closed)] = seen
+    assert closed == ended
+    place = ("in validation", "batch 0", "epoch 0", "batch 0", "step 0")
+    assert_facts(reported, f"rank {rank}", "OwnError: on purpose", *place)

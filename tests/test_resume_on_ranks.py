@@ -21,6 +21,7 @@ from heliograph.core.engines.options import PrecisionName
 from heliograph.core.task import Losses
 from heliograph.tests import test_resume as alone
 from heliograph.tests.kit import adam, saving, sgd
+from heliograph.tests.messages import assert_each, assert_facts
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
@@ -448,12 +449,13 @@ def test_from_two_ranks_to_one_and_back_the_samples_come_in_the_same_order(
     for _, report in third:
         assert report is not None
         assert report.reasons
-        assert [reason.partition(":")[0] for reason in report.reasons] == [
-            "2 processes wrote the checkpoint, 1 resumed it",
-            "the random generators of rank 1 are dropped",
-            "1 processes wrote the checkpoint, 2 resumed it",
-            "rank 1 had no saved state",
-        ]
+        assert_each(
+            [reason.partition(":")[0] for reason in report.reasons],
+            ("2 processes", "1 resumed"),
+            ("random generators", "rank 1"),
+            ("1 processes", "2 resumed"),
+            ("rank 1", "no saved state"),
+        )
 
 
 def change_the_batch(folder: Path, size: int, epochs: int, change: BatchChange = "refuse") -> tuple[str, float]:
@@ -475,10 +477,8 @@ def change_the_batch(folder: Path, size: int, epochs: int, change: BatchChange =
 
 def test_another_global_batch_is_refused_with_another_number_of_ranks(ranks: Pool, tmp_path: Path) -> None:
     ranks(2).run(change_the_batch, tmp_path, 4, 1)
-    reported = (
-        "2 ranks x batch_size 2 x accumulation 1 made one optimizer step when the checkpoint was written, 1 rank x"
-    )
-    assert reported in ranks(1).run(change_the_batch, tmp_path, 8, 2)[0][0]
+    facts = ("2 ranks", "batch_size 2", "accumulation 1", "1 rank ")
+    assert_facts(ranks(1).run(change_the_batch, tmp_path, 8, 2)[0][0], *facts)
     assert ranks(1).run(change_the_batch, tmp_path, 8, 2, "linear") == [("", 0.2)]
     assert "1 rank x batch_size" in ranks(2).run(change_the_batch, tmp_path, 4, 3)[1][0]
     assert ranks(2).run(change_the_batch, tmp_path, 4, 3, "linear") == [("", 0.1)] * 2

@@ -103,8 +103,8 @@ def test_targets_that_are_numbers_are_mixed_as_they_are(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("make", "error", "sentence"),
     [
-        (lambda: h.BatchTransform(3), TypeError, "takes a function of a batch, got 3"),  # type: ignore[arg-type]
-        (lambda: h.BatchTransform(halved, phases=["trian"]), ValueError, "got 'trian'. Did you mean 'train'"),
+        (lambda: h.BatchTransform(3), TypeError, "a batch, got 3"),  # type: ignore[arg-type]
+        (lambda: h.BatchTransform(halved, phases=["trian"]), ValueError, "'trian'.*mean 'train'"),
         (lambda: h.Mixup(alpha=0), ValueError, "alpha"),
         (lambda: h.CutMix(1), ValueError, "classes"),
         (lambda: h.Trainer([h.Mixup(3), h.CutMix(3)]), ValueError, "mixing"),
@@ -119,14 +119,14 @@ def test_what_cannot_be_is_refused(make: Any, error: type[Exception], sentence: 
     ("plugin", "batch", "error", "sentence"),
     [
         (h.Mixup(), (torch.ones(2, 4), torch.tensor([0, 1])), ValueError, r"Mixup\(classes=10\)"),
-        (h.Mixup(2), {"x": torch.ones(2)}, TypeError, "takes batches of .inputs, targets., got dict"),
+        (h.Mixup(2), {"x": torch.ones(2)}, TypeError, ".inputs, targets., got dict"),
         (
             h.Mixup(2),
             (torch.ones(2, 3, dtype=torch.uint8), torch.tensor([0, 1])),
             TypeError,
-            "Mixup needs floating-point inputs, got torch.uint8",
+            "Mixup.*floating-point inputs, got torch.uint8",
         ),
-        (h.CutMix(2), (torch.ones(2, 4), torch.tensor([0, 1])), ValueError, r"got inputs of \[2, 4\]"),
+        (h.CutMix(2), (torch.ones(2, 4), torch.tensor([0, 1])), ValueError, r"inputs of \[2, 4\]"),
     ],
 )
 def test_batches_that_do_not_fit_are_refused(plugin: Any, batch: Any, error: type[Exception], sentence: str) -> None:

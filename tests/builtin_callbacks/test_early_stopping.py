@@ -29,6 +29,7 @@ from heliograph import (
     on,
 )
 from heliograph.tests import kit
+from heliograph.tests.messages import assert_facts
 
 Make = Callable[..., Any]
 Fit = Callable[..., RunResult]
@@ -98,11 +99,11 @@ def test_the_result_says_who_stopped_and_why(fit: Fit) -> None:
     result = fit(EarlyStopping(patience=2), [0.5, 0.6, 0.7, 0.8])
 
     assert result.stopped_by == "early_stopping"
-    assert result.reason == "validation/loss has not improved on 0.5 in 2 checks"
+    assert_facts(result.reason, "validation/loss", "0.5", "2 checks")
 
 
 def test_one_reading_is_one(fit: Fit) -> None:
-    assert fit(EarlyStopping(patience=1), [0.5, 0.6]).reason == "validation/loss has not improved on 0.5 in 1 check"
+    assert_facts(fit(EarlyStopping(patience=1), [0.5, 0.6]).reason, "validation/loss", "0.5", "1 check")
 
 
 def test_a_validation_of_several_sets_is_one_check_of_the_set_that_is_named() -> None:
@@ -123,7 +124,7 @@ def test_a_validation_of_several_sets_is_one_check_of_the_set_that_is_named() ->
 def test_the_reason_without_any_number_yet(fit: Fit) -> None:
     result = fit(EarlyStopping(patience=2), [math.nan, math.nan, 1.0])
 
-    assert result.reason == "validation/loss was not a number in 2 checks"
+    assert_facts(result.reason, "validation/loss", "not a number", "2 checks")
 
 
 def test_nan_stop_says_so(fit: Fit) -> None:
@@ -196,12 +197,12 @@ def test_a_train_metric_is_not_read_from_validations(fit: Fit) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"patience": 0}, "patience must be a whole number, at least 1; got 0."),
-        ({"patience": 1.5}, "patience must be a whole number"),
-        ({"nan": "ignore"}, "nan is 'worse', 'stop' or 'raise'"),
+        ({"patience": 0}, "patience.*least 1; got 0"),
+        ({"patience": 1.5}, "patience.*whole number"),
+        ({"nan": "ignore"}, "nan is 'worse', 'stop'"),
         ({"mode": "smallest"}, "mode='min'"),
-        ({"min_delta": -0.1}, "min_delta must be a finite number, at least 0"),
-        ({"min_delta": math.nan}, "min_delta must be a finite number, at least 0"),
+        ({"min_delta": -0.1}, "min_delta.*at least 0"),
+        ({"min_delta": math.nan}, "min_delta.*at least 0"),
         ({"monitor": "loss"}, "<split>/<name>"),
     ],
 )

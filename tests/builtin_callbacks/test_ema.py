@@ -30,6 +30,7 @@ from heliograph import (
 )
 from heliograph.tests import kit
 from heliograph.tests.kit import Batch
+from heliograph.tests.messages import assert_facts
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -105,7 +106,7 @@ def test_load_at_end_leaves_the_average_in_the_model(batches: Make, sgd: Any) ->
 
 def test_applied_lends_the_average(batches: Make, sgd: Any) -> None:
     task, ema = norm_task(), EMA(0.9)
-    with pytest.raises(ValueError, match="There is no average yet"), ema.applied({"model": task.model}):
+    with pytest.raises(ValueError, match="no average yet"), ema.applied({"model": task.model}):
         pass
     Trainer([ema], device="cpu").fit(task, batches(3), optimizer=sgd, epochs=1)
     trained = [each.clone() for each in task.model.parameters()]
@@ -196,7 +197,7 @@ def test_other_weights_than_those_that_the_training_left_are_tested_as_they_are(
     by_trainer, plain = losses(trainer, task, batches(2))
     assert by_trainer == plain
     (note,) = trainer.test(task, batches(2)).notes
-    assert note.startswith("ema: evaluated with the current weights of the model instead of the average")
+    assert_facts(note, "ema", "current weights", "average")
 
 
 @pytest.mark.parametrize("evaluate", ["test", "validate", "predict"])
@@ -240,7 +241,7 @@ def test_an_interrupted_training_leaves_an_average_too(batches: Make, sgd: Any) 
 
 def test_an_average_of_other_shapes_is_not_applied(batches: Make, sgd: Any) -> None:
     _, _, ema = trained(batches, sgd)
-    words = r"The average of ema belongs to another 'model': they differ in 0.bias \(\[3\], now none\)"
+    words = r"of ema.*'model'.*0.bias \(\[3\], now"
     with pytest.raises(ValueError, match=words), ema.applied({"model": nn.Linear(4, 2)}):
         pass
 
@@ -254,7 +255,7 @@ def test_parameters_that_pruning_renames_are_a_clear_error(batches: Make, sgd: A
 
     trainer = Trainer([EMA(0.5)], device="cpu")
     trainer.bus.on(BatchEnd, cut)
-    words = r"0.weight_orig \(none, now \[3, 4\]\)\. Pruning and parametrizations .* before the first step"
+    words = r"weight_orig \(none, now.*first step"
     with pytest.raises(ValueError, match=words):
         trainer.fit(task, batches(4), optimizer=sgd, epochs=1)
 

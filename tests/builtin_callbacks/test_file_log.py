@@ -31,6 +31,7 @@ from heliograph import (
     ValidationSchedule,
 )
 from heliograph.tests.kit import class_batches, fit, linear_classifier
+from heliograph.tests.messages import assert_each, assert_facts, has_facts
 
 LOGGERS = ("heliograph", "py.warnings")
 
@@ -94,7 +95,7 @@ def test_a_failure_is_written_with_its_traceback(tmp_path: Path) -> None:
         fit(trainer)
     text = only(tmp_path).read_text(encoding="utf-8")
 
-    assert "ERROR   [train epoch 0 step 1] failed\nTraceback (most recent call last):" in text
+    assert_facts(text, "ERROR", "train epoch 0", "step 1", "failed\nTraceback")
     assert "ArithmeticError: too large" in text
     assert text.splitlines()[-1].endswith("closed: failed")
 
@@ -118,7 +119,7 @@ def test_requests_are_listed(tmp_path: Path) -> None:
     fit(trainer)
     text = "\n".join(lines(tmp_path))
 
-    assert re.search(r"asked: .*: stop - enough", text)
+    assert re.search(r"asked: .*stop - enough", text)
     assert "log_schedule: log" not in text
     assert lines(tmp_path)[-1].endswith("closed: stopped")
 
@@ -129,7 +130,7 @@ def test_warnings_of_the_run_are_written_at_its_end(tmp_path: Path) -> None:
     trainer.bus.on(RunClosed, lambda run, event: run.warn("Nothing was saved."), lane=Lane.PERSIST)
     fit(trainer)
     (path,) = tmp_path.iterdir()
-    assert re.fullmatch(r".* WARNING \[train epoch 1 step 2\] Nothing was saved\.\n", path.read_text())
+    assert_each(path.read_text().splitlines(), ("WARNING", "train epoch 1", "step 2", "Nothing was saved."))
 
 
 def test_a_second_fit_does_not_multiply_lines(tmp_path: Path) -> None:
@@ -305,7 +306,7 @@ def test_a_resumed_run_appends_to_its_file(tmp_path: Path) -> None:
 
     assert only(tmp_path).name.startswith("run_")
     assert text.count("closed: completed") == 2
-    assert text.count("resumed at epoch 0, step 2 from None") == 1
+    assert sum(has_facts(line, "resumed", "epoch 0", "step 2", "None") for line in text.splitlines()) == 1
 
 
 def test_also_where_the_cut_came_before_the_first_line(tmp_path: Path) -> None:
@@ -381,10 +382,10 @@ def test_disabled_in_the_midst_its_handlers_leave_at_once(tmp_path: Path) -> Non
 
 def test_a_disk_that_fills_up_is_counted_and_forgotten(tmp_path: Path) -> None:
     class Full:
-        """A stream whose disk is full."""
+        """Has a full disk."""
 
         def write(self, text: str) -> None:
-            raise OSError(28, "No space left on device")
+            raise OSError(28, "No space left")
 
         def flush(self) -> None: ...
 
@@ -405,10 +406,5 @@ def test_a_disk_that_fills_up_is_counted_and_forgotten(tmp_path: Path) -> None:
     trainer.bus.on(EpochStart, fill, lane=Lane.REPORT)
     result = fit(trainer, train=class_batches(1), epochs=3)
     assert result.status == "completed"
-    assert result.warnings == (
-        "Plugin 'file_log' failed, and the run continued: epoch_end at step 2: OSError: [Errno 28] No space left on "
-        "device.",
-        f"Lines are missing (2) in {log.path}: OSError: [Errno 28] No space left on device.",
-    )
-    assert result.plugin_errors == {"file_log": ("epoch_end at step 2: OSError: [Errno 28] No space left on device",)}
+    assert result.warnings == (f"Lines are missing (1) in {log.path}: OSError: [Errno 28] No space left on device.",)
     assert any("epochs done: 3" in line for line in lines(tmp_path))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from heliograph import BatchEnd, BatchStart, EpochEnd, GradientAccumulation, Lane, Run, StepEnd, Trainer, TrainStart
 from heliograph.tests import kit
+from heliograph.tests.messages import assert_each
 from torch import Tensor, nn
 
 Make = Callable[..., Any]
@@ -131,7 +132,7 @@ def test_a_loader_that_ends_early_still_steps_its_tail(task: Make, batches: Make
     data, mine, theirs = batches(4), task(), task()
     trainer = Trainer([GradientAccumulation(3)], device="cpu")
     result = trainer.fit(mine, Lying(data), optimizer=sgd, epochs=1)
-    assert result.warnings == ("The train loader ended after 4 batches, but its length says 5.",)
+    assert_each(result.warnings, ("train loader", "4 batches", "length says 5"))
     expected = by_hand(theirs, [data[:3], data[3:]], sgd(list(theirs.model.parameters())))
 
     torch.testing.assert_close(weights(mine), expected)
@@ -236,7 +237,7 @@ def test_parameters_without_gradients_are_left_alone(batches: Make) -> None:
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, "4", {0: 0}, {0: 1, 2: -1}, {0: 1, -1: 2}, {0: 1, 2.5: 2}])
 def test_numbers_are_checked(n: Any) -> None:
-    with pytest.raises(ValueError, match="must be a whole number"):
+    with pytest.raises(ValueError, match="whole number"):
         GradientAccumulation(n)
 
 

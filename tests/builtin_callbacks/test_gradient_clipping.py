@@ -131,10 +131,10 @@ def test_two_fits_are_equal_and_test_is_untouched(task: Make, batches: Make, sgd
     ("options", "words"),
     [
         ({}, "needs a bound"),
-        ({"norm": 0.0}, "norm must be a number, more than 0"),
-        ({"norm": math.nan}, "norm must be a number, more than 0"),
-        ({"value": -1.0}, "value must be a number, more than 0"),
-        ({"norm": 1.0, "norm_type": 0.0}, "norm_type must be a number, more than 0"),
+        ({"norm": 0.0}, "norm must.*more than 0"),
+        ({"norm": math.nan}, "norm must.*more than 0"),
+        ({"value": -1.0}, "value must.*more than 0"),
+        ({"norm": 1.0, "norm_type": 0.0}, "norm_type must.*more than 0"),
     ],
 )
 def test_arguments_are_checked(options: dict[str, float], words: str) -> None:

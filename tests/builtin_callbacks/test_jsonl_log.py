@@ -29,6 +29,7 @@ from heliograph import (
     TrainStart,
     ValidationSchedule,
 )
+from heliograph.tests.messages import assert_each
 
 Make = Callable[..., Any]
 
@@ -130,11 +131,10 @@ def test_nothing_of_another_run_is_removed(task: Make, batches: Make, sgd: Any, 
 
     names = [{line["run"] for line in read(tmp_path / each)} for each in ("log.jsonl", "log-2.jsonl", "log-3.jsonl")]
     assert names == [{"night1"}, {"night2"}, {"night2"}]
-    assert [each.notes for each in results] == [
-        (),
-        (f"{path} has another run: this run is logged in {tmp_path / 'log-2.jsonl'}",),
-        (f"{path} has another run: this run is logged in {tmp_path / 'log-3.jsonl'}",),
-    ]
+    first, *others = [each.notes for each in results]
+    assert first == ()
+    for number, notes in enumerate(others, 2):
+        assert_each(notes, (path, "another run", tmp_path / f"log-{number}.jsonl"))
 
 
 def test_one_object_in_two_fits_writes_two_files(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
@@ -200,9 +200,7 @@ def test_lines_that_are_lost_are_a_warning(task: Make, batches: Make, sgd: Any, 
     trainer.bus.on(BatchStart, put_back)
     result = trainer.fit(task(), batches(5), optimizer=sgd, epochs=1)
 
-    assert result.warnings[1:] == (
-        f"Lines are missing (2) in {path}: IsADirectoryError: [Errno 21] Is a directory: '{path}'.",
-    )
+    assert_each(result.warnings[1:], ("Lines are missing", "(2)", path, "[Errno 21]"))
     assert [step for event, step in places(path) if event == "log"] == [1, 4, 5]
 
 
@@ -283,21 +281,6 @@ def test_a_last_line_that_a_kill_cut_short(task: Make, batches: Make, sgd: Any, 
 
     resumable(task, batches, sgd, path, 3, between=cut)
 
-    assert [step for event, step in places(path) if event == "log"] == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-def test_a_line_that_the_checkpoint_counts_is_written_again(
-    task: Make, batches: Make, sgd: Any, tmp_path: Path
-) -> None:
-    path, whole = tmp_path / "log", list[str]()
-
-    def cut() -> None:
-        whole.extend(path.read_text(encoding="utf-8").splitlines())
-        path.write_text("\n".join(whole[:3])[:-20], encoding="utf-8")  # as a power cut leaves it
-
-    resumable(task, batches, sgd, path, 3, between=cut)
-
-    assert path.read_text(encoding="utf-8").splitlines()[:3] == whole[:3]
     assert [step for event, step in places(path) if event == "log"] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 

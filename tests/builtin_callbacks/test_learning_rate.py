@@ -33,6 +33,7 @@ from heliograph import (
 )
 from heliograph.core.task import Losses
 from heliograph.tests import kit
+from heliograph.tests.messages import assert_each, assert_facts
 from torch import nn
 from torch.optim.lr_scheduler import (
     ConstantLR,
@@ -271,8 +272,8 @@ def test_two_learning_rates_are_refused() -> None:
     ("arguments", "options", "words"),
     [
         (["batch"], {}, "'step', 'epoch' or 'plateau'"),
-        (["plateau"], {}, "monitor= is required for 'plateau'"),
-        (["step"], {"monitor": "validation/loss"}, "monitor= is required for 'plateau'"),
+        (["plateau"], {}, "monitor=.*required for 'plateau'"),
+        (["step"], {"monitor": "validation/loss"}, "monitor=.*required for 'plateau'"),
     ],
 )
 def test_arguments_are_checked(arguments: list[Any], options: dict[str, Any], words: str) -> None:
@@ -360,19 +361,19 @@ def in_sequence(optimizer: torch.optim.Optimizer) -> SequentialLR:
     [
         (
             partial(CosineAnnealingLR, T_max=4),
-            "The scheduler CosineAnnealingLR was stepped beyond its length, 6 times with T_max=4",
+            ("CosineAnnealingLR", "beyond its length", "6 times", "T_max=4"),
         ),
-        (in_sequence, "The scheduler SequentialLR was stepped beyond its length, 4 times with T_max=3"),
+        (in_sequence, ("SequentialLR", "beyond its length", "4 times", "T_max=3")),
         (
             partial(PolynomialLR, total_iters=5),
-            "6 times with total_iters=5, so the learning rate is 0",
+            ("6 times", "total_iters=5", "learning rate is 0"),
         ),
-        (partial(LinearLR, end_factor=0.0, total_iters=5), "6 times with total_iters=5"),
+        (partial(LinearLR, end_factor=0.0, total_iters=5), ("6 times", "total_iters=5")),
     ],
 )
-def test_a_scheduler_that_went_on_past_its_length_is_a_warning(scheduler: Any, words: str) -> None:
+def test_a_scheduler_that_went_on_past_its_length_is_a_warning(scheduler: Any, words: tuple[str, ...]) -> None:
     (warning,) = fit_to_the_end(scheduler)
-    assert words in warning
+    assert_facts(warning, *words)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +399,7 @@ def test_a_one_cycle_beyond_its_length_raises_by_itself() -> None:
 
 def test_a_scheduler_that_was_never_stepped_is_a_warning() -> None:
     (warning,) = fit_to_the_end(partial(StepLR, step_size=1), "epoch", steps=2)
-    assert warning.startswith("The scheduler StepLR was never stepped in 2 steps")
+    assert_facts(warning, "StepLR", "never stepped", "2 steps")
     assert "LearningRate('epoch') steps it after" in warning
 
 
@@ -415,15 +416,16 @@ def test_of_several_schedulers_the_one_that_was_never_stepped_is_named() -> None
         task=OneSided(),
         optimizer={"first": kit.sgd(), "second": kit.sgd()},
     )
-    assert of_optimizer.startswith("The optimizer 'second' was never stepped")
-    assert warning.startswith("The scheduler StepLR of 'second' was never stepped in 6 steps")
+    assert_facts(of_optimizer, "optimizer 'second'", "never stepped")
+    assert_facts(warning, "StepLR of 'second'", "never stepped", "6 steps")
 
 
 def test_a_scheduler_of_a_plateau_that_was_never_measured_is_a_warning() -> None:
     warnings = kit.fit(
         LearningRate("plateau", monitor="train/loss"), LogSchedule(Every(steps=9)), scheduler=partial(ReduceLROnPlateau)
     ).warnings
-    assert [each.split(":")[0] for each in warnings] == [
-        "LearningRate never acted",
-        "The scheduler ReduceLROnPlateau was never stepped in 2 steps, so the learning rate did not change",
-    ]
+    assert_each(
+        [each.split(":")[0] for each in warnings],
+        ["LearningRate never acted"],
+        ("ReduceLROnPlateau", "never stepped", "2 steps"),
+    )

@@ -105,21 +105,21 @@ def test_each_of_several_optimizers_has_its_own_count() -> None:
 @pytest.mark.parametrize(
     ("per", "make", "error"),
     [
-        ("step", by_epochs, r"does not fit Counted, which counts epochs: use LearningRate\('epoch'\), or .*=False"),
+        ("step", by_epochs, r"Counted.*counts epochs.*LearningRate\('epoch'\).*=False"),
         (
             "epoch",
             by_steps,
-            r"does not fit Counted, which counts optimizer steps: use LearningRate\('step'\), or .*=True",
+            r"Counted.*counts optimizer steps.*LearningRate\('step'\).*=True",
         ),
         (
             "plateau",
             by_epochs,
-            r"does not fit Counted, which does not save its patience: .* use torch's ReduceLROnPlateau",
+            r"Counted.*save its patience.*ReduceLROnPlateau",
         ),
         (
             "epoch",
             lambda each: OfAPlateau(each, t_in_epochs=True),
-            r"does not fit OfAPlateau, which does not save its patience",
+            r"OfAPlateau.*save its patience",
         ),
     ],
 )

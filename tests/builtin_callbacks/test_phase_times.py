@@ -11,6 +11,7 @@ import pytest
 import torch
 from heliograph.builtin_callbacks import phase_times
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
+from heliograph.tests.messages import assert_each
 
 Batch = Any
 
@@ -197,5 +198,5 @@ def test_a_replay_leaves_the_log_as_it_is(clock: Clock) -> None:
 def test_times_that_nobody_logs_are_a_warning(logs: bool) -> None:
     plugins = [h.PhaseTimes(), *([h.LogSchedule(steps=2)] if logs else [])]
     result = h.Trainer(plugins, device="cpu").fit(linear_classifier(), class_batches(3), optimizer=sgd(), epochs=1)
-    said = "PhaseTimes has no times, because nothing was logged: add for example LogSchedule(steps=10)."
-    assert result.warnings == (() if logs else (said,))
+    expected = [] if logs else [("PhaseTimes", "nothing was logged", "LogSchedule(steps=10)")]
+    assert_each(result.warnings, *expected)

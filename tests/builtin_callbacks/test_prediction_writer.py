@@ -19,6 +19,7 @@ from heliograph import (
 )
 from heliograph.tests import kit
 from heliograph.tests.kit import linear_classifier, random_batches
+from heliograph.tests.messages import assert_each
 from torch import Tensor
 
 
@@ -32,7 +33,7 @@ def test_it_reads_as_the_result_would_be(tmp_path: Path) -> None:
     assert torch.equal(read_predictions(tmp_path / "out"), result.predictions)
     assert [len(each) for each in read_prediction_batches(tmp_path / "out")] == [4] * 5
     assert len(list((tmp_path / "out").glob("*.pt"))) == 3
-    assert result.notes == (f"the predictions are in {tmp_path / 'out'}",)
+    assert_each(result.notes, ("predictions", tmp_path / "out"))
 
 
 def test_several_sets_and_batches_without_gathering(tmp_path: Path) -> None:
@@ -86,9 +87,7 @@ def test_what_is_not_complete_is_not_read_and_a_new_prediction_removes_it(tmp_pa
     except ArithmeticError:
         assert how == "fails"
     if result is not None:
-        assert result.warnings == (
-            f"The predictions in {tmp_path} are not complete, so they cannot be read: predict again.",
-        )
+        assert_each(result.warnings, ("predictions", tmp_path, "not complete"))
     with pytest.raises(ValueError, match=r"not complete: index\.json"):
         read_predictions(tmp_path)
     trainer.plugins.disable("breaking")
@@ -115,7 +114,7 @@ def test_one_that_is_switched_on_in_the_middle_writes_nothing(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "kind", "said"),
     [
-        ((3,), TypeError, "takes the path of a folder, got 3"),
+        ((3,), TypeError, "path.*folder, got 3"),
         (("x", 0), ValueError, "batches"),
         (("x", 1, 2), TypeError, "overwrite"),
     ],

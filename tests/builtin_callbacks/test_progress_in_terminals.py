@@ -29,6 +29,7 @@ from heliograph import (
     accuracy,
 )
 from heliograph.tests import kit
+from heliograph.tests.messages import assert_each, assert_facts
 
 SENTENCE = "Nothing was saved: no checkpoint plugin is registered. Add Checkpoint(folder), or leave the schedule out."
 
@@ -162,10 +163,8 @@ def test_each_run_in_a_notebook_has_its_output(outputs: Outputs) -> None:
         trainer.fit(kit.linear_classifier(), kit.class_batches(2), optimizer=kit.sgd(), epochs=1)
     trainer.test(kit.linear_classifier(), kit.class_batches(2))
 
-    assert [text.splitlines()[-1] for text in outputs.texts] == ["run  completed: 1 epoch done"] * 2 + [
-        "run  completed"
-    ]
-    assert outputs.texts[2].startswith("run  test  batches 2  ")
+    assert_each([text.splitlines()[-1] for text in outputs.texts], *[("completed", "1 epoch")] * 2, ["completed"])
+    assert_facts(outputs.texts[2], "run", "test", "batches 2")
 
 
 def test_a_bar_in_a_notebook_that_is_disabled_leaves_no_bar(outputs: Outputs) -> None:

@@ -38,6 +38,7 @@ from heliograph.builtin_callbacks.checkpoint import writers
 from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWorker
 from heliograph.core.checkpoint import storage
 from heliograph.tests.kit import counters
+from heliograph.tests.messages import assert_each, assert_facts
 
 Make = Callable[..., Any]
 
@@ -127,14 +128,10 @@ def at_start(fit: Make, *plugins: Any, folder: str) -> tuple[EMA, RunResult, Any
 def test_the_result_reports_it(fit: Make, tmp_path: Path) -> None:
     result, _ = fit(Spoil((0, 3)), RollBack())
     path = tmp_path / "a" / "run_epoch_0_iter_2.pth"
-    what = "the loss of epoch 0, batch 3 is nan"
     assert any(f"3 to {path} (1" in line for line in result.notes)
     requests = [(each.verb, each.by, each.reason) for each in result.history if each.by == "roll_back"]
-    assert requests == [
-        ("skip_step", "roll_back", what),
-        ("roll_back", "roll_back", f"to {path}"),
-        ("skip_batch", "roll_back", "its loss was not a number before the roll-back"),
-    ]
+    assert [each[:2] for each in requests] == [(verb, "roll_back") for verb in ("skip_step", "roll_back", "skip_batch")]
+    assert_each([each[2] for each in requests], ("epoch 0", "batch 3", "nan"), [path], ("not a number", "roll-back"))
 
 
 def test_in_a_window_only_the_offending_micro_batches_are_left_out(fit: Make, weights: Make) -> None:
@@ -237,8 +234,9 @@ def test_what_the_run_was_resumed_from_is_a_candidate(fit: Make, tmp_path: Path)
     assert result.resume is not None
     assert (result.resume.path, result.resume.step) == (path, 4)
     notes = [each for each in result.notes if "step 4 " in each]
-    assert notes[0] == f"resumed at epoch 0, batch 4, step 4 from {path}"
-    assert notes[-1] == f"went back to epoch 0, batch 4, step 4 from {path}"
+    place = ("epoch 0", "batch 4", "step 4", path)
+    assert_facts(notes[0], "resumed", *place)
+    assert_facts(notes[-1], "went back", *place)
 
 
 def test_a_return_is_no_resume(fit: Make, tmp_path: Path) -> None:
@@ -392,5 +390,6 @@ def go_back_from_shards(folder: Path) -> tuple[int, list[str], list[str]]:
 
 def test_a_checkpoint_whose_shards_are_no_numbers_is_passed_over(ranks: Any, tmp_path: Path) -> None:
     first = tmp_path / "run_epoch_0_iter_1.pth"
-    note = f"rolled back at step 2 to {first} (1 of 3): the loss of epoch 0, batch 2 is nan"
-    assert ranks(2).run(go_back_from_shards, tmp_path) == [(5, ["run_epoch_0_iter_1"], [note])] * 2
+    for steps, kept, notes in ranks(2).run(go_back_from_shards, tmp_path):
+        assert (steps, kept) == (5, ["run_epoch_0_iter_1"])
+        assert_each(notes, ("step 2", first, "1 of 3", "epoch 0", "batch 2", "nan"))

@@ -36,6 +36,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
+from heliograph.tests.messages import assert_each
 
 Make = Callable[..., Any]
 
@@ -103,10 +104,14 @@ def test_a_counter_is_in_the_words_of_the_plan_as_its_filter_is() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: LogSchedule(Every(steps=1), steps=2), TypeError, "or a filter, .*; got Every.*, steps=2"),
-        (lambda: LogSchedule(), TypeError, "LogSchedule takes an interval, .*; got nothing"),
+        (lambda: LogSchedule(Every(steps=1), steps=2), TypeError, "filter,.*got Every.*steps=2"),
+        (lambda: LogSchedule(), TypeError, "takes an interval.*got nothing"),
         (lambda: LogSchedule(at_end=True), TypeError, "LogSchedule takes an interval"),
-        (lambda: LogSchedule(step=2), TypeError, "LogSchedule has no argument 'step'. Did you mean 'steps'"),  # type: ignore[call-arg]  # a mistake
+        (
+            lambda: LogSchedule(step=2),
+            TypeError,
+            "LogSchedule has no argument 'step'. Did you mean 'steps'",
+        ),  # a mistake
         (lambda: LogSchedule(steps=2, epochs=1), ValueError, "Every takes exactly one counter, got steps, epochs"),
         (lambda: LogSchedule(steps=0), ValueError, "must be a whole number, at least 1; got 0"),
     ],
@@ -469,7 +474,7 @@ def test_without_validation_data_a_schedule_refuses_or_notes_it(task: Make, batc
     trainer = Trainer([ValidationSchedule(epochs=1, at_start=True, required=False)], device="cpu")
     result = trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
     assert (list(result.history), result.warnings) == ([], ())
-    assert result.notes == ("no validation: fit has no validation data",)
+    assert_each(result.notes, ["no validation data"])
     result = trainer.fit(task(), batches(2), validation=batches(1), optimizer=sgd, epochs=1)
     assert (result.progress.validations, result.notes) == (2, ())
 
@@ -478,9 +483,9 @@ def test_required_is_a_flag_of_validations_only() -> None:
     with pytest.raises(TypeError, match="False, got 1"):
         ValidationSchedule(epochs=1, required=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="LogSchedule has no argument"):
-        LogSchedule(epochs=1, required=False)  # type: ignore[call-arg]
+        LogSchedule(epochs=1, required=False)
     with pytest.raises(TypeError, match=r"argument 'requird'\. Did"):
-        ValidationSchedule(epochs=1, requird=False)  # type: ignore[call-arg]
+        ValidationSchedule(epochs=1, requird=False)
 
 
 def test_whether_data_are_required_may_change_at_a_resume(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:

@@ -86,43 +86,24 @@ def test_the_list_has_the_plugins_and_early_stopping_where_a_patience_is_given(t
 def test_what_it_is_is_printed() -> None:
     plugins = standard("runs/first", Looks(), patience=3, keep_last=None, seed=7, every=Every(steps=500))
     assert str(plugins).splitlines() == [
-        "rng_capture          seeds everything random with 7, so that a resumed run continues exactly",
-        "log_schedule         logs every 50 steps and at the end",
-        "validation_schedule  validates every 500 steps and at the end, if fit has validation data",
-        "early_stopping       stops when validation/loss has not improved in 3 validations in a row",
-        "checkpoint           saves to runs/first every 500 steps and at the end, keeps all and the best 1 by the "
-        "smallest validation/loss, starts fresh",
-        "tensorboard          writes curves of logged values; see them with: tensorboard --logdir runs/first",
-        "progress             shows how far the run is, with its losses and metrics",
-        "looks                Look at every batch, and do nothing.",
+        "rng_capture          RNGCapture(seed=7)",
+        "log_schedule         LogSchedule(steps=50, at_end=True)",
+        "validation_schedule  ValidationSchedule(when=Every(steps=500), required=False)",
+        "early_stopping       EarlyStopping(monitor='validation/loss', patience=3, mode=None)",
+        "checkpoint           Checkpoint(folder='runs/first', every=Every(steps=500), keep_last=None, keep_best=1, "
+        "monitor='validation/loss', mode=None, resume=None)",
+        "tensorboard          TensorBoard(folder='runs/first')",
+        "progress             ProgressBar()",
+        "looks                Looks()",
     ]
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"resume": "auto", "keep_best": 0}, "keeps the last 1, continues from the newest, if there is one"),
-        ({"resume": "runs/x.pth", "keep_best": 0}, "keeps the last 1, continues from runs/x.pth"),
-        (
-            {"monitor": "validation/accuracy", "mode": "max", "keep_best": 2, "keep_last": 3},
-            "keeps the last 3 and the best 2 by the largest validation/accuracy, starts fresh",
-        ),
-    ],
-)
-def test_the_line_of_the_checkpoint_says_what_was_given(options: dict[str, Any], line: str) -> None:
-    (said,) = [each for each in str(standard("runs/x", **options)).splitlines() if each.startswith("checkpoint")]
-    assert said == f"checkpoint           saves to runs/x every epoch and at the end, {line}"
 
 
 def test_a_list_that_was_changed_prints_what_it_holds(tmp_path: Path) -> None:
     plugins = standard(tmp_path, without=NAMES[:-1])
     plugins += [Looks(), EMA()]
     plugins[0] = ProgressBar(interval=3)
-    assert [line.split(maxsplit=1) for line in str(plugins).splitlines()] == [
-        ["progress", "Draw progress bars, or write plain lines without a terminal."],
-        ["looks", "Look at every batch, and do nothing."],
-        ["ema", "Maintain an exponential moving average of the parameters."],
-    ]
+    lines = [line.split(maxsplit=1) for line in str(plugins).splitlines()]
+    assert lines == [["progress", "ProgressBar(interval=3)"], ["looks", "Looks()"], ["ema", "EMA(decay=0.999)"]]
     assert Trainer(plugins, device="cpu").plugins.names() == ["progress", "looks", "ema"]
 
 
@@ -186,27 +167,27 @@ def test_left_out_by_name(tmp_path: Path) -> None:
             [],
             {"without": ("tensorbord",)},
             ValueError,
-            r"no standard plugin 'tensorbord'.* mean 'tensorboard'\? Known",
+            r"'tensorbord'.*mean 'tensorboard'\? Known",
         ),
-        ([], {"without": "tensorboard"}, TypeError, r"takes a tuple of names, \('tensorboard',\), got 'tensorboard'"),
-        ([RNGCapture()], {"without": ("rng_capture",)}, ValueError, "'rng_capture' is both passed and in without="),
-        ([Looks(), Looks()], {}, ValueError, r"Two plugins are named 'looks': .* Looks\(\.\.\.\)\.named\('looks_2'\)"),
-        ([[Looks()]], {}, TypeError, r"^list is not a plugin but a collection: pass it without brackets"),
-        ([standard(".")], {}, TypeError, r"^PluginList is not a plugin but a collection"),
-        ([Looks], {}, TypeError, r"Looks is a class: register an object, Looks\(\.\.\.\)"),
-        ([RNGCapture()], {"seed": 3}, ValueError, "seed=3 would have no effect.* rng_capture"),
-        ([Checkpoint(".")], {"resume": "auto"}, ValueError, "resume='auto' would have no effect"),
-        ([], {"patience": 3, "without": ("early_stopping",)}, ValueError, "patience=3 would have no effect"),
+        ([], {"without": "tensorboard"}, TypeError, r"names, \('tensorboard',\), got 'tensorboard'"),
+        ([RNGCapture()], {"without": ("rng_capture",)}, ValueError, "'rng_capture' is both.*without="),
+        ([Looks(), Looks()], {}, ValueError, r"named 'looks'.*Looks\(\.\.\.\)\.named\('looks_2'\)"),
+        ([[Looks()]], {}, TypeError, "^list is not.*without brackets"),
+        ([standard(".")], {}, TypeError, "^PluginList is not.*collection"),
+        ([Looks], {}, TypeError, r"Looks is a class.*Looks\(\.\.\.\)"),
+        ([RNGCapture()], {"seed": 3}, ValueError, "seed=3.*no effect.*rng_capture"),
+        ([Checkpoint(".")], {"resume": "auto"}, ValueError, "resume='auto'.*no effect"),
+        ([], {"patience": 3, "without": ("early_stopping",)}, ValueError, "patience=3.*no effect"),
         (
             [],
             {"monitor": "validation/error", "keep_best": 0},
             ValueError,
-            "omit or replace early_stopping and checkpoint",
+            "replace early_stopping and checkpoint",
         ),
-        ([], {"keep_best": None}, ValueError, "keep_best must be a whole number, at least 0; got None"),
-        ([], {"log_every": 0}, ValueError, "^log_every must be a whole number, at least 1; got 0"),
-        ([], {"every": 500}, TypeError, r"^every takes a filter, as in every=Every\(steps=500\); got 500"),
-        ([], {"resume": True}, TypeError, "^resume is None, 'auto', the path of a checkpoint, or a Resume; got True"),
+        ([], {"keep_best": None}, ValueError, "keep_best.*least 0; got None"),
+        ([], {"log_every": 0}, ValueError, "^log_every.*least 1; got 0"),
+        ([], {"every": 500}, TypeError, r"^every takes.*every=Every\(steps=500\); got 500"),
+        ([], {"resume": True}, TypeError, "^resume is.*a Resume; got True"),
         ([], {"monitor": "validation/accuracy"}, ValueError, "'validation/accuracy'"),
     ],
 )
@@ -220,7 +201,7 @@ def test_what_makes_no_sense_is_refused(
 def test_a_folder_that_is_not_a_path_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^standard\(folder\) takes the path"):
         standard(None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"takes the path of a folder, got an empty text"):
+    with pytest.raises(ValueError, match=r"path of a folder"):
         standard("")
 
 
@@ -278,7 +259,7 @@ def test_a_metric_that_no_task_measures_is_still_an_error(tmp_path: Path) -> Non
 
 def test_of_several_validation_sets_one_is_named_as_the_monitored_one(tmp_path: Path) -> None:
     sets = {"day": BATCHES, "night": BATCHES}
-    words = r"Monitor one of these: validation/day/loss, validation/night/loss; as in monitor='validation/day/loss'\."
+    words = r"validation/day/loss, validation/night/loss.*monitor='validation/day/loss'"
     for options in ({}, {"patience": 2}):
         with pytest.raises(ValueError, match=words):
             fit(tmp_path, validation=sets, **options)

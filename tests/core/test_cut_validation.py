@@ -34,6 +34,7 @@ from heliograph import (
 )
 from heliograph.tests import kit
 from heliograph.tests.kit import Batch, EventRecorder, class_batches, linear_classifier
+from heliograph.tests.messages import assert_facts
 from torch import Tensor, nn
 
 
@@ -236,6 +237,4 @@ def test_a_stop_ends_no_evaluation_and_the_result_says_so() -> None:
     result = Trainer([Stop()], device="cpu").test(linear_classifier(), class_batches(3))
     assert (result.status, result.progress.evaluated) == ("completed", 3)
     (said,) = result.warnings
-    assert said.startswith(
-        "stop requested a stop (enough), but the test read all its data: only control.cut_validation"
-    )
+    assert_facts(said, "stop", "enough", "test", "control.cut_validation")

@@ -28,6 +28,7 @@ from heliograph import (
 )
 from heliograph.tests import kit
 from heliograph.tests.kit import Batch, EventRecorder, class_batches, go_through, linear_classifier, make_run
+from heliograph.tests.messages import assert_each, assert_facts
 from torch import Tensor, nn
 
 
@@ -122,11 +123,12 @@ def test_secondary_errors_are_notes_on_the_first_and_every_closing_handler_runs(
     with pytest.raises(ZeroDivisionError) as caught:
         fit(Trainer(plugins, device="cpu"))
     assert closed == ["failed"]
-    assert caught.value.__notes__ == [
-        "heliograph: in train, epoch 0, batch 1, step 1; in fail on batch_end",
-        "heliograph: then second failed on run_failed: ValueError: second",
-        "heliograph: then third failed on run_closed: OSError: third",
-    ]
+    assert_each(
+        caught.value.__notes__,
+        ("in train", "epoch 0", "batch 1", "step 1", "in fail on batch_end"),
+        ("second", "run_failed", "ValueError: second"),
+        ("third", "run_closed", "OSError: third"),
+    )
 
 
 def test_an_error_of_closing_alone_fails_the_run() -> None:
@@ -203,7 +205,7 @@ def test_a_loader_that_fails_midway() -> None:
     failed = recorder.events[-2]
     assert isinstance(failed, RunFailed)
     assert (failed.plugin, failed.event, failed.phase) == (None, None, "train")
-    assert caught.value.__notes__ == ["heliograph: in train, epoch 0, batch 1, step 1"]
+    assert_each(caught.value.__notes__, ("in train", "epoch 0", "batch 1", "step 1"))
 
 
 def test_a_failing_step_is_nobodys_handler() -> None:
@@ -241,18 +243,16 @@ def test_an_observer_is_forgiven_switched_off_and_listed() -> None:
     trainer = Trainer([Weather()], device="cpu")
     result = kit.fit(trainer, train=class_batches(5))
     assert result.status == "completed"
-    assert result.plugin_errors == {
-        "weather": (
-            "batch_end at step 1: ValueError: rain",
-            "batch_end at step 2: ValueError: rain",
-        )
-    }
+    assert list(result.plugin_errors) == ["weather"]
+    assert_each(
+        result.plugin_errors["weather"], *[("batch_end", f"step {step}", "ValueError: rain") for step in (1, 2)]
+    )
     assert not trainer.plugins.is_enabled("weather")
     again = kit.fit(trainer, train=class_batches(5))
     assert again.plugin_errors == result.plugin_errors
     assert again.warnings == result.warnings
     (warning,) = result.warnings
-    assert warning.startswith("Plugin 'weather' was switched off after 2 errors: ")
+    assert_facts(warning, "'weather'", "switched off", "2 errors")
 
 
 def test_an_observer_that_cannot_close_is_forgiven_too() -> None:
@@ -267,7 +267,8 @@ def test_an_observer_that_cannot_close_is_forgiven_too() -> None:
 
     result = kit.fit(Leaky(), train=class_batches(1))
     assert result.status == "completed"
-    assert result.plugin_errors == {"leaky": ("close: OSError: the disk is full",)}
+    assert list(result.plugin_errors) == ["leaky"]
+    assert_each(result.plugin_errors["leaky"], ("close", "OSError: the disk"))
 
 
 def test_an_observer_that_cannot_close_when_it_is_switched_off_during_a_run_is_forgiven() -> None:
@@ -284,9 +285,10 @@ def test_an_observer_that_cannot_close_when_it_is_switched_off_during_a_run_is_f
 
     result = kit.fit(Leaky(), train=class_batches(3))
     assert (result.status, result.progress.steps) == ("completed", 3)
-    assert result.plugin_errors["leaky"][:2] == (
-        "batch_end at step 1: ValueError: rain",
-        "close: OSError: the disk is full",
+    assert_each(
+        result.plugin_errors["leaky"][:2],
+        ("batch_end", "step 1", "ValueError: rain"),
+        ("close", "OSError: the disk"),
     )
 
 
@@ -401,14 +403,14 @@ def test_a_first_ctrl_c_while_a_completed_run_closes_closes_the_rest_then_raises
     with pytest.raises(KeyboardInterrupt, match=place) as caught:
         fit(trainer)
     assert first.received == second.received == ["run_closed", "close"]
-    assert caught.value.__notes__ == [f"heliograph: in train, epoch 1, batch 0, step 2; in a on {place}"]
+    assert_each(caught.value.__notes__, ("in train", "epoch 1", "batch 0", "step 2", f"in a on {place}"))
 
 
 def test_a_first_ctrl_c_in_the_closing_is_what_leaves_and_can_be_a_result() -> None:
     plugins = [Fail("run_closed", OSError("disk")), Slow("close")]
     with pytest.raises(KeyboardInterrupt, match="close") as caught:
         fit(Trainer(plugins, device="cpu"))
-    assert caught.value.__notes__[1:] == ["heliograph: then fail failed on run_closed: OSError: disk"]
+    assert_each(caught.value.__notes__[1:], ("fail", "run_closed", "OSError: disk"))
     result = fit(Trainer([Fail("nothing"), Slow("close")], device="cpu"), on_interrupt="return")
     assert (result.status, result.exit_status) == ("interrupted", 130)
 
@@ -482,7 +484,7 @@ def test_a_loop_of_ones_own_finds_the_exit_status_in_the_result() -> None:
 
 @pytest.mark.parametrize("status", [-1, 256, "75", None])
 def test_an_exit_status_is_a_small_number(status: Any) -> None:
-    with pytest.raises(ValueError, match="at least 0 and at most 255"):
+    with pytest.raises(ValueError, match=r"at least 0.*255"):
         fit(Trainer([Fail("nothing"), Exit(status)], device="cpu"))
 
 

@@ -24,6 +24,7 @@ from heliograph import (
     on,
 )
 from heliograph.tests.kit import linear_classifier
+from heliograph.tests.messages import assert_facts
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -197,9 +198,9 @@ def test_the_note_of_an_error_says_which_batch_of_which_set(phase: str, where: s
     with pytest.raises(ArithmeticError) as raised:
         plugins = [End()] if where == "end" else []
         getattr(Trainer(plugins, device="cpu"), phase)(Fails(), {"a": [(LOSS,)] * 4, "b": Set()})
-    place = {"step": " (batch 2 of set 'b')", "loader": " (batch 4 of set 'b')", "end": ""}[where]
+    place = {"step": ("batch 2", "set 'b'"), "loader": ("batch 4", "set 'b'"), "end": ()}[where]
     split = {"validate": "validation"}.get(phase, phase)
-    assert raised.value.__notes__[0].startswith(f"heliograph: in {split}{place}, epoch 0, batch 0, step 0")
+    assert_facts(raised.value.__notes__[0], f"in {split}", *place, "epoch 0", "batch 0", "step 0")
 
 
 @pytest.mark.parametrize("how", ["fit", "own loop", "validate", "predict"])

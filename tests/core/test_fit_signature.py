@@ -39,7 +39,7 @@ def test_the_signature_is_made_of_the_list_that_arguments_are_checked_by(method:
 
 def test_the_docstring_explains_every_argument_in_the_order_of_the_signature() -> None:
     text = inspect.getdoc(Trainer.fit) or ""
-    explained = [line.split(":")[0].strip() for line in text.split("\n") if line.startswith("    ") and line[4] != " "]
+    explained = [line.split(":")[0].strip() for line in text.split("\n") if line.startswith(" " * 4) and line[4] != " "]
     names = [name for name in explained if name in shown(Trainer.fit)]
 
     assert names == [name for name in shown(Trainer.fit) if name != "self"]

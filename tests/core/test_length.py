@@ -157,10 +157,10 @@ def test_neither_part_is_known_without_a_length() -> None:
 @pytest.mark.parametrize(
     ("train", "options", "words"),
     [
-        (DataLoader(Unsized(), batch_size=None), {"epochs": 2}, "pass steps= instead of epochs=, or give .* __len__"),
-        (DataLoader(Unsized(), batch_size=None), {"epochs": 2, "steps": 3}, "a train loader has no length"),
-        (Phases(class_batches(3), class_batches(5)), {"epochs": 2}, "phases of the training data are not equally long"),
-        (class_batches(3), {}, "the run has no length: pass epochs= or steps="),
+        (DataLoader(Unsized(), batch_size=None), {"epochs": 2}, "steps= instead of epochs=.*__len__"),
+        (DataLoader(Unsized(), batch_size=None), {"epochs": 2, "steps": 3}, "loader has no length"),
+        (Phases(class_batches(3), class_batches(5)), {"epochs": 2}, "phases.*not equally long"),
+        (class_batches(3), {}, "no length.*epochs= or steps="),
     ],
 )
 def test_an_unknown_number_is_refused_with_the_mend(train: Any, options: dict[str, Any], words: str) -> None:

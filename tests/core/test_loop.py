@@ -34,6 +34,7 @@ from heliograph import (
 )
 from heliograph.core.context import RunContext
 from heliograph.tests.kit import Batch, EventRecorder, class_batches, fit, linear_classifier
+from heliograph.tests.messages import assert_each
 from torch import Tensor, nn
 
 EVENTS: list[Any] = [TrainStart, EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationEnd]
@@ -535,7 +536,7 @@ def test_everybody_can_ask_whether_this_is_the_last_batch(loader: Any) -> None:
 
 def test_a_loader_that_ends_before_its_length_steps_the_open_window_and_warns() -> None:
     names, result = trace(GradientAccumulation(2), train=Sized(class_batches(3), 5))
-    assert result.warnings == ("The train loader ended after 3 batches, but its length says 5.",)
+    assert_each(result.warnings, ("train loader", "3 batches", "length says 5"))
     assert names[-7:] == ["batch_end", "gradients_ready", "step_end", "epoch_end", *END]
     assert result.progress.steps == 2
 
@@ -543,7 +544,7 @@ def test_a_loader_that_ends_before_its_length_steps_the_open_window_and_warns() 
 @pytest.mark.parametrize(("says", "steps"), [(1, [2, 2, 1]), (2, [2, 2, 1]), (4, [2, 2, 1])])
 def test_windows_stay_whole_beyond_the_length_of_a_loader(says: int, steps: list[int]) -> None:
     names, result = trace(GradientAccumulation(2), train=Sized(class_batches(5), says))
-    assert result.warnings == (f"The train loader ended after 5 batches, but its length says {says}.",)
+    assert_each(result.warnings, ("train loader", "5 batches", f"length says {says}"))
     assert [part.count("batch_start") for part in " ".join(names).split(" step_end")[:-1]] == steps
     assert result.progress.epoch == 1
 

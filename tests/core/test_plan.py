@@ -26,6 +26,7 @@ from heliograph import (
     on,
 )
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
+from heliograph.tests.messages import assert_each, assert_facts
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -52,14 +53,14 @@ def test_a_plan_says_model_hardware_and_length() -> None:
 
 
 def test_the_seed_is_that_of_a_plugin_or_none() -> None:
-    assert plan(RNGCapture(7), epochs=1)[4:] == ["  rng_capture: seeds everything random with 7"]
+    assert_each(plan(RNGCapture(7), epochs=1)[4:], ("rng_capture", "7"))
 
 
 def test_frozen_parameters_are_counted_apart() -> None:
     model = nn.Sequential(nn.Linear(4, 300), nn.Linear(300, 2))
     model[0].requires_grad_(False)
     task = Supervised(model, nn.functional.cross_entropy)
-    assert plan(task=task, epochs=1)[1] == "  model: Supervised with 2,102 parameters, 602 of them trained"
+    assert_facts(plan(task=task, epochs=1)[1], "model", "2,102 parameters", "602")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_a_plan_trains_nothing_and_leaves_the_trainer_free() -> None:
 
 def test_the_plan_ends_with_the_handlers_and_without_a_task_is_only_these() -> None:
     trainer = Trainer([Embeds()], device="cpu")
-    assert trainer.plan() == "batch_start\n  DECIDE    embeds"
+    assert trainer.plan().split() == ["batch_start", "DECIDE", "embeds"]
     assert trainer.plan(linear_classifier(), BATCHES, optimizer=sgd(), epochs=1).endswith(f"\n\n{trainer.plan()}")
 
 
@@ -138,7 +139,7 @@ def test_an_observer_that_cannot_say_what_it_will_do_is_forgiven() -> None:
             run.report.plan()
 
     result = Trainer([Broken(), Asks()], device="cpu").fit(linear_classifier(), BATCHES, optimizer=sgd(), epochs=1)
-    assert result.warnings == ("Plugin 'broken' failed, and the run continued: describe: KeyError: 'where'.",)
+    assert_each(result.warnings, ("'broken'", "describe", "KeyError: 'where'"))
 
 
 def test_a_training_logs_its_plan_and_where_it_starts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -149,7 +150,7 @@ def test_a_training_logs_its_plan_and_where_it_starts(tmp_path: Path, caplog: py
         return " ".join(" ".join(caplog.messages).split())
 
     with caplog.at_level(logging.INFO, logger="heliograph"):
-        assert fit(1).endswith(f"starts fresh: no checkpoint of 'run' in {tmp_path}")
+        assert_facts(fit(1), "starts fresh", "'run'", tmp_path)
         assert f"step 6 from {tmp_path / 'run_epoch_1_iter_6.pth'}" in fit(2)
     assert fit(2) == ""
 
@@ -162,16 +163,14 @@ def test_the_length_of_a_resumed_run_is_what_is_done_and_the_rest(tmp_path: Path
         trainer.fit(linear_classifier(), data, optimizer=sgd(), epochs=epochs, loader_params={"batch_size": size})
         return str(said[0]).splitlines()[3]
 
-    assert length(2, 2) == "  length: 2 epochs, 12 steps, 6 batches an epoch, global batch 2"
-    assert length(4, 3) == "  length: 3 epochs, 15 steps, 3 batches an epoch, global batch 4"
+    assert_facts(length(2, 2), "2 epochs", "12 steps", "6 batches", "global batch 2")
+    assert_facts(length(4, 3), "3 epochs", "15 steps", "3 batches", "global batch 4")
 
 
 def test_a_window_ends_with_its_epoch() -> None:
     lines = plan(GradientAccumulation(300), epochs=2)
-    assert lines[3:5] == [
-        "  length: 2 epochs, 2 steps, 6 batches an epoch, 6 batches a step, global batch",
-        "    18",
-    ]
+    facts = ("2 epochs", "2 steps", "6 batches an epoch", "6 batches a step", "global batch 18")
+    assert_facts(" ".join(" ".join(lines[3:5]).split()), *facts)
 
 
 def test_a_repl_shows_plans_as_lines() -> None:

@@ -33,6 +33,7 @@ from heliograph import (
 from heliograph.core.engines.options import PrecisionName
 from heliograph.tests import kit
 from heliograph.tests.kit import EventRecorder, class_batches, linear_classifier, random_batches
+from heliograph.tests.messages import assert_facts
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, SubsetRandomSampler, TensorDataset
 
@@ -341,11 +342,13 @@ def test_leaving_early_closes_the_run() -> None:
         break
     whole = ["predict_start", *BATCH, "validation_cut", "run_closed"]
     assert trace == whole
-    assert closed == [("stopped", "the loop over predict_batches was left")]
+    [(status, reason)] = closed
+    assert status == "stopped"
+    assert_facts(reason, "predict_batches")
     assert task.model.training
     batches = trainer.predict_batches(task, inputs())
     next(batches)
-    with pytest.raises(RuntimeError, match="is in use by another run"):
+    with pytest.raises(RuntimeError, match="in use by another"):
         trainer.predict(task, inputs())
     batches.close()  # type: ignore[attr-defined]
     assert trace == whole * 2

@@ -30,6 +30,7 @@ from heliograph import (
     on,
 )
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
+from heliograph.tests.messages import assert_each, assert_facts
 from torch import Tensor, nn
 
 BATCHES = class_batches(6)
@@ -64,9 +65,15 @@ def two_heads(since: int | None = None) -> Supervised:
 @pytest.mark.parametrize("optimizer", [sgd(), partial(torch.optim.Adam, lr=0.1, fused=True)])
 def test_parameters_that_never_had_a_gradient(optimizer: Any) -> None:
     result = fit(task=two_heads(), optimizer=optimizer)
-    assert result.warnings == (
-        "2 parameters (second.weight, second.bias) never had a gradient, so they were not trained. Freeze them with "
-        "requires_grad_(False), or pass allow_unused_parameters=True to fit.",
+    assert_each(
+        result.warnings,
+        (
+            "2 parameters",
+            "second.weight, second.bias",
+            "gradient",
+            "requires_grad_(False)",
+            "allow_unused_parameters=True",
+        ),
     )
 
 
@@ -98,9 +105,15 @@ def test_parameters_without_a_gradient_are_watched_by_hooks_after_a_hundred_step
 def test_parameters_that_no_optimizer_holds() -> None:
     task = two_heads()
     optimizer = torch.optim.SGD(task.model.get_submodule("first").parameters(), lr=0.1)
-    assert fit(task=task, optimizer=optimizer).warnings == (
-        "2 parameters (second.weight, second.bias) require gradients and are in no optimizer, so they were not "
-        "trained. Freeze them with requires_grad_(False), or pass allow_unused_parameters=True to fit.",
+    assert_each(
+        fit(task=task, optimizer=optimizer).warnings,
+        (
+            "2 parameters",
+            "second.weight, second.bias",
+            "no optimizer",
+            "requires_grad_(False)",
+            "allow_unused_parameters=",
+        ),
     )
     assert fit(task=task, optimizer=optimizer, allow_unused_parameters=True).warnings == ()
 
@@ -126,7 +139,7 @@ def test_many_unused_parameters_are_counted() -> None:
             return nn.functional.cross_entropy(model[0](batch[0]), batch[1])
 
     (warning,) = fit(task=First()).warnings
-    assert warning.startswith("6 parameters (1.weight, 1.bias, 2.weight, 2.bias, 3.weight and 1 more) never had a")
+    assert_facts(warning, "6 parameters", "1.weight, 1.bias,", "3.weight", "1 more")
 
 
 def test_an_optimizer_that_is_never_stepped() -> None:
@@ -137,16 +150,14 @@ def test_an_optimizer_that_is_never_stepped() -> None:
         def training_step(self, run: Run, batch: Any) -> Any:
             yield "one", nn.functional.cross_entropy(self.one(batch[0]), batch[1])
 
-    assert fit(task=One(), optimizer={"one": sgd(), "other": sgd()}).warnings == (
-        "The optimizer 'other' was never stepped: training_step yielded no loss for it.",
-    )
+    assert_each(fit(task=One(), optimizer={"one": sgd(), "other": sgd()}).warnings, ("'other'", "never stepped"))
 
 
 def test_a_validation_set_that_was_never_read() -> None:
     result = fit(ValidationSchedule(Every(steps=100), at_end=False), validation=BATCHES)
-    assert result.warnings == (
-        "The validation set was never read: no validation was due before the run ended. Plugin 'validation_schedule' "
-        "requests it: do so earlier, as ValidationSchedule(steps=10).",
+    assert_each(
+        result.warnings,
+        ("validation set", "never read", "'validation_schedule'", "ValidationSchedule(steps=10)"),
     )
 
 
@@ -156,9 +167,9 @@ def test_a_handler_whose_event_never_came() -> None:
         def export(self, run: Run, event: ValidationEnd) -> None:
             raise AssertionError
 
-    assert fit(Exports()).warnings == (
-        "Plugin 'exports': its handler export was never called: there was no validation: pass validation= to fit, and "
-        "add ValidationSchedule(epochs=1).",
+    assert_each(
+        fit(Exports()).warnings,
+        ("'exports'", "export", "never called", "validation=", "ValidationSchedule(epochs=1)"),
     )
 
 
@@ -176,7 +187,7 @@ def test_a_handler_of_an_event_that_nobody_emits() -> None:
         def act(self, run: Run, event: TrainEnd) -> None:
             run.emit(Ready())
 
-    assert fit(Waits()).warnings == ("Plugin 'waits': its handler act was never called: ready was never emitted.",)
+    assert_each(fit(Waits()).warnings, ("'waits'", "act", "never called", "ready"))
     assert fit(Waits(), Emits()).warnings == ()
 
 
@@ -185,9 +196,7 @@ def test_a_handler_whose_filter_never_let_anything_through() -> None:
         @on(StepEnd, when=Every(steps=13))
         def act(self, run: Run, event: StepEnd) -> None: ...
 
-    assert fit(Often()).warnings == (
-        "Plugin 'often': its handler act was never called: its filter every 13 steps let no step_end through.",
-    )
+    assert_each(fit(Often()).warnings, ("'often'", "act", "never called", "every 13 steps", "step_end"))
     assert fit(Often(), epochs=3).warnings == ()
     trainer = Trainer([Often()], device="cpu")
     warned = [
@@ -225,8 +234,8 @@ def test_steps_that_were_skipped_and_by_whom(every: int, skipped: int) -> None:
             if run.progress.batches % every == 0:
                 run.control.skip_step("odd")
 
-    few = () if skipped <= 5 else ("6 of 12 optimizer steps were skipped, by skips (6).",)
-    assert fit(Skips()).warnings == few
+    facts = [] if skipped <= 5 else [("6 of 12", "skips (6)")]
+    assert_each(fit(Skips()).warnings, *facts)
 
 
 def test_an_observer_that_was_switched_off() -> None:
@@ -238,8 +247,8 @@ def test_an_observer_that_was_switched_off() -> None:
         def act(self, run: Run, event: BatchEnd) -> None:
             raise ValueError("no space")
 
-    assert fit(Fails()).warnings == (
-        "Plugin 'fails' was switched off after 2 errors: batch_end at step 2: ValueError: no space.",
+    assert_each(
+        fit(Fails()).warnings, ("'fails'", "switched off", "2 errors", "batch_end", "step 2", "ValueError: no space")
     )
 
 
@@ -251,9 +260,7 @@ def test_an_observer_that_failed_once() -> None:
         def act(self, run: Run, event: TrainEnd) -> None:
             raise ValueError("no space")
 
-    assert fit(Fails()).warnings == (
-        "Plugin 'fails' failed, and the run continued: train_end at step 12: ValueError: no space.",
-    )
+    assert_each(fit(Fails()).warnings, ("'fails' failed", "train_end", "step 12", "ValueError: no space"))
 
 
 def test_an_observer_that_fails_when_it_is_closed() -> None:
@@ -266,18 +273,18 @@ def test_an_observer_that_fails_when_it_is_closed() -> None:
         def close(self) -> None:
             raise ValueError("no space")
 
-    assert fit(Fails()).warnings == ("Plugin 'fails' failed, and the run continued: close: ValueError: no space.",)
+    assert_each(fit(Fails()).warnings, ("'fails' failed", "close", "ValueError: no space"))
 
 
 def test_a_request_that_was_still_due() -> None:
     class Asks(Plugin):
-        """Requests one more save each time that one is served."""
+        """Requests another save."""
 
         @on(TrainEnd, SavePoint)
         def ask(self, run: Run, event: TrainEnd | SavePoint) -> None:
             run.control.request_save("again")
 
-    assert fit(Asks()).warnings == ("A save was still pending when the run ended, requested by asks: again.",)
+    assert_each(fit(Asks()).warnings, ("save", "pending", "asks", "again"))
 
 
 def test_all_is_well() -> None:
@@ -300,13 +307,11 @@ class Short:
 
 def test_a_validation_that_ended_early() -> None:
     schedule = ValidationSchedule(Every(epochs=1))
-    assert fit(schedule, validation=Short(BATCHES[:3])).warnings == (
-        "The validation loader ended after 3 batches, but its length says 5.",
+    assert_each(
+        fit(schedule, validation=Short(BATCHES[:3])).warnings, ("validation loader", "3 batches", "length says 5")
     )
     named = {"easy": Short(BATCHES[:5]), "hard": Short(BATCHES[:1])}
-    assert fit(schedule, validation=named).warnings == (
-        "The validation set 'hard' ended after 1 batches, but its length says 5.",
-    )
+    assert_each(fit(schedule, validation=named).warnings, ("validation set 'hard'", "1 batches", "length says 5"))
 
 
 @pytest.mark.parametrize("factor", [1.0, torch.inf, torch.nan])
@@ -316,5 +321,5 @@ def test_a_loss_that_is_lost_at_the_end(factor: float) -> None:
 
     result = fit(LogSchedule(Every(steps=1)), task=Supervised(nn.Linear(4, 2), loss))
 
-    expected = "At the end, train/loss is nan: the training diverged. NaNGuard('raise') finds the first such step."
-    assert result.warnings == (() if factor == 1.0 else (expected,))
+    expected = [] if factor == 1.0 else [("train/loss is nan", "NaNGuard('raise')")]
+    assert_each(result.warnings, *expected)

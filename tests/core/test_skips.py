@@ -23,6 +23,7 @@ from heliograph import (
     on,
 )
 from heliograph.tests.kit import fit, go_through, linear_classifier, make_run, sgd
+from heliograph.tests.messages import assert_each, assert_facts
 from torch import Tensor, nn
 
 
@@ -68,7 +69,7 @@ def test_a_plugin_that_skips_everything_does_not_train_for_ever(event: type[Even
     with pytest.raises(RuntimeError) as caught:
         fit(Skip(event), **length)
     text = str(caught.value)
-    assert text.startswith("101 batches or steps in a row were skipped, without an optimizer step since step 0.")
+    assert_facts(text, "101 batches or steps", "skipped", "step 0")
     assert "skip, 101 times (it" in text
     assert "max_skipped_steps=" in text
 
@@ -133,11 +134,8 @@ def test_a_resumed_run_counts_on() -> None:
 
 def test_a_run_without_a_step_says_so() -> None:
     result = fit(Trainer(device="cpu", precision="fp16"), task=broken(), epochs=2)
-    assert result.warnings == (
-        "The run made no optimizer step, so nothing was trained. It had 4 batches, skipped: 4 steps. Who "
-        "skipped: the engine, 4 times (fp16 gradients were infinite or NaN).",
-    )
-    with pytest.raises(StrictError, match="The run made no optimizer step"):
+    assert_each(result.warnings, ("no optimizer step", "4 batches", "4 steps", "the engine", "4 times", "fp16"))
+    with pytest.raises(StrictError, match="no optimizer step"):
         fit(Trainer([Skip(BatchStart)], device="cpu", strict=True))
 
 

@@ -35,6 +35,7 @@ from heliograph import (
 from heliograph.core.checkpoint.state import schema
 from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.tests.kit import adam, random_batches
+from heliograph.tests.messages import assert_each, has_facts
 from torch import Tensor, nn
 
 Pair = namedtuple("Pair", "one two")  # the untyped kind is what is tested
@@ -197,7 +198,7 @@ def test_resumed_is_bit_equal_with_adam() -> None:
 
     assert torch.equal(whole.model.weight, resumed.model.weight)  # type: ignore[arg-type]
     assert result.progress.steps == 12
-    assert result.notes == ("resumed at epoch 2, batch 0, step 6 from a state",)
+    assert_each(result.notes, ("epoch 2", "batch 0", "step 6", "a state"))
 
 
 def test_the_note_names_the_path() -> None:
@@ -372,7 +373,7 @@ def test_a_plugin_that_found_no_state_is_a_doubt_unless_it_observes() -> None:
     observer.policy = "observer"
     result, _ = fit(supervised(), cut, plugins=[Remembers(), observer])
 
-    assert doubts(result) == ["plugin 'remembers' has no state in the checkpoint"]
+    assert_each(doubts(result), ["'remembers' has no state"])
     assert result.resume is not None
     assert result.resume.reasons
     assert result.resume.fresh_plugins == ("remembers", "observer")
@@ -389,19 +390,19 @@ def exponential(optimizer: torch.optim.Optimizer) -> Any:
 @pytest.mark.parametrize(
     ("before", "now", "reason"),
     [
-        (None, step_lr, "the scheduler was none and is StepLR"),
-        (step_lr, None, "the scheduler was StepLR and is none"),
-        (step_lr, exponential, "the scheduler was StepLR and is ExponentialLR"),
+        (None, step_lr, ("was none", "is StepLR")),
+        (step_lr, None, ("was StepLR", "is none")),
+        (step_lr, exponential, ("was StepLR", "is ExponentialLR")),
     ],
 )
-def test_another_scheduler_is_a_doubt_and_starts_again(before: Any, now: Any, reason: str) -> None:
+def test_another_scheduler_is_a_doubt_and_starts_again(before: Any, now: Any, reason: tuple[str, str]) -> None:
     def options(make: Any) -> dict[str, Any]:
         return {} if make is None else {"scheduler": make, "plugins": [LearningRate("step")]}
 
     _, cut = fit(supervised(), epochs=1, **options(before))
     result, _ = fit(supervised(), cut, **options(now))
 
-    assert reason in doubts(result)
+    assert any(has_facts(doubt, "scheduler", *reason) for doubt in doubts(result))
 
 
 def test_other_software_is_a_doubt() -> None:
@@ -409,17 +410,15 @@ def test_other_software_is_a_doubt() -> None:
     cut["versions"]["numpy"] = "1.0"
     result, _ = fit(supervised(), cut)
 
-    assert doubts(result) == [f"the checkpoint was written with numpy 1.0, this is {np.__version__}"]
+    assert_each(doubts(result), ("numpy 1.0", np.__version__))
 
 
 def test_the_learning_rate_of_the_checkpoint_continues_and_a_changed_one_is_a_warning() -> None:
     _, cut = fit(supervised(), epochs=1)
     result, again = fit(supervised(), cut, optimizer=adam(0.5), epochs=2)
 
-    assert result.warnings == (
-        "The program's learning rate 0.5 has no effect: the resumed run continues with 0.1. To change it, set "
-        "it in a handler of CheckpointLoaded: in optimizer.param_groups, and in the base_lrs of a scheduler.",
-    )
+    facts = ("learning rate 0.5", "0.1", "CheckpointLoaded", "optimizer.param_groups", "base_lrs")
+    assert_each(result.warnings, facts)
     assert fit(supervised(), cut)[0].warnings == ()
     assert fit(supervised(), again, optimizer=adam(0.5), epochs=3)[0].warnings == result.warnings  # it is still so
 
@@ -432,7 +431,7 @@ def test_a_learning_rate_that_a_plugin_had_changed_is_not_one_of_another_program
 
         @on(SavePoint)
         def save(self, run: Run, event: SavePoint) -> None:
-            """Where something is saved, the rates that the program gave are kept."""
+            """Keeps the program's rates."""
 
     _, cut = fit(supervised(), epochs=1, plugins=[Halves()])
     result, _ = fit(supervised(), cut, plugins=[Halves()], epochs=2)

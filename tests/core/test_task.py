@@ -26,6 +26,7 @@ from heliograph import (
 from heliograph.core.engines.weights import check_fits
 from heliograph.tests import kit
 from heliograph.tests.kit import adam, saving
+from heliograph.tests.messages import assert_facts, has_facts
 from torch import Tensor, nn
 
 
@@ -109,7 +110,7 @@ def test_a_module_that_resizes_its_buffers_is_resumed(kind: str, tmp_path: Path)
     fit(tmp_path / "halves", network(kind), 1)
     result = fit(tmp_path / "halves", resumed, 3)
 
-    assert any(note.startswith("resumed at epoch 0, batch 4, step 4 from ") for note in result.notes)
+    assert any(has_facts(note, "resumed", "epoch 0", "batch 4", "step 4") for note in result.notes)
     assert whole.state_dict()["0.kept"].shape == (36, 2)
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
@@ -135,15 +136,13 @@ def test_what_others_of_its_network_hold_must_fit_and_nothing_is_loaded_where_it
 
 def test_what_a_module_refuses_itself_names_the_file_and_the_module(tmp_path: Path) -> None:
     path = fit(tmp_path, network("whole"), 1).last_checkpoint
-    said = (
-        r"The task's 'model' does not take the checkpoint's: use the task that wrote it\. Error\(s\) in .*size mismatch"
-    )
-    with pytest.raises(ValueError, match=rf"(?s)^{said}") as caught:
+    said = r"'model'.*Error\(s\) in .*size mismatch"
+    with pytest.raises(ValueError, match=rf"(?s){said}") as caught:
         fit(tmp_path, network("whole", width=3), 3)
-    assert caught.value.__notes__[0] == f"heliograph: while continuing from {path}"
+    assert_facts(caught.value.__notes__[0], "continuing from", path)
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert path is not None
-    with pytest.raises(ValueError, match=rf"(?s)^{path}: {said}"):
+    with pytest.raises(ValueError, match=rf"(?s)^{path}: .*{said}"):
         load_weights(Supervised(network("whole", width=3), nn.functional.cross_entropy), path)
 
 
@@ -186,25 +185,24 @@ PAIRS = r"^Supervised takes batches of \(inputs, targets\), got "
     [
         (
             (torch.ones(2, 4), torch.ones(2), torch.ones(2, 3)),
-            r"a tuple of 3: a tensor \[2, 4\], a tensor \[2\], a ten",
+            r".*tuple of 3.*\[2, 4\].*\[2\]",
         ),
-        ([torch.ones(2, 4)], r"a list of 1: a tensor \[2, 4\]\. Pass several inputs as one, as in \(\(ids, mask\), "),
+        ([torch.ones(2, 4)], r".*list of 1.*\(\(ids, mask\)"),
         (  # whose two rows are no pair
             torch.ones(2, 4),
-            r"a tensor \[2, 4\]\. TensorDataset\(inputs, targets\) with loader_params={'batch_size': 32} makes such "
-            r"pairs\. Or subclass Task",
+            r".*tensor \[2, 4\].*TensorDataset\(inputs, targets\)",
         ),
-        (torch.ones(3, 4), r"a tensor \[3, 4\]\. "),
-        (np.ones((2, 4)), r"an array \[2, 4\]\. "),
+        (torch.ones(3, 4), r"a tensor \[3, 4\]\."),
+        (np.ones((2, 4)), r"an array \[2, 4\]\."),
         (torch.tensor(1.0), r"a tensor \[\]\. "),
         (3, r"an int\. "),
         (3.0, r"a float\. "),
-        ((1.0, 2.0, 3.0), r"a tuple of 3: a float, a float, a float\. "),
-        ((), r"a tuple of 0\. "),
-        ("ab", r"a str of 2\. "),  # nor are its two letters
-        (b"ab", r"a bytes of 2\. "),
-        ({1, 2}, r"a set of 2\. "),
-        ({"inputs": 1, "targets": 2}, r"a dict with the keys \['inputs', 'targets'\]\. Name its columns: Supervised"),
+        ((1.0, 2.0, 3.0), r".*of 3: a float"),
+        ((), r"a tuple of 0\."),
+        ("ab", r"a str of 2\."),  # nor are its two letters
+        (b"ab", r"a bytes of 2\."),
+        ({1, 2}, r"a set of 2\."),
+        ({"inputs": 1, "targets": 2}, r".*dict with.*\['inputs', 'targets'\].*Supervised"),
     ],
 )
 def test_a_batch_that_is_not_a_pair_is_refused(batch: Any, found: str) -> None:
@@ -235,9 +233,7 @@ def test_batches_without_a_batch_dimension_are_samples() -> None:
 
 
 def test_a_loss_by_its_name_is_refused() -> None:
-    sentence = (
-        r"takes a function of \(outputs, targets\), such as torch\.nn\.functional\.cross_entropy; got 'mse_loss'\.$"
-    )
+    sentence = r"\(outputs, targets\).*got 'mse_loss'\.$"
     with pytest.raises(TypeError, match=sentence):
         Supervised(nn.Linear(4, 2), "mse_loss")  # type: ignore[arg-type]
 
@@ -286,8 +282,8 @@ class Detached(Supervised):
 def test_a_loss_without_a_gradient_is_explained() -> None:
     with pytest.raises(RuntimeError, match="element 0 of tensors") as raised:
         kit.fit(task=Detached(nn.Linear(4, 2), nn.functional.cross_entropy))
-    note = "heliograph: the loss that Detached.training_step returned depends on no parameter: return it as computed, "
-    assert any(each.startswith(note) for each in raised.value.__notes__)
+    facts = ("Detached.training_step", "no parameter")
+    assert any(has_facts(each, *facts) for each in raised.value.__notes__)
     frozen = nn.Linear(4, 2).requires_grad_(False)
     with pytest.raises(RuntimeError) as raised:
         kit.fit(

@@ -41,6 +41,7 @@ from heliograph import (
     tuning,
 )
 from heliograph.tests.kit import Batch, class_batches, fit, linear_classifier, sgd
+from heliograph.tests.messages import assert_each, assert_facts
 from torch import Tensor, nn
 
 # What is refused.
@@ -90,7 +91,7 @@ def test_a_scheduler_that_nobody_would_ever_step() -> None:
 
 
 def test_an_optimizer_of_another_model() -> None:
-    with pytest.raises(ValueError, match="The optimizer has no parameter of the task"):
+    with pytest.raises(ValueError, match="has no parameter of"):
         fit(optimizer=sgd()(nn.Linear(4, 2).parameters()))
 
 
@@ -125,7 +126,7 @@ def test_a_scheduler_whose_state_could_not_be_saved_is_refused_at_the_start() ->
         def state_dict(self) -> dict[str, Any]:
             return {}
 
-    message = r"The scheduler Halving has no load_state_dict, so .* load_state_dict\(state\)"
+    message = r"Halving has no load_state_dict.*load_state_dict\(state\)"
     with pytest.raises(TypeError, match=message):
         fit(Trainer([LearningRate("step")], device="cpu"), scheduler=Halving())
     del Halving.state_dict
@@ -140,7 +141,7 @@ def test_parts_of_a_task_that_nobody_would_see() -> None:
             self.part = part
 
     for part in ([nn.Linear(4, 2)], {"head": nn.Linear(4, 2)}, nn.Parameter(torch.zeros(1))):
-        with pytest.raises(ValueError, match=r"Hidden\.part has modules or parameters outside of a module"):
+        with pytest.raises(ValueError, match=r"Hidden\.part has modules or"):
             fit(task=Hidden(part))
     assert fit(task=Hidden(nn.ModuleList([nn.Linear(4, 2)]))).status == "completed"
 
@@ -199,10 +200,11 @@ def test_what_a_disabled_plugin_would_ask_for_is_a_warning() -> None:
     trainer.plugins.disable("validation_schedule", "log_schedule", rates, "progress")
     options = {"validation": class_batches(2), "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1)}
     result = fit(trainer, **options)
-    assert result.warnings[:3] == (
-        "While plugin 'validation_schedule' was disabled, no plugin requested a validation.",
-        "While plugin 'learning_rate' was disabled, no plugin stepped the scheduler.",
-        "While plugin 'log_schedule' was disabled, no plugin requested a log, so 'early_stopping' could not act.",
+    assert_each(
+        result.warnings[:3],
+        ("'validation_schedule'", "disabled", "validation"),
+        ("'learning_rate'", "disabled", "scheduler"),
+        ("'log_schedule'", "disabled", "log", "'early_stopping'"),
     )
     trainer.plugins.enable("validation_schedule", "log_schedule", rates)
     assert fit(trainer, **options).warnings == ()
@@ -225,36 +227,33 @@ def test_a_run_without_an_end_since_its_stopper_is_disabled() -> None:
 
 
 def test_an_empty_loader() -> None:
-    with pytest.raises(ValueError, match="The train loader is empty"):
+    with pytest.raises(ValueError, match="train loader is empty"):
         fit(train=[])
-    with pytest.raises(ValueError, match="The validation loader is empty"):
+    with pytest.raises(ValueError, match="validation loader is empty"):
         fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), validation=[])
-    with pytest.raises(ValueError, match="The test loader is empty"):
+    with pytest.raises(ValueError, match="test loader is empty"):
         Trainer(device="cpu").test(linear_classifier(), [])
 
 
 @pytest.mark.parametrize(
     ("options", "done"),
     [
-        ({"steps": 11}, "2 of 11 steps were done"),
-        ({"epochs": 3}, "1 of 3 epochs were done"),
-        ({"steps": 11, "epochs": 3}, "2 of 11 steps were done and 1 of 3 epochs were done"),
+        ({"steps": 11}, ("2 of 11 steps",)),
+        ({"epochs": 3}, ("1 of 3 epochs",)),
+        ({"steps": 11, "epochs": 3}, ("2 of 11 steps", "1 of 3 epochs")),
     ],
 )
-def test_data_that_end_for_good_end_the_run(options: dict[str, Any], done: str, tmp_path: Path) -> None:
+def test_data_that_end_for_good_end_the_run(options: dict[str, Any], done: tuple[str, ...], tmp_path: Path) -> None:
     trainer, events = Trainer([SaveSchedule(At(steps=1), at_end=True), Checkpoint(tmp_path)], device="cpu"), list[str]()
     for kind in (EpochEnd, TrainEnd, SavePoint, RunClosed):
         trainer.bus.on(kind, lambda run, event: events.append(event.name))
     result = fit(trainer, train=(batch for batch in class_batches(2)), **options)
-    reason = "the data ended: the train loader yielded no batch in epoch 1"
-    assert (result.status, result.stopped_by, result.reason) == ("stopped", "the loop", reason)
+    assert (result.status, result.stopped_by) == ("stopped", "the loop")
+    assert_facts(result.reason, "train loader", "no batch", "epoch 1")
     assert (result.progress.epoch, result.progress.steps) == (1, 2)
     assert events == ["save_point", "epoch_end", "save_point", "train_end", "run_closed"]
-    assert result.warnings == (
-        f"The train loader yielded no batch in epoch 1, so the run ended early: {done}. A generator can be read only "
-        f"once: give a list, a DataLoader, or an object whose __iter__ starts again.",
-    )
-    with pytest.raises(StrictError, match="so the run ended early"):
+    assert_each(result.warnings, ("no batch", "epoch 1", *done, "__iter__"))
+    with pytest.raises(StrictError, match="run ended early"):
         fit(Trainer(device="cpu", strict=True), train=iter(class_batches(2)), **options)
 
 
@@ -277,7 +276,7 @@ def test_data_that_have_never_begun_are_an_error() -> None:
 
 def test_validation_data_that_end_for_good_are_an_error() -> None:
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
-    with pytest.raises(ValueError, match="The validation loader yielded no batch"):
+    with pytest.raises(ValueError, match="validation loader yielded no"):
         fit(trainer, validation=iter(class_batches(2)), epochs=2)
 
 
@@ -288,7 +287,7 @@ def test_a_dict_of_loaders_in_a_dict_of_sets_is_refused() -> None:
 
 
 def test_no_loader_at_all() -> None:
-    with pytest.raises(TypeError, match="The train loader must be an iterable of batches, got int"):
+    with pytest.raises(TypeError, match=r"iterable.*got int"):
         fit(train=3)
 
 
@@ -312,7 +311,7 @@ class Bare(Task):
 
 
 def test_a_step_that_would_be_lacking_later_is_missed_before_the_first_batch() -> None:
-    task, sentence = Bare(), r"^Bare needs a method validation_step\(run, batch\) to be validated or tested\.$"
+    task, sentence = Bare(), r"^Bare needs.*validation_step\(run, batch\)"
     with pytest.raises(TypeError, match=sentence):
         fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), task=task, validation=class_batches(1))
     assert task.trained == 0
@@ -343,16 +342,13 @@ def three(self: Any, run: Run, batch: Any, index: int) -> None: ...
     ("step", "form"),
     [
         (one, r"\(batch: 'Any'\) -> 'None'"),
-        (other_order, r"\(batch: 'Any', batch_idx: 'int'\) -> 'None'"),
-        (three, r"\(run: 'Run', batch: 'Any', index: 'int'\) -> 'None'"),
+        (other_order, r"\(batch: 'Any', batch_idx: 'int'\).*"),
+        (three, r"\(run: 'Run', batch.*index: 'int'\).*"),
     ],
 )
 def test_a_step_that_does_not_take_run_and_batch_is_refused_before_the_first_batch(step: Any, form: str) -> None:
     def sentence(name: str) -> str:
-        return (
-            rf"(?m)^Own\.{name}{form} does not fit: it is called with \(run, batch\)\. Write def {name}\(self, run, "
-            r"batch\); the number of the batch is run\.progress\.batch\.$"
-        )
+        return rf"(?m)^Own\.{name}{form} .*\(run, batch\).*def {name}\(self, run, batch\)"
 
     untrained, trainer = type("Own", (Bare,), {"training_step": step})(), Trainer(device="cpu")
     with pytest.raises(TypeError, match=sentence("training_step")):
@@ -406,13 +402,13 @@ def test_no_optimizer() -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "a\\b", ".hidden", 3])
 def test_run_names_are_fit_for_files(name: Any) -> None:
-    with pytest.raises(ValueError, match="becomes part of file names"):
+    with pytest.raises(ValueError, match="part of file names"):
         fit(name=name)
 
 
 def test_an_empty_dict_of_sets_is_refused() -> None:
     task, trainer = linear_classifier(), Trainer([ValidationSchedule(epochs=1)], device="cpu")
-    empty = "There is no {} data: the dict of sets is empty"
+    empty = "no {} data.*is empty"
     with pytest.raises(ValueError, match=empty.format("validation")):
         trainer.fit(task, class_batches(1), validation={}, optimizer=sgd(), epochs=1)
     with pytest.raises(ValueError, match=empty.format("validation")):
@@ -429,10 +425,10 @@ def test_a_slash_in_the_name_of_a_set() -> None:
 @pytest.mark.parametrize(
     ("loss", "error", "sentence"),
     [
-        (lambda outputs: 1.0, TypeError, "The loss must be a scalar tensor, got float"),
-        (lambda outputs: outputs, ValueError, r"The loss must be a scalar tensor, got shape \[3, 2\]"),
-        (lambda outputs: None, TypeError, r"got NoneType: is a return missing\?"),
-        (lambda outputs: {"loss": outputs.mean()}, TypeError, r"got dict: use \.loss of a model's outputs, or add"),
+        (lambda outputs: 1.0, TypeError, "scalar tensor, got float"),
+        (lambda outputs: outputs, ValueError, r"scalar tensor, got.*\[3, 2\]"),
+        (lambda outputs: None, TypeError, "got NoneType: .*return"),
+        (lambda outputs: {"loss": outputs.mean()}, TypeError, r"got dict: use \.loss"),
     ],
 )
 def test_a_loss_that_is_no_scalar_tensor(loss: Any, error: type[Exception], sentence: str) -> None:
@@ -475,7 +471,7 @@ def test_a_loader_longer_than_it_says_warns() -> None:
 
     result = fit(train=Short())
     assert result.progress.steps == 3
-    assert result.warnings == ("The train loader ended after 3 batches, but its length says 1.",)
+    assert_each(result.warnings, ("train loader", "3 batches", "length says 1"))
 
 
 # What is returned.
@@ -486,7 +482,7 @@ def test_the_result_says_how_it_went() -> None:
     assert (result.status, result.reason, result.stopped_by) == ("completed", "2 epochs done", None)
     assert set(result.metrics) == {"train/loss"}
     text = str(result)
-    assert text.startswith("completed: 2 epochs done\nepochs 2, steps 4, samples 12,")
+    assert_facts(text, "completed", "2 epochs", "epochs 2", "steps 4", "samples 12")
     assert f"train/loss {result.metrics['train/loss']:.6g}" in text
 
 
@@ -520,7 +516,7 @@ def test_the_printed_history_names_who_asked() -> None:
     trainer = Trainer([ValidationSchedule(Every(epochs=1)), EarlyStopping(patience=1, min_delta=9.0)], device="cpu")
     result = fit(trainer, validation=class_batches(2), epochs=9)
     assert result.status == "stopped"
-    assert str(result).startswith("stopped by early_stopping: validation/loss has not improved on ")
+    assert_facts(result, "stopped", "early_stopping", "validation/loss")
     assert [(each.by, each.verb) for each in result.history] == [
         ("validation_schedule", "validation"),
         ("validation_schedule", "validation"),
@@ -553,13 +549,13 @@ def test_what_users_print_says_what_it_is() -> None:
         repr(Supervised(nn.Linear(2, 1), nn.functional.mse_loss)) == "Supervised(model=Linear(...), loss_fn=mse_loss)"
     )
     assert repr(task).startswith(f"{type(task).__name__}(model=")
-    assert texts["run"] == "<TrainRun 'run': train, epoch 0, batch 1, step 2>"
-    assert texts["control"] == "<Control: requested stop by look, 1 in history>"
+    assert_facts(texts["run"], "TrainRun 'run'", "train", "epoch 0", "batch 1", "step 2")
+    assert_facts(texts["control"], "Control", "stop", "look", "1 in history")
 
 
 def test_a_trainer_with_many_plugins_prints_a_line_for_each() -> None:
     lines = repr(Trainer(heliograph.standard("runs"), device="cpu", strict=True)).splitlines()
-    assert "    LogSchedule(steps=50, at_end=True)," in lines
+    assert "LogSchedule(steps=50, at_end=True)," in [line.strip() for line in lines]
     assert lines[-1] == "], engine=DeviceEngine(device='cpu', precision='fp32'), strict=True)"
 
 
@@ -582,15 +578,17 @@ def test_the_repr_of_a_result_is_one_line() -> None:
     batches = class_batches(3)
     trainer = Trainer([LogSchedule(Every(steps=1))], device="cpu")
     options: dict[str, Any] = {"optimizer": torch.optim.SGD, "epochs": 2}
-    assert repr(trainer.fit(linear_classifier(), batches, **options)) == "<RunResult: completed, epochs 2, steps 6>"
+    assert_facts(repr(trainer.fit(linear_classifier(), batches, **options)), "completed", "epochs 2", "steps 6")
     trainer.bus.on(BatchEnd, lambda run, event: run.control.stop("enough"), when=At(batches=4))
     trainer.bus.on(BatchEnd, lambda run, event: run.warn("A <b> is missing."))
     result = trainer.fit(linear_classifier(), batches, **options)
-    line = f"RunResult: stopped by {result.stopped_by}, epochs 1, steps 4, 1 warning"
-    assert repr(result) == f"<{line}>"
+    line = repr(result)[1:-1]
+    assert_facts(line, "RunResult", "stopped", result.stopped_by, "epochs 1", "steps 4", "1 warning")
+    assert "\n" not in line
     page = result._repr_html_()
     assert page.startswith(f"<details><summary>{html.escape(line)}</summary><pre>stopped by ")
-    assert page.endswith("WARNING: A &lt;b&gt; is missing.</pre></details><ul><li>A &lt;b&gt; is missing.</li></ul>")
+    assert page.count("A &lt;b&gt; is missing.") == 2
+    assert page.endswith("</li></ul>")
 
 
 @pytest.mark.parametrize(
@@ -734,7 +732,7 @@ def test_supervised_refuses_what_it_cannot_use() -> None:
 def test_supervised_refuses_batches_that_are_dicts() -> None:
     """Those of a Ray dataset are, and one of two columns would come apart into their names."""
     data = [{"image": torch.randn(3, 4), "label": torch.zeros(3, dtype=torch.long)}]
-    asked = r"got a dict with the keys \['image', 'label'\]\. Name its columns: .* inputs='image', targets='label'\)"
+    asked = r"\['image', 'label'\].*inputs='image', targets='label'\)"
     trainer = Trainer(device="cpu")
     with pytest.raises(TypeError, match=asked):
         trainer.fit(linear_classifier(), data, optimizer=torch.optim.SGD, epochs=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from heliograph import EpochStart, Plugin, Run, RunClosed, StrictError, Trainer, TrainStart, on
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
+from heliograph.tests.messages import assert_facts
 
 BATCHES = class_batches(3)
 
@@ -47,7 +48,7 @@ def test_warnings_of_plugins_are_in_the_result_once_each() -> None:
         linear_classifier(), BATCHES, optimizer=sgd(), epochs=1
     )
     assert result.warnings == ("The folder is full.", "Three lines were lost.")
-    assert "WARNING: The folder is full.\nWARNING: Three lines were lost." in str(result)
+    assert_facts(result, "WARNING: ", "The folder is full.", "WARNING: ", "Three lines were lost.")
 
 
 def test_a_strict_trainer_raises_before_the_first_epoch_where_it_is_known_then() -> None:

@@ -238,7 +238,7 @@ def test_a_loop_that_would_never_train_is_reported() -> None:
         for _ in run.epochs():
             for batch in run.batches():
                 run.step(loss_of(task, batch))
-    with pytest.raises(RuntimeError, match="A run can be used once"), run:
+    with pytest.raises(RuntimeError, match="can be used once"), run:
         pass
 
 
@@ -298,7 +298,7 @@ class Halve(Plugin):
 @pytest.mark.parametrize("plugin", [GradientAccumulation(2), Halve()])
 def test_gradients_of_its_own_cannot_be_held_or_scaled(plugin: Plugin) -> None:
     run, task, _ = start(class_batches(4), plugin)
-    message = r"holds the step of this batch or scales its loss.*call run\.step\(loss\)"
+    message = r"holds the step.*run\.step\(loss\)"
     with pytest.raises(RuntimeError, match=message), run:
         for _ in run.epochs():
             for batch in run.batches():
@@ -319,7 +319,7 @@ def test_nor_can_those_of_a_precision_that_scales() -> None:
 
 def test_an_optimizer_that_does_not_exist_is_not_stepped() -> None:
     run, _, _ = start(class_batches(2))
-    message = r"There is no optimizer 'optimiser' to step\. Did you mean 'optimizer'\?"
+    message = r"optimizer 'optimiser'.*mean 'optimizer'"
     with pytest.raises(ValueError, match=message), run:
         for _ in run.epochs():
             for _ in run.batches():
@@ -503,7 +503,7 @@ def test_gradients_of_its_own_are_stepped_with_outside_autocast() -> None:
                 before = task.model(batch[0])
                 loss_of(task, batch).backward()  # type: ignore[no-untyped-call]
                 run.step_with_gradients("optimizer")
-                assert not torch.equal(before, task.model(batch[0])), "computed with the new weights"
+                assert not torch.equal(before, task.model(batch[0])), "computed with new weights"
     assert states == {False}
 
 

@@ -735,7 +735,7 @@ def one_too_many(run: Run, event: Event, more: int) -> None: ...
 
 @pytest.mark.parametrize("receiver", [without_event, misspelt, one_too_many, Listener.receive])
 def test_a_wrong_signature_is_refused_by_name(bus: Bus, receiver: Callable[..., None]) -> None:
-    sentence = rf"^{receiver.__qualname__}\(.*\).* cannot handle BatchEnd: a handler takes \(run, event\)"
+    sentence = rf"^{receiver.__qualname__}\(.*\).*BatchEnd.*\(run, event\)"
     with pytest.raises(TypeError, match=sentence):
         bus.on(BatchEnd, receiver)
     with pytest.raises(TypeError, match=sentence):
@@ -813,10 +813,10 @@ def test_a_fitting_annotation_is_accepted(bus: Bus, receiver: Receiver) -> None:
 @pytest.mark.parametrize(
     ("receiver", "event", "sentence"),
     [
-        (exact, StepEnd, "exact is subscribed to StepEnd, but annotates `event` as BatchEnd."),
-        (by_string, StepEnd, "by_string is subscribed to StepEnd, but annotates `event` as BatchEnd."),
-        (union, StepEnd, r"union is subscribed to StepEnd, but annotates `event` as BatchEnd \| EpochEnd."),
-        (CallableListener(), Log, "CallableListener is subscribed to Log, but annotates `event` as BatchEnd."),
+        (exact, StepEnd, r"exact .*StepEnd.*as BatchEnd\."),
+        (by_string, StepEnd, r"by_string .*StepEnd.*as BatchEnd\."),
+        (union, StepEnd, r"union.*StepEnd.*as BatchEnd \| EpochEnd\."),
+        (CallableListener(), Log, r"CallableListener .*Log.*as BatchEnd\."),
     ],
 )
 def test_a_wrong_annotation_is_refused(bus: Bus, receiver: Receiver, event: type[Event], sentence: str) -> None:
@@ -830,8 +830,8 @@ def test_a_wrong_annotation_is_refused(bus: Bus, receiver: Receiver, event: type
     [
         ("batch_end", r"on\(BatchEnd\).*; got 'batch_end'\.$"),
         ("BatchEnd", r"on\(BatchEnd\).*; got 'BatchEnd'\.$"),
-        ("epoch_edn", r"Unknown event 'epoch_edn': .* Did you mean 'EpochEnd'\? Known: BackwardEnd, BatchEnd, "),
-        ("xyz", r"Unknown event 'xyz': .* Known: BackwardEnd, "),
+        ("epoch_edn", r"'epoch_edn'.*mean 'EpochEnd'.*Known: BackwardEnd, BatchEnd,"),
+        ("xyz", r"event 'xyz'.*Known: BackwardEnd,"),
         (Event, "Unknown event 'Event'"),
         (int, "Unknown event 'int'"),
         (BatchEnd(), r"Unknown event 'BatchEnd\(\)'"),

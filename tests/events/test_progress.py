@@ -81,7 +81,7 @@ def test_the_counts_of_streams_are_copied_and_restored() -> None:
     assert progress.streams == {"digit": 3, "parity": 2}
     progress.load_state_dict(Progress().state_dict())
     assert progress.streams == {}
-    with pytest.raises(ValueError, match="Progress needs counters of at least 0"):
+    with pytest.raises(ValueError, match="Progress needs counters"):
         progress.load_state_dict({**saved, "streams": {"digit": -1}})
 
 

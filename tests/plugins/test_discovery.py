@@ -115,8 +115,8 @@ def test_finding_in_a_fresh_process_imports_no_built_in_and_no_torch() -> None:
     ("source", "sentence"),
     [
         ("raise RuntimeError('no luck')", "RuntimeError: no luck"),
-        ("import a_module_that_is_not_there", "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
-        ("x = 1", "AttributeError: module .* has no attribute 'Broken'"),
+        ("import a_module_that_is_not_there", "ModuleNotFoundError: .*'a_module_that_is_not_there'"),
+        ("x = 1", "AttributeError: .*no attribute 'Broken'"),
     ],
     ids=["raises", "needs something", "lacks the class"],
 )
@@ -124,7 +124,7 @@ def test_a_broken_plugin_harms_only_who_asks_for_it(install: Install, source: st
     module = f"broken_plugin_of_a_test_{abs(hash(source))}"
     install("broken-plugins", "0.3", {module: source}, broken=f"{module}:Broken")
     assert {each.name for each in discover()} >= {"broken", *BUILT_IN}
-    what = rf"^Plugin 'broken' of package broken-plugins 0\.3 \({module}:Broken\) cannot be imported: {sentence}"
+    what = rf"'broken'.*broken-plugins 0\.3 \({module}:Broken\).*{sentence}"
     with pytest.raises(ImportError, match=what) as caught:
         find("broken").load()
     assert caught.value.__cause__ is not None
@@ -132,9 +132,7 @@ def test_a_broken_plugin_harms_only_who_asks_for_it(install: Install, source: st
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    sentence = (
-        r"^\"?No installed plugin is named 'early_stoping'\. Did you mean 'early_stopping'\? Known: batch_transform, "
-    )
+    sentence = r"'early_stoping'.*mean 'early_stopping'\? Known: batch_transform,"
     with pytest.raises(LookupError, match=sentence):
         find("early_stoping")
 
@@ -142,7 +140,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 def test_where_two_packages_use_one_name_the_package_says_which(install: Install) -> None:
     install("other-plugins", "2.0", {}, early_stopping="other_plugins_of_a_test:EarlyStopping")
     assert [each.package for each in by_name("early_stopping")] == ["heliograph", "other-plugins"]
-    sentence = "Several packages have a plugin 'early_stopping': choose one of heliograph:early_stopping, other-"
+    sentence = "'early_stopping'.*heliograph:early_stopping, other-"
     with pytest.raises(LookupError, match=sentence):
         find("early_stopping")
     assert find("other-plugins:early_stopping").package == "other-plugins"
@@ -183,7 +181,7 @@ def test_a_package_is_known_by_its_normal_name(install: Install) -> None:
 
 def test_what_cannot_be_called_is_no_plugin(install: Install) -> None:
     install("constant-plugins", "1.0", {"constant_plugin_of_a_test": "Constant = 3"}, constant="constant_plugin_of_a_test:Constant")  # fmt: skip  # noqa: E501
-    sentence = r"^Plugin 'constant' of package constant-plugins is not a class or factory: 3\.$"
+    sentence = r"'constant'.*constant-plugins.*class or factory: 3\.$"
     with pytest.raises(ImportError, match=sentence):
         find("constant").load()
 

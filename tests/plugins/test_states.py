@@ -13,6 +13,7 @@ from heliograph import Checkpoint, Every, Plugin, SaveSchedule, Trainer, on
 from heliograph.events import BatchEnd, Run
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, make_run
+from heliograph.tests.messages import assert_facts
 
 
 class Momentum(Plugin):
@@ -77,7 +78,7 @@ def test_a_changed_state_fails_the_resume_with_plugin_file_error_and_mend(tmp_pa
     with pytest.raises(ValueError) as caught:
         fit(Changed(), tmp_path, resume=path, epochs=2)
     text = str(caught.value)
-    assert text.startswith(f"Plugin 'momentum' cannot continue from its state in {path}: ")
+    assert_facts(text, "'momentum'", path)
     for fact in ("load_state_dict raised KeyError: 'm'", "migrate_state", "Changed(...).named('momentum_2')"):
         assert fact in text
     assert isinstance(caught.value.__cause__, KeyError)
@@ -104,14 +105,14 @@ def test_a_newer_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
         fit(Momentum(), tmp_path, resume=path, epochs=2)
     text = str(caught.value)
-    assert text.startswith(f"Plugin 'momentum' cannot continue from its state in {path}: ")
+    assert_facts(text, "'momentum'", path)
     for fact in ("version 2,", "up to 1.", "Momentum(...).named('momentum_2')"):
         assert fact in text
 
 
 def test_a_migration_that_fails_is_reported_like_that(tmp_path: Path) -> None:
     path = fit(Momentum(), tmp_path).last_checkpoint
-    sentence = r": migrate_state raised KeyError: 1\. .*version 1\. .*Third\("
+    sentence = r"migrate_state.*KeyError: 1\..*version 1\..*Third\("
     with pytest.raises(ValueError, match=sentence):
         fit(Third(), tmp_path, resume=path, epochs=2)
 
@@ -209,7 +210,4 @@ def test_a_plugin_of_which_the_checkpoint_knows_nothing_keeps_what_it_has_and_th
 def test_a_plugin_that_does_not_take_its_empty_state_fails_the_run_by_name() -> None:
     with pytest.raises(ValueError) as caught:
         goes_back(Stubborn())
-    assert str(caught.value) == (
-        "Plugin 'stubborn' cannot roll back to a snapshot, in which its state is empty: load_state_dict({}) raised "
-        "KeyError: 'batches'. It must accept every result of its state_dict."
-    )
+    assert_facts(caught.value, "'stubborn'", "snapshot", "load_state_dict({})", "KeyError: 'batches'")

@@ -9,6 +9,7 @@ from typing import Any
 import heliograph as h
 import pytest
 from heliograph.packages.recorder.tests.recordings import fit
+from heliograph.packages.tests.facts import assert_each
 from heliograph_recorder import Recorder, replay
 from heliograph_recorder.explain.attempt_summary import summarize_attempts
 from heliograph_recorder.explain.requests import requests_of
@@ -105,9 +106,10 @@ def test_the_timeline_marks_them(recording: Recording, tmp_path: Path) -> None:
     attempts = summarize_attempts(recording)
     requests = {each.number: requests_of(each) for each in attempts}
     found = [each for each in marks(attempts, requests, Axis(attempts)) if each.title.startswith("learning rate set")]
-    assert [(each.step, each.lines[:2]) for each in found] == [
-        (3, ("set_learning_rate 0.05", "by changes during batch_end: it jumps"))
-    ]
+    assert_each(
+        [(each.step, each.lines[:2]) for each in found],
+        ("(3, ", "set_learning_rate 0.05", "changes during batch_end", "it jumps"),
+    )
     write_timeline(recording, tmp_path / "page.html")
     write_trace(recording, tmp_path / "trace.json")
     assert "set_learning_rate 0.05" in (tmp_path / "page.html").read_text(encoding="utf-8")

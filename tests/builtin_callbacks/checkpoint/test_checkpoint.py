@@ -42,6 +42,7 @@ from heliograph import (
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Files
 from heliograph.tests.kit import adam
+from heliograph.tests.messages import assert_each, has_facts
 from heliograph.tests.stores import unseal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -133,11 +134,11 @@ def test_a_long_run_name_keeps_its_checkpoints_apart(fit: Make, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"keep_last": 0}, "keep_last must be a whole number, at least 1, or None for all; got 0."),
-        ({"keep_best": 1}, "keep_best=1, monitor=None, mode=None do not fit together"),
-        ({"monitor": "validation/loss"}, "keep_best=0, monitor='validation/loss', mode=None do not fit together"),
-        ({"mode": "min"}, "keep_best=0, monitor=None, mode='min' do not fit together"),
-        ({"keep_best": -1, "monitor": "validation/loss"}, "keep_best must be a whole number, at least 0; got -1."),
+        ({"keep_last": 0}, "keep_last.*at least 1.*got 0"),
+        ({"keep_best": 1}, "keep_best=1, monitor=None, mode=None"),
+        ({"monitor": "validation/loss"}, "keep_best=0, monitor='validation/loss', mode=None"),
+        ({"mode": "min"}, "keep_best=0, monitor=None, mode='min'"),
+        ({"keep_best": -1, "monitor": "validation/loss"}, "keep_best.*at least 0.*got -1"),
         ({"keep_best": 1, "monitor": "loss"}, "<split>/<name>"),
         ({"keep_best": 1, "monitor": "validation/loss", "mode": "best"}, "mode='min'"),
     ],
@@ -332,7 +333,7 @@ def failing_save(number: int, error: BaseException) -> Callable[..., None]:
     return save
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("write failed")])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), RuntimeError("write failed")])
 def test_a_failing_save_raises_and_leaves_the_former_ones(
     fit: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -349,10 +350,10 @@ def test_a_failing_save_raises_and_leaves_the_former_ones(
 
 def test_a_failing_sync_is_a_failing_save(fit: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(handle: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match="No space left"):
         fit(Checkpoint(tmp_path))
 
     assert names(tmp_path) == []
@@ -379,7 +380,7 @@ def test_a_name_that_is_somebody_else_s_gets_a_number(fit: Make, tmp_path: Path)
 
 
 def test_a_file_that_the_kernel_refuses_to_let_grow(fit: Make, tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource", reason="no limits on this system")
+    resource = pytest.importorskip("resource", reason="no resource limits")
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     class Limit(Plugin):
@@ -521,7 +522,7 @@ def test_a_broken_path_is_fatal(fit: Make, tmp_path: Path) -> None:
 def test_auto_says_that_it_begins_afresh(fit: Make, tmp_path: Path) -> None:
     result = fit(Checkpoint(tmp_path, resume="auto"))
 
-    assert result.notes == (f"starts fresh: no checkpoint of 'run' in {tmp_path}",)
+    assert_each(result.notes, ("starts fresh", "'run'", tmp_path))
     assert result.progress.steps == 6
 
 
@@ -532,10 +533,7 @@ def test_auto_without_a_name_warns_where_only_named_runs_are(fit: Make, tmp_path
     assert f"name=: {tmp_path}" in warning
     named = fit(Checkpoint(tmp_path, resume="auto"), name="b")  # the first start of a second run is as it should be
     assert named.warnings == ()
-    assert named.notes == (
-        f"skipped: {tmp_path} has no checkpoint of run 'b', only of 'a', 'run'.",
-        f"starts fresh: no checkpoint of 'b' in {tmp_path}",
-    )
+    assert_each(named.notes, (tmp_path, "'b'", "'a', 'run'"), ("starts fresh", "'b'", tmp_path))
     assert fit(Checkpoint(tmp_path, resume="auto"), epochs=3).warnings == ()
 
 
@@ -565,8 +563,7 @@ def test_auto_says_that_none_of_this_run_s_can_be_used(
     with caplog.at_level(logging.WARNING, "heliograph"):
         result = fit(Checkpoint(tmp_path, resume="auto"))
 
-    said = f"starts fresh: none of the 3 checkpoints of 'run' in {tmp_path} is usable"
-    assert said in result.notes
+    [said] = [note for note in result.notes if has_facts(note, "starts fresh", "3 checkpoints", "'run'", tmp_path)]
     assert not any("no checkpoint of 'run'" in note for note in result.notes)
     assert ("heliograph", logging.WARNING, said) in caplog.record_tuples
 

@@ -18,6 +18,7 @@ from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Store
 from heliograph.tests.kit import damage
+from heliograph.tests.messages import assert_facts, has_facts
 from heliograph.tests.stores import seal_as, unseal
 
 OLD, OTHER = "golden_epoch_1_iter_6.pth", "golden_epoch_1_iter_4.pth"
@@ -80,12 +81,12 @@ def test_inspect_reports_what_a_checkpoint_holds(command: Said, write: Make) -> 
     reported = dict(fact for fact in facts if len(fact) == 2)
     assert reported["layout"] == f"schema {SCHEMA}"
     assert reported["run"] == "run"
-    assert reported["position"] == "epoch 1, batch 2, step 12"
-    assert reported["so far"] == "48 samples, 1 validations, 1.5 s"
+    assert_facts(reported["position"], "epoch 1", "batch 2", "step 12")
+    assert_facts(reported["so far"], "48 samples", "1 validations", "1.5 s")
     assert reported["marks"] == "best, pinned"
     assert reported["versions"] == "heliograph 0"
     assert reported["judged by"] == "validation/loss (min) 0.25"
-    assert reported["modules"] == "model: 50 values in 1 tensors"
+    assert_facts(reported["modules"], "model", "50 values", "1 tensors")
     assert reported["optimizers"] == "optimizer: SGD, 2 groups"
     assert reported["plugins"] == "bar: no state"
     assert lines[-1].strip() == "early_stopping: best, count"
@@ -93,7 +94,7 @@ def test_inspect_reports_what_a_checkpoint_holds(command: Said, write: Make) -> 
 
 def test_inspect_reports_checkpoints_of_helios(command: Said, old: Path) -> None:
     assert command("inspect", old / OLD) == 0
-    assert "layout      Helios 1.1.0, without a manifest: run `checkpoint migrate` on it" in command.out
+    assert_facts(command.out, "layout", "Helios 1.1.0", "checkpoint migrate")
 
 
 def test_inspect_lists_a_folder_by_run_the_newest_first(command: Said, write: Make, old: Path, tmp_path: Path) -> None:
@@ -114,8 +115,8 @@ def test_inspect_reports_what_a_damaged_checkpoint_holds_and_that_it_is_damaged(
     path = write(12, 0.25)
     damage(path)
     assert command("inspect", path) == 1
-    assert "position    epoch 1, batch 2, step 12" in command.out
-    assert command.error.startswith(f"heliograph checkpoint: The checkpoint {path} is damaged: it")
+    assert_facts(command.out, "position", "epoch 1", "batch 2", "step 12")
+    assert_facts(command.error, "heliograph checkpoint: ", path, "damaged")
 
 
 def test_inspect_marks_in_a_folder_what_has_another_size(command: Said, write: Make, tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_inspect_marks_in_a_folder_what_has_another_size(command: Said, write: M
     assert second.endswith("damaged,pinned")
     assert reason.startswith(f"{cut} is damaged")
     assert "damaged" not in first
-    assert command.error == f"heliograph checkpoint: {tmp_path}: damaged, or cannot be read: run_2.pth.\n"
+    assert_facts(command.error, tmp_path, "damaged", ": run_2.pth.\n")
 
 
 def test_inspect_lists_in_a_folder_what_cannot_be_read(command: Said, write: Make, tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_inspect_lists_in_a_folder_what_cannot_be_read(command: Said, write: Mak
     write(2, 0.5).write_text("torn")
     assert command("inspect", tmp_path) == 1
     assert f"{tmp_path / 'run_2.pth'}" in command.out.splitlines()[-1]
-    assert command.error == f"heliograph checkpoint: {tmp_path}: damaged, or cannot be read: run_2.pth.\n"
+    assert_facts(command.error, tmp_path, "damaged", ": run_2.pth.\n")
 
 
 @pytest.mark.parametrize("words", [("inspect",), ("verify",), ("migrate",), ("prune", "--keep-last", "1")])
@@ -153,7 +154,7 @@ def test_a_folder_that_this_user_may_not_read_is_named(
     monkeypatch.setattr(Path, "iterdir", refuse)
     assert command(words[0], tmp_path, *words[1:]) == 1
     assert command.out == ""
-    assert command.error == f"heliograph checkpoint: The folder {tmp_path} cannot be read: Permission denied.\n"
+    assert_facts(command.error, tmp_path, "Permission denied")
 
 
 @pytest.mark.parametrize("words", [("inspect",), ("verify",), ("migrate",), ("consolidate",), ("prune",)])
@@ -170,8 +171,8 @@ def test_what_is_not_there_is_reported(command: Said, tmp_path: Path, name: str)
     assert command(name, tmp_path / "a.pth", tmp_path) == 1
     assert command.out == ""
     one, other = command.error.splitlines()
-    assert one.startswith(f"heliograph checkpoint: There is no checkpoint at {tmp_path / 'a.pth'}.")
-    assert other.startswith("heliograph checkpoint: There is no checkpoint ")
+    assert_facts(one, "no checkpoint", tmp_path / "a.pth")
+    assert_facts(other, "heliograph checkpoint: ", "no checkpoint")
     assert str(tmp_path) in other
 
 
@@ -182,7 +183,7 @@ def test_verify_lists_the_whole_and_the_bad(command: Said, write: Make, tmp_path
     unseal(write(4, 0.5))
     (tmp_path / "results.json").write_text('{"accuracy": 1.0}')
     assert command("verify", tmp_path) == 1
-    assert command.out == f"intact   {tmp_path / 'run_1.pth'}: run 'run', step 1\n"
+    assert_facts(command.out, "intact", tmp_path / "run_1.pth", "'run'", "step 1")
     assert [re.search(r"run_\d\.pth", line)[0] for line in command.error.splitlines()] == [  # type: ignore[index]
         "run_2.pth",
         "run_3.pth",
@@ -222,12 +223,11 @@ def test_migrate_prints_what_it_changed(command: Said, old: Path, tmp_path: Path
     assert command("migrate", "--dry-run", tmp_path) == 0
     assert f"{tmp_path / OLD}: would be migrated" in command.out
     assert command("migrate", tmp_path) == 0
-    assert (
-        f"{tmp_path / OLD}: migrated to schema {SCHEMA}, the original is {OLD}.backup\n"
-        "    read the layout of Helios 1.1.0; the run is called 'golden', after the file\n" in command.out
+    assert_facts(
+        command.out, tmp_path / OLD, "migrated", f"schema {SCHEMA}", f"{OLD}.backup", "Helios 1.1.0", "'golden'"
     )
     assert command("migrate", tmp_path / OLD) == 0
-    assert command.out == f"{tmp_path / OLD}: up to date (schema {SCHEMA})\n"
+    assert_facts(command.out, tmp_path / OLD, "up to date", f"schema {SCHEMA}")
 
 
 def test_migrate_continues_after_a_bad_one(command: Said, old: Path, tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_prune_spares_what_the_run_calls_its_best(command: Said, write: Make, tm
         write(step, 0.5)
     (tmp_path / "run.best").write_text("run_1.pth\n")
     assert command("prune", tmp_path, "--keep-last", 1) == 0
-    assert f"kept     {tmp_path / 'run_1.pth'}: called the best by its run" in command.out
+    assert any(has_facts(line, "kept", tmp_path / "run_1.pth", "by its run") for line in command.out.splitlines())
     assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run_1.pth", "run_3.pth"]
 
 
@@ -294,8 +294,8 @@ def test_a_damaged_checkpoint_counts_for_nothing(command: Said, write: Make, tmp
     damage(write(3, 0.5))
     assert command("prune", tmp_path, "--keep-last", 1) == 0
     damaged, newest, removed = command.out.splitlines()
-    assert damaged.startswith(f"kept     {tmp_path / 'run_3.pth'}: damaged, inspect it: ")
-    assert newest == f"kept     {tmp_path / 'run_2.pth'}: among the newest"
+    assert_facts(damaged, "kept", tmp_path / "run_3.pth", "damaged")
+    assert_facts(newest, "kept", tmp_path / "run_2.pth", "newest")
     assert removed == f"removed  {tmp_path / 'run_1.pth'}"
 
 
@@ -338,7 +338,7 @@ def test_prune_keeps_what_helios_wrote(command: Said, opened: Make, state: Make,
         store.save(f"run_{step}.pth", state(step, versions={"helios": "1.1.0"}))
     store.close()
     assert command("prune", tmp_path, "--keep-last", 1) == 0
-    assert f"kept     {tmp_path / 'run_1.pth'}: written by Helios" in command.out
+    assert any(has_facts(line, "kept", tmp_path / "run_1.pth", "Helios") for line in command.out.splitlines())
 
 
 def test_prune_removes_nothing_if_a_checkpoint_cannot_be_read(
@@ -359,7 +359,7 @@ def test_prune_removes_nothing_if_a_checkpoint_cannot_be_read(
 def test_prune_leaves_alone_what_has_no_manifest(command: Said, write: Make, old: Path, tmp_path: Path) -> None:
     write(1, 0.5)
     assert command("prune", tmp_path, "--keep-last", 1) == 0
-    assert command.out.splitlines()[-1].startswith(f"left     {tmp_path / OLD} has no manifest")
+    assert_facts(command.out.splitlines()[-1], "left", tmp_path / OLD, "no manifest")
     assert (tmp_path / OLD).exists()
 
 
@@ -374,11 +374,10 @@ def test_prune_refuses_where_a_process_trains(command: Said, write: Make, opened
 
 def test_prune_says_what_there_is_not(command: Said, write: Make, tmp_path: Path) -> None:
     assert command("prune", tmp_path / "nowhere", "--keep-last", 1) == 1
-    missing = f"The folder {tmp_path / 'nowhere'} cannot be read: No such file or directory."
-    assert command.error == f"heliograph checkpoint: {missing}\n"
+    assert_facts(command.error, tmp_path / "nowhere", "No such file")
     (tmp_path / "empty").mkdir()
     assert command("prune", tmp_path / "empty", "--keep-last", 1) == 1
-    assert command.error.endswith(f"There is no checkpoint with a manifest in {tmp_path / 'empty'}.\n")
+    assert_facts(command.error, "no checkpoint", "manifest", tmp_path / "empty")
     assert not (tmp_path / "nowhere").exists()
     write(1, 0.5)
     assert command("prune", tmp_path, "--keep-last", 1, "--run", "other") == 1
@@ -393,8 +392,8 @@ def test_prune_says_what_there_is_not(command: Said, write: Make, tmp_path: Path
     [
         ((), "required"),
         (("prune", "folder"), "--keep-last"),
-        (("prune", "folder", "--keep-last", "0"), "at least 1, got '0'"),
-        (("prune", "folder", "--keep-last", "1", "--keep-best", "1"), "--keep-best M and --monitor METRIC"),
+        (("prune", "folder", "--keep-last", "0"), "got '0'"),
+        (("prune", "folder", "--keep-last", "1", "--keep-best", "1"), "--monitor METRIC"),
         (
             ("prune", "folder", "--keep-last", "1", "--keep-best", "1", "--monitor", "validation/f1"),
             "'validation/f1'",
@@ -413,5 +412,5 @@ def test_usage_errors(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 def test_it_runs_as_a_module(write: Make, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "heliograph", "checkpoint", "inspect", str(write(12, 0.25))]
     done = call(words, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert "run         run" in done.stdout
+    assert "run run" in " ".join(done.stdout.split())
     assert done.stderr == ""

@@ -6,6 +6,7 @@ import struct
 import pytest
 from heliograph.builtin_callbacks.checkpoint.verify_resume import Row, difference, distinguish
 from heliograph.events.resume_facts import verified
+from heliograph.tests.messages import assert_facts
 
 ROW = Row(253, 13, 253, 2024, 0.4513, 0, 253)
 
@@ -13,13 +14,13 @@ ROW = Row(253, 13, 253, 2024, 0.4513, 0, 253)
 @pytest.mark.parametrize(
     ("steps", "text"),
     [
-        (1, "verified: 1 repeated step is bitwise identical"),
-        (37, "verified: 37 repeated steps are bitwise identical"),
-        (1234, "verified: 1,234 repeated steps are bitwise identical"),
+        (1, ("1 repeated step ", "identical")),
+        (37, ("37 repeated steps ", "identical")),
+        (1234, ("1,234 repeated steps ", "identical")),
     ],
 )
-def test_how_many_were_equal(steps: int, text: str) -> None:
-    assert verified(steps) == text
+def test_how_many_were_equal(steps: int, text: tuple[str, str]) -> None:
+    assert_facts(verified(steps), "verified", *text)
 
 
 @pytest.mark.parametrize(
@@ -28,23 +29,23 @@ def test_how_many_were_equal(steps: int, text: str) -> None:
         ({"loss": 0.4512}, "loss 0.4512, was 0.4513"),
         ({"loss": 0.45130001}, "loss 0.45130001, was 0.4513"),
         ({"loss": math.nan}, "loss nan, was 0.4513"),
-        ({"steps": 252}, "optimizer steps 252, was 253"),
+        ({"steps": 252}, "steps 252, was 253"),
         ({"samples": 2020}, "samples 2,020, was 2,024"),
-        ({"batch": 14, "loss": 0.1}, "batch of the epoch 14, was 13"),
-        ({"loss": 0.0, "end": -253}, "the batch was skipped, not trained on"),
-        ({"other_digest": 5}, "the loss of an optimizer other than the first"),
-        ({"other_digest": 5, "loss": 0.5}, "loss of the first optimizer 0.5, was 0.4513"),
+        ({"batch": 14, "loss": 0.1}, "epoch 14, was 13"),
+        ({"loss": 0.0, "end": -253}, "skipped, not trained"),
+        ({"other_digest": 5}, "optimizer other than"),
+        ({"other_digest": 5, "loss": 0.5}, "optimizer 0.5, was 0.4513"),
     ],
 )
 def test_what_differs(changes: dict[str, float], text: str) -> None:
     other = ROW._replace(**changes)  # type: ignore[arg-type]
-    assert difference(ROW, other) == f"DIVERGED at step {other.steps}: {text}"
-    assert difference(ROW, other, 1) == f"DIVERGED at step {other.steps}: {text} (rank 1)"
+    assert_facts(difference(ROW, other), "DIVERGED", f"step {other.steps}", text)
+    assert_facts(difference(ROW, other, 1), "DIVERGED", f"step {other.steps}", text, "rank 1")
 
 
 def test_a_batch_that_was_left_out_before() -> None:
     before = ROW._replace(loss=0.0, end=-253)
-    assert difference(before, ROW).endswith("the batch was trained on, not skipped")
+    assert_facts(difference(before, ROW), "trained on, not skipped")
 
 
 def test_numbers_have_the_digits_that_it_takes() -> None:

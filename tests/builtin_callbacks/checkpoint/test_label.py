@@ -29,6 +29,7 @@ from heliograph import (
 )
 from heliograph.tests import kit
 from heliograph.tests.kit import checkpoint_names, class_batches
+from heliograph.tests.messages import assert_each
 from torch import nn
 
 Make = Callable[..., Any]
@@ -49,8 +50,7 @@ def test_what_is_not_measured_yet_is_left_out_and_noted_once(tmp_path: Path) -> 
     assert names[:2] == ["run_epoch_0_iter_1.pth", "run_epoch_0_iter_2.pth"]
     ends = ["run_epoch_1_iter_3_loss", "run_epoch_2_iter_4_loss"]
     assert [name.rpartition("_")[0] for name in names[2:]] == ends
-    note = "the checkpoint of step 1 is named without 'validation/loss', which was not measured yet"
-    assert result.notes == (note,)
+    assert_each(result.notes, ("step 1", "'validation/loss'", "not measured"))
     assert result.warnings == ()
 
 
@@ -107,7 +107,7 @@ def test_a_metric_that_no_validation_measures_is_refused_by_the_first(name: str,
 
 @pytest.mark.parametrize("name", ["train/los", "train/accuracy"])
 def test_a_metric_that_no_step_measures_is_refused_by_the_first_log(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"^The checkpoint's name needs '{name}', .* Known: train/loss[.]\n"):
+    with pytest.raises(ValueError, match=f"name needs '{name}', .*Known: train/loss[.]\n"):
         fit_twice(Checkpoint(tmp_path), CheckpointLabel(f"{{{name}}}"), LogSchedule(Every(steps=1)))
 
 
@@ -128,11 +128,9 @@ def test_a_metric_that_never_comes_is_a_warning(tmp_path: Path) -> None:
     def train(**options: Any) -> RunResult:
         return fit_twice(Checkpoint(tmp_path), CheckpointLabel("a_{train/loss:.3f}"), **options)
 
-    warning = (
-        "CheckpointLabel needs 'train/loss', which was never measured: the names of checkpoints lack it, from step 1 "
-        "on. Did you mean 'validation/loss'? Known: validation/loss."
+    assert_each(
+        train().warnings, ("'train/loss'", "never measured", "step 1", "'validation/loss'", "Known: validation/loss")
     )
-    assert train().warnings == (warning,)
     with pytest.raises(StrictError, match="needs 'train/loss',"):
         train(strict=True)
 
@@ -140,9 +138,9 @@ def test_a_metric_that_never_comes_is_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        ("{validation/loss", "expected '}' before end of string"),
-        ("a_{}", "the name of a metric is missing"),
-        ("{0}", "the name of a metric is missing"),
+        ("{validation/loss", "expected '}'"),
+        ("a_{}", "a metric is missing"),
+        ("{0}", "a metric is missing"),
         ("{validation/loss:q}", "Unknown format code 'q'"),
         ("{validation/loss:d}", "Unknown format code 'd'"),
         ("{validation/loss!x}", "Unknown conversion specifier x"),
@@ -150,7 +148,7 @@ def test_a_metric_that_never_comes_is_a_warning(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_template_is_refused_at_once(template: str, why: str) -> None:
-    with pytest.raises(ValueError, match="is not a template of metric names such as") as caught:
+    with pytest.raises(ValueError, match="is not a template") as caught:
         CheckpointLabel(template)
 
     assert repr(template) in str(caught.value)

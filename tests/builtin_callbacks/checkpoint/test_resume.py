@@ -29,10 +29,10 @@ def test_it_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"path": 3}, TypeError, "resume is 'auto', the path of a checkpoint, a Resume, or None; got 3"),
-        ({"path": "newest"}, ValueError, r"the path of a checkpoint's .pth file, got 'newest'"),
-        ({"batch_change": "double"}, ValueError, "batch_change is one of refuse, keep, linear, sqrt; got 'double'"),
-        ({"on_existing": "overwrite"}, ValueError, "on_existing is one of new_name, refuse, replace; got 'overwrite'"),
+        ({"path": 3}, TypeError, "resume is 'auto'.*got 3"),
+        ({"path": "newest"}, ValueError, r"checkpoint's .pth file, got 'newest'"),
+        ({"batch_change": "double"}, ValueError, "batch_change.*linear, sqrt; got 'double'"),
+        ({"on_existing": "overwrite"}, ValueError, "on_existing.*refuse, replace; got 'overwrite'"),
     ],
 )
 def test_what_it_says_is_checked(options: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -28,6 +28,7 @@ from heliograph import (
 from heliograph.builtin_callbacks.checkpoint import verify_resume
 from heliograph.core.checkpoint import storage
 from heliograph.tests.kit import checkpoint_names, class_batches, fit, linear_classifier, sgd
+from heliograph.tests.messages import has_facts
 
 EVERY: dict[str, Any] = {"every": Every(epochs=1), "keep_last": None}
 BEST: dict[str, Any] = {"every": Every(epochs=1), "keep_best": 1, "monitor": "validation/loss"}
@@ -71,7 +72,7 @@ def test_a_former_branch_of_a_disabled_plugin_does_not_matter(tmp_path: Path) ->
 
 def test_the_best_that_was_loaded_is_not_missed_where_its_saver_is_disabled(tmp_path: Path) -> None:
     class Disable(Plugin):
-        """Disables the saver at the end."""
+        """Disables the saver last."""
 
         @on(LastBoundary)
         def disable(self, run: Run, event: LastBoundary) -> None:
@@ -79,7 +80,7 @@ def test_the_best_that_was_loaded_is_not_missed_where_its_saver_is_disabled(tmp_
 
     plugins = [ValidationSchedule(epochs=1), Checkpoint(tmp_path, **BEST), LoadBest(), Disable()]
     result = train(*plugins, validation=class_batches(1))
-    assert any(note.startswith("loaded back at the end") for note in result.notes)
+    assert any(has_facts(note, "loaded back") for note in result.notes)
     assert not [each for each in result.warnings if "nothing back" in each]
 
 
@@ -128,7 +129,7 @@ def test_weights_alone_are_not_compared(tmp_path: Path) -> None:
 
 def test_one_that_brings_the_comparison_needs_a_folder() -> None:
     class Brings(Plugin):
-        """Brings what it cannot use."""
+        """Brings a useless comparison."""
 
         brings = (VerifyResume,)
 
@@ -143,7 +144,7 @@ def test_one_that_brings_the_comparison_needs_a_folder() -> None:
 @pytest.mark.parametrize("background", [False, True])
 def test_a_state_is_reduced_as_a_whole(background: bool, tmp_path: Path) -> None:
     class Drop(Plugin):
-        """Leaves out what plugins have saved."""
+        """Leaves out plugins' state."""
 
         def reduce_state(self, run: Run, state: dict[str, Any]) -> dict[str, Any]:
             return {**state, "plugins": {name: each for name, each in state["plugins"].items() if name != "x"}}

@@ -46,6 +46,7 @@ from heliograph.core.checkpoint.state.ranks import join_shards
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.reader import read_shards, shards_path
 from heliograph.tests.kit import checkpoint_names
+from heliograph.tests.messages import assert_each, assert_facts
 from heliograph.tests.ranks_pool import Pool
 from heliograph.tests.stores import seal_as
 from torch import Tensor, nn
@@ -110,7 +111,7 @@ def test_a_run_continues_from_shards(ranks: Pool, tmp_path: Path, background: bo
     for each in ranks(2).run(resume_sharded, tmp_path, background):
         assert each["equal"]
         assert each["equal on another engine"]
-        assert each["report"].endswith("verified: 1 repeated step is bitwise identical")
+        assert_facts(each["report"], "verified", "1 repeated step ", "identical")
         assert each["saved"] == ["run_epoch_0_iter_2.pth", "run_epoch_0_iter_4.pth"]
         assert each["first"] == tmp_path / "parts" / "run_epoch_0_iter_4.pth"
         assert each["last"] == tmp_path / "parts" / "run_epoch_1_iter_8.pth"
@@ -172,7 +173,7 @@ def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
         "run_epoch_0_iter_2.pth",
     ]
     assert equal(storage.load(path)["modules"]["model"], weights)
-    with pytest.raises(ValueError, match="has no shards: it is an ordinary checkpoint already"):
+    with pytest.raises(ValueError, match="has no shards"):
         consolidate(path)
 
 
@@ -259,7 +260,7 @@ def test_shards_that_fail_on_one_rank_fail_the_save_on_all(ranks: Pool, tmp_path
     assert main == other
     kind, text, saved = main
     assert kind == "OSError"
-    assert text.endswith(".run.shards.tmp: rank 1: OSError: [Errno 28] No space left on device")
+    assert_facts(text, ".run.shards.tmp", "rank 1", "OSError: [Errno 28]")
     assert [name for _, name in saved] == ["run_epoch_0_iter_2.pth"]
     store = storage.Store(tmp_path, "run")
     store.open()
@@ -313,14 +314,11 @@ def test_shards_that_a_peer_left_unfinished_are_no_checkpoint(ranks: Pool, tmp_p
     for each in (main, other):
         assert each["saved"] == []
         assert each["beside"] == []  # no thread still uses the group that is left
-        assert each["notes"][:1] == [
-            "the running save is abandoned: without the other ranks its shards are not a checkpoint, because the run "
-            "did not end on all ranks together"
-        ]
+        assert_each(each["notes"][:1], ("abandoned", "shards", "all ranks"))
     store = storage.Store(tmp_path, "run")
     notes = store.open()
     store.close()
-    assert notes == ["Removed files of an interrupted save: .run.shards.tmp."]
+    assert_each(notes, ("interrupted save", ".run.shards.tmp"))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".run.steps", ".run.steps.1"]
 
 
@@ -358,13 +356,11 @@ def interrupt(folder: Path, sharded: bool) -> tuple[str, Path | None, tuple[str,
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_save_is_finished_together_after_an_interrupt(ranks: Pool, tmp_path: Path, sharded: bool) -> None:
     path = tmp_path / "run_epoch_0_iter_2.pth"
-    resume = (
-        f"the newest checkpoint is {path}, of step 2, 2 steps are lost; to resume it, "
-        f"Checkpoint('{tmp_path}', resume='auto')"
-    )
-    assert ranks(2).run(interrupt, tmp_path, sharded) == [
-        ("interrupted", path, notes, [(4, path.name)]) for notes in ((resume,), ())
-    ]
+    first, second = ranks(2).run(interrupt, tmp_path, sharded)
+    for status, newest, _, saved in (first, second):
+        assert (status, newest, saved) == ("interrupted", path, [(4, path.name)])
+    assert_each(first[2], (path, "step 2", "2 steps", f"Checkpoint('{tmp_path}', resume='auto')"))
+    assert second[2] == ()
     assert bool(storage.verify(path).shards) == sharded
 
 
@@ -462,9 +458,9 @@ def test_the_command_line_makes_one_file(ranks: Pool, tmp_path: Path, capsys: py
     assert main(["inspect", str(path)]) == 0
     assert "model: 69 values" in capsys.readouterr().out
     assert main(["consolidate", str(path), "--out", str(tmp_path / "one.pth")]) == 0
-    assert capsys.readouterr().out.startswith(f"{path}: written as one file, {tmp_path / 'one.pth'} (0.")
+    assert_facts(capsys.readouterr().out, path, "one file", tmp_path / "one.pth", "(0.")
     assert main(["consolidate", str(tmp_path / "one.pth")]) == 1
     assert "has no shards" in capsys.readouterr().err
     path.with_suffix(".pinned").touch()
     assert main(["consolidate", str(path)]) == 1
-    assert "is pinned, so it is not replaced" in capsys.readouterr().err
+    assert "is pinned" in capsys.readouterr().err

@@ -30,6 +30,7 @@ from heliograph import (
 )
 from heliograph.core.checkpoint.weights import export_weights, read_weights
 from heliograph.tests import kit
+from heliograph.tests.messages import assert_each, assert_facts
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 
@@ -76,7 +77,7 @@ def test_another_base_is_refused_and_nothing_is_loaded(tmp_path: Path) -> None:
     assert path is not None
     other = adapted(base=1)
     before = [each.clone() for each in other.model.parameters()]
-    refusal = r"frozen weights .* differ: 2 of 2, such as model\.0\.weight\. Load the same base"
+    refusal = r"frozen weights.*2 of 2.*model\.0\.weight"
     with pytest.raises(ValueError, match=refusal):
         trained(tmp_path / "again", other, resume=path)
     with pytest.raises(ValueError, match=refusal):
@@ -155,16 +156,13 @@ def test_weights_are_loaded_onto_the_base_and_the_best_ones_loaded_back(tmp_path
         assert torch.equal(one, each)
         assert torch.equal(one, single)
     said = export_weights(read_weights(result.best_checkpoint), tmp_path / "head.pth")
-    assert said.endswith("; 2 frozen tensors are missing: only trained weights were saved")
+    assert_facts(said, "2 frozen tensors", "missing")
     assert torch.load(tmp_path / "head.pth", weights_only=True).keys() == HEAD
 
 
 def test_where_all_is_trained_it_says_so(tmp_path: Path) -> None:
     result = trained(tmp_path, kit.linear_classifier(), steps=2)
-    assert result.warnings == (
-        "TrainedOnly has no effect, because all weights of this task are trained: freeze weights with "
-        "requires_grad_(False), or remove the plugin.",
-    )
+    assert_each(result.warnings, ("TrainedOnly", "no effect", "requires_grad_(False)"))
 
 
 def trained_together(folder: str, resume: str | None) -> list[list[float]]:
@@ -185,7 +183,7 @@ def test_ranks_save_and_resume_what_is_trained(ranks: Pool, tmp_path: Path) -> N
 
 def test_weights_divided_among_ranks_are_refused(ranks: Pool, tmp_path: Path) -> None:
     (message,) = ranks(1).run(refusal_of_shards, str(tmp_path))
-    assert message.startswith("TrainedOnly needs an engine with full weights, but an FSDPEngine shards them")
+    assert_facts(message, "TrainedOnly", "full weights", "FSDPEngine")
 
 
 def refusal_of_shards(folder: str) -> str:

@@ -18,6 +18,7 @@ from heliograph.builtin_callbacks.checkpoint import verify_resume as module
 from heliograph.builtin_callbacks.checkpoint.verify_resume import HIDDEN_STATE, OFFSETS, ROW, SIZE, Ring
 from heliograph.tests import kit
 from heliograph.tests.kit import adam, random_batches, saving, sgd
+from heliograph.tests.messages import assert_each, assert_facts, has_facts
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 
@@ -71,7 +72,7 @@ def test_a_fresh_run_claims_nothing(tmp_path: Path) -> None:
 def test_a_run_without_anything_to_repeat_claims_nothing(tmp_path: Path) -> None:
     fit(tmp_path, 5)
     assert not (tmp_path / ".run.steps").exists()
-    assert str(fit(tmp_path, 8).resume) == "resumed at step 5; nothing to verify: no step was repeated"
+    assert_facts(fit(tmp_path, 8).resume, "step 5", "nothing to verify")
 
 
 def test_what_was_found_equal_is_compared_with_again(tmp_path: Path) -> None:
@@ -79,13 +80,15 @@ def test_what_was_found_equal_is_compared_with_again(tmp_path: Path) -> None:
     assert report(fit(tmp_path, 7)) == (2, None)
     result = fit(tmp_path, 12)
     assert report(result) == (3, None)
-    assert str(result.resume) == "resumed at step 5; verified: 3 repeated steps are bitwise identical"
+    assert_facts(result.resume, "step 5", "verified", "3 repeated steps", "identical")
 
 
 def test_after_a_difference_the_new_way_counts(tmp_path: Path) -> None:
     fit(tmp_path, 9)
     for steps in (9, 12):  # killed before a checkpoint says so, it is found again
-        assert report(fit(tmp_path, steps, at=2)) == (1, "DIVERGED at step 7: loss 3.014, was 2.01")
+        number, difference = report(fit(tmp_path, steps, at=2))
+        assert number == 1
+        assert_facts(difference, "DIVERGED", "step 7", "loss 3.014", "was 2.01")
     result = fit(tmp_path, 14)
     assert report(result) == (2, None)
     assert result.resume is not None
@@ -98,7 +101,7 @@ def test_a_divergence_is_repeated_by_later_resumes(tmp_path: Path) -> None:
     result = fit(tmp_path, 14)
     assert result.resume is not None
     assert result.resume.reasons
-    assert result.resume.differences == ("DIVERGED at step 7: loss 3.014, was 2.01",)
+    assert_each(result.resume.differences, ("DIVERGED", "step 7", "loss 3.014", "was 2.01"))
     assert report(result)[1] is None
 
 
@@ -106,9 +109,7 @@ def test_a_difference_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture
     fit(tmp_path, 9)
     with caplog.at_level(logging.WARNING, "heliograph"):
         fit(tmp_path, 9, at=2)
-    assert caplog.messages == [
-        f"the resumed run DIVERGED at step 7: loss 3.014, was 2.01; likely cause: {HIDDEN_STATE}"
-    ]
+    assert_each(caplog.messages, ("DIVERGED", "step 7", "loss 3.014", "was 2.01", HIDDEN_STATE))
 
 
 def test_a_difference_is_a_warning_and_equal_steps_are_none(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_stop(tmp_path: Path) -> None:
     fit(tmp_path, 9)
     result = fit(tmp_path, 20, h.VerifyResume("stop"), at=2)
     assert (result.status, result.stopped_by, result.progress.steps) == ("stopped", "verify_resume", 7)
-    assert result.reason == "the resumed run DIVERGED at step 7: loss 3.014, was 2.01"
+    assert_facts(result.reason, "DIVERGED", "step 7", "loss 3.014", "was 2.01")
     assert h.VerifyResume().asks == ()
     assert h.VerifyResume("stop").asks == ("stop",)
 
@@ -147,10 +148,8 @@ def test_raise_and_raise_again(tmp_path: Path) -> None:
             fit(tmp_path, 20, h.VerifyResume("raise"), at=2)
     error = caught.value
     assert (error.step, error.batch, error.path, error.causes) == (7, 7, tmp_path / ".run.steps", HIDDEN_STATE)
-    assert str(error) == (
-        f"The resumed run DIVERGED at step 7: loss 3.014, was 2.01 (batch 7 of the run, compared with "
-        f"the killed run in {tmp_path / '.run.steps'}). Likely cause: {HIDDEN_STATE}. To continue anyway: "
-        f"VerifyResume('note')."
+    assert_facts(
+        error, "DIVERGED", "step 7", "loss 3.014", "was 2.01", "batch 7", tmp_path / ".run.steps", HIDDEN_STATE
     )
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert report(fit(tmp_path, 9)) == (4, None)
@@ -163,7 +162,7 @@ def test_an_unknown_choice_is_refused() -> None:
 
 def test_without_a_checkpoint_nothing_is_kept_or_compared(tmp_path: Path) -> None:
     result = kit.fit(h.VerifyResume("raise"), task=Counting(nn.Linear(4, 2), 0), train=random_batches(3, 3))
-    assert result.warnings == ("VerifyResume compares nothing: no plugin brings it. Register Checkpoint(folder).",)
+    assert_each(result.warnings, ("VerifyResume", "nothing", "Checkpoint(folder)"))
     assert result.notes == ()
 
 
@@ -304,8 +303,7 @@ def test_what_is_no_file_of_ours_switches_the_proof_off(tmp_path: Path, kind: st
     path.symlink_to(other) if kind == "link" else os.mkfifo(path)
     for _ in range(2):
         result = fit(tmp_path, 8)
-        said = f"replayed steps are neither compared nor recorded: [Errno 17] not a regular file: '{path}'"
-        assert said in result.notes
+        assert any(has_facts(note, "replayed steps", "[Errno 17]", path) for note in result.notes)
         assert report(result) == (0, None)
     assert other.read_text() == "mine"
 
@@ -369,7 +367,9 @@ def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(verify_resume, "POLL_EVERY", 1)
     fit(tmp_path, 9)
     assert report(fit(tmp_path, 9)) == (4, None)
-    assert report(fit(tmp_path, 9, at=3)) == (2, "DIVERGED at step 8: loss 1.901, was 1.267")
+    number, difference = report(fit(tmp_path, 9, at=3))
+    assert number == 2
+    assert_facts(difference, "DIVERGED", "step 8", "loss 1.901", "was 1.267")
 
 
 # Where it is reported.
@@ -379,22 +379,22 @@ def test_the_progress_bar_reports(tmp_path: Path) -> None:
     fit(tmp_path, 9)
     file = io.StringIO()
     fit(tmp_path, 9, h.ProgressBar(plain=True, file=file, show_plan=False))
-    assert file.getvalue().splitlines()[:2] == [
-        "run  resumed at step 5",
-        "run  verified: 4 repeated steps are bitwise identical",
-    ]
+    assert_each(file.getvalue().splitlines()[:2], ("run", "step 5"), ("run", "verified", "4 repeated steps"))
     file = io.StringIO()
     fit(tmp_path, 9, h.ProgressBar(plain=False, file=file, interval=0.0, show_plan=False), at=2)
     lines = file.getvalue().replace("\r", "\n").splitlines()
-    assert "run  resumed at step 5" in lines
-    assert "run  verified: 1 repeated step is bitwise identical" in lines
-    assert "run  the resumed run DIVERGED at step 7: loss 3.014, was 2.01" in lines
+    for facts in (
+        ("resumed", "step 5"),
+        ("verified", "1 repeated step "),
+        ("DIVERGED", "step 7", "loss 3.014", "was 2.01"),
+    ):
+        assert any(has_facts(line, "run  ", *facts) for line in lines)
 
 
 def test_the_progress_bar_reports_a_return(tmp_path: Path) -> None:
     file = io.StringIO()
     fit(tmp_path, 8, Turns(7), h.ProgressBar(plain=True, file=file, show_plan=False))
-    assert [line for line in file.getvalue().splitlines() if "step 5" in line][:1] == ["run  went back to step 5"]
+    assert_facts(next(line for line in file.getvalue().splitlines() if "step 5" in line), "run", "went back")
 
 
 # Several ranks.
@@ -422,7 +422,7 @@ def test_each_rank_compares_its_own(ranks: Pool, tmp_path: Path) -> None:
     for rank, (first, second) in enumerate(ranks(2).run(fit_on_ranks, tmp_path)):
         assert first[0] == (0, None)
         assert second[0] == (3, None)
-        assert str(second[1]).endswith("verified: 3 repeated steps are bitwise identical")
+        assert_facts(second[1], "verified", "3 repeated steps", "identical")
         assert second[2] == [(10, h.ResumeVerified(3, None))]
         assert (tmp_path / (".run.steps.1" if rank else ".run.steps")).exists()
 
@@ -433,7 +433,7 @@ def test_a_difference_on_one_rank_is_reported_on_all(ranks: Pool, tmp_path: Path
         assert steps == 1
         assert f"The resumed run {difference}." in texts
         assert difference is not None
-        assert difference.startswith("DIVERGED at step 7: loss ")
+        assert_facts(difference, "DIVERGED", "step 7", "loss")
         assert difference.endswith(" (rank 1)")
         assert resume.divergence == difference
         assert reported == [(10, h.ResumeVerified(1, difference))]
@@ -455,8 +455,8 @@ def raise_on_ranks(folder: Path) -> str:
 
 def test_a_difference_on_one_rank_fails_all(ranks: Pool, tmp_path: Path) -> None:
     main, other = ranks(2).run(raise_on_ranks, tmp_path)
-    assert main.startswith("RankFailedrank 1 failed with heliograph.core.system.errors.ResumeDiffers: The resumed run")
-    assert other.startswith("ResumeDiffersThe resumed run DIVERGED at step 7: loss ")
+    assert_facts(main, "RankFailed", "rank 1", "ResumeDiffers")
+    assert_facts(other, "ResumeDiffers", "DIVERGED", "step 7", "loss")
 
 
 def fit_without_a_folder(folder: Path) -> list[Any]:
@@ -476,13 +476,10 @@ def fit_without_a_folder(folder: Path) -> list[Any]:
 
 
 def test_a_rank_that_does_not_see_the_folder_says_so(ranks: Pool, tmp_path: Path) -> None:
-    said = (
-        f"rank 1: replayed steps are neither compared nor recorded: [Errno 2] No such file or directory: "
-        f"'{tmp_path / '.run.steps.1'}'"
-    )
+    facts = ("rank 1", "replayed steps", "[Errno 2]", tmp_path / ".run.steps.1")
     for _, second in ranks(2).run(fit_without_a_folder, tmp_path):
         assert second[0] == (0, None)
-        assert said in second[3]
+        assert any(has_facts(note, *facts) for note in second[3])
 
 
 def test_another_number_of_ranks_is_not_compared_and_that_is_said(ranks: Pool, tmp_path: Path) -> None:
@@ -493,4 +490,4 @@ def test_another_number_of_ranks_is_not_compared_and_that_is_said(ranks: Pool, t
     task = Counting(nn.Linear(4, 2), 0)
     result = kit.fit(*plugins, task=task, train=batches, optimizer=sgd(0.01), steps=12)
     assert report(result) == (0, None)
-    assert "replayed steps not verified: world size changed from 2 to 1" in result.notes
+    assert any(has_facts(note, "not verified", "world size", "2 to 1") for note in result.notes)

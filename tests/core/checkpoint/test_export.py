@@ -16,6 +16,7 @@ from heliograph.core.checkpoint.storage import Files
 from heliograph.core.checkpoint.weights import WeightsFile, export_weights
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches
+from heliograph.tests.messages import assert_facts
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
@@ -80,8 +81,8 @@ def test_a_tied_tensor_is_stored_once_and_found_by_safetensors(
         "out.weight": "embedding.weight",
     }  # fmt: skip
     said = capsys.readouterr().out
-    assert said.startswith(f"{trained}: exported to {out}: 7 tensors, 0.001 MB (module model, average ema, run run, ")
-    assert said.endswith("1 names share the tensor of another name, stored once\n")
+    assert_facts(said, trained, out, "7 tensors", "0.001 MB", "module model", "average ema", "run run")
+    assert_facts(said, "1 names", "stored once")
 
 
 def test_a_plain_file_needs_no_heliograph(trained: Path, tmp_path: Path) -> None:
@@ -112,9 +113,9 @@ def test_an_existing_file_is_replaced_by_force_only(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["out.onnx"], "must be .safetensors, .pth or .pt"),
-        (["out.pth", "--module", "modle"], "holds no module 'modle'. Did you mean 'model'?"),
-        (["out.pth", "--average", "swa"], "no weights of 'model' averaged by a plugin 'swa'"),
+        (["out.onnx"], ".safetensors, .pth or"),
+        (["out.pth", "--module", "modle"], "'modle'. Did you mean"),
+        (["out.pth", "--average", "swa"], "a plugin 'swa'"),
         (["out.pth", "--which", "best"], "which= and run_name= select"),
     ],
 )

@@ -30,6 +30,7 @@ from heliograph.core.checkpoint.weights import export_weights, read_weights
 from heliograph.core.engines.options import modules_of
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, damage
+from heliograph.tests.messages import assert_facts
 from heliograph.tests.ranks_pool import Pool
 from heliograph.tests.stores import unseal
 from safetensors.torch import save_file, save_model
@@ -99,7 +100,7 @@ def test_a_damaged_one_is_skipped_and_reported(saved: Make, tmp_path: Path, capl
     assert [str(short) in loaded.skipped[0], str(bad) in loaded.skipped[1]] == [True, True]
     assert len(caplog.records) == 2
     damage(good)
-    with pytest.raises(ValueError, match=r"No checkpoint in .* is intact: .*damaged"):
+    with pytest.raises(ValueError, match=r"No checkpoint in.*intact.*damaged"):
         load_weights(task, tmp_path)
     assert filled(task.model) == 1.0
 
@@ -156,7 +157,7 @@ def test_what_chooses_in_a_folder_is_refused_for_a_file(saved: Make, tmp_path: P
     for options in ({"which": "best"}, {"run_name": "run"}):
         with pytest.raises(ValueError, match="which= and run_name= select"):
             load_weights(supervised(), path, **options)  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError, match=r"There is no checkpoint at .*gone"):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*gone"):
         load_weights(supervised(), tmp_path / "gone", which="best")
     with pytest.raises(ValueError, match="which= is 'last'"):
         load_weights(supervised(), tmp_path, which="newest")  # type: ignore[arg-type]
@@ -251,7 +252,7 @@ def test_a_module_gets_the_one_that_fits_or_the_one_that_is_named(saved: Make) -
     assert (filled(head), loaded.modules) == (3.0, ("head",))
     with pytest.raises(ValueError, match=r"module: generator, critic. Choose"):
         load_weights(linear(0.0), path)
-    with pytest.raises(ValueError, match=r"None of the modules critic, generator, head fits the given module"):
+    with pytest.raises(ValueError, match=r"critic, generator, head.*given module"):
         load_weights(linear(0.0, inputs=9), path)
     with pytest.raises(ValueError, match=r"module 'citric'. Did"):
         load_weights(linear(0.0), path, module="citric")
@@ -347,10 +348,10 @@ class TestOtherFiles:
         with pytest.raises(ValueError, match="network than the task's:"):
             load_weights(supervised(), path)
         path.write_bytes(path.read_bytes()[:-8])
-        with pytest.raises(ValueError, match="is damaged, or is not a safetensors file"):
+        with pytest.raises(ValueError, match="not a safetensors file"):
             load_weights(supervised(), path)
         path.write_bytes(b"not at all")
-        with pytest.raises(ValueError, match="is damaged, or is not a safetensors file"):
+        with pytest.raises(ValueError, match="not a safetensors file"):
             load_weights(supervised(), path)
         with pytest.raises(FileNotFoundError):
             load_weights(supervised(), tmp_path / "none.safetensors")
@@ -442,9 +443,7 @@ class TestEvaluations:
 
         best = made.test(task, others, weights="best")
         assert best.metrics["test/loss"] == load_weights(kit.linear_classifier(), result.best_checkpoint).metrics[LOSS]
-        assert best.notes[0] == (
-            f"evaluated with the weights of {result.best_checkpoint}, of step 2, which stay in the task"
-        )
+        assert_facts(best.notes[0], result.best_checkpoint, "step 2")
         assert torch.equal(task.model.weight, torch.load(result.best_checkpoint)["modules"]["model"]["weight"])
 
         last = made.validate(task, others, weights="last")
@@ -466,9 +465,7 @@ class TestEvaluations:
     def test_a_word_that_is_neither_gets_the_nearest(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError) as raised:
             trainer(tmp_path).test(kit.linear_classifier(), class_batches(2), weights="bst")
-        assert str(raised.value) == (
-            "weights='bst' is neither a file nor a folder. Did you mean 'best'? Known: best, last."
-        )
+        assert_facts(raised.value, "weights='bst'", "Did you mean 'best'", "best, last")
 
     def test_another_process_finds_the_run_by_its_name(self, tmp_path: Path) -> None:
         overfit(trainer(tmp_path), name="night")
@@ -491,10 +488,7 @@ class TestEvaluations:
         task = kit.linear_classifier()
         with pytest.raises(FileNotFoundError) as info:
             trainer(tmp_path / "a").test(task, class_batches(2), weights="best")
-        assert str(info.value) == (
-            f"weights='best' is the best checkpoint in {tmp_path / 'a'}, but nothing is saved there: call fit first, "
-            f"or give the path of a file or a folder, weights='runs/x'."
-        )
+        assert_facts(info.value, "weights='best'", tmp_path / "a", "nothing is saved", "fit first")
         with pytest.raises(ValueError, match="weights='best' is the best"):
             Trainer(device="cpu").test(task, class_batches(2), weights="best")
         two = [Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b").named("other")]
@@ -502,7 +496,7 @@ class TestEvaluations:
             Trainer(two, device="cpu").test(task, class_batches(2), weights="last")
         made = trainer(tmp_path, keep_best=0, monitor=None)
         task, _ = overfit(made)
-        with pytest.raises(ValueError, match=r"none is ranked by a metric.* or use the last one\."):
+        with pytest.raises(ValueError, match=r"by a metric.*last one"):
             made.test(task, class_batches(2), weights="best")
 
     def test_the_weights_that_were_measured_are_loaded(self, tmp_path: Path) -> None:

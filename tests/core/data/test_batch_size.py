@@ -152,7 +152,7 @@ def test_a_rank_tries_what_another_one_found_in_its_checkpoint() -> None:
 
 @pytest.mark.parametrize(("largest", "smallest"), [(0, 1), (8, 0), (4, 8), (True, 1), (2.5, 1)])
 def test_sizes_that_are_none_are_refused(largest: Any, smallest: Any) -> None:
-    with pytest.raises(ValueError, match=r"at least 1|the other way round"):
+    with pytest.raises(ValueError, match=r"at least 1|other way"):
         find_executable_batch_size(lambda size: size, largest, smallest=smallest)
 
 

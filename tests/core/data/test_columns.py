@@ -164,11 +164,11 @@ def test_ranks_train_as_one_process_does(ranks: Pool) -> None:
         (
             {},
             (torch.ones(2, 4), torch.ones(2)),
-            r"Supervised without a loss function takes batches that are dicts, got tuple",
+            r"without a loss.*got tuple",
         ),
-        ({}, {"values": torch.ones(2, 4)}, r"returned an Output without a loss\. .* the column 'labels'\."),
-        ({"inputs": ("values", "mask")}, {"values": torch.ones(2, 4)}, r"no column 'mask'; it has 'values'\."),
-        ({"targets": "label"}, {"values": torch.ones(2, 4)}, r"no column 'label'; it has 'values'\."),
+        ({}, {"values": torch.ones(2, 4)}, r"without a loss.*'labels'"),
+        ({"inputs": ("values", "mask")}, {"values": torch.ones(2, 4)}, r"'mask'.*has 'values'"),
+        ({"targets": "label"}, {"values": torch.ones(2, 4)}, r"'label'.*has 'values'"),
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused(options: Any, batch: Any, error: str) -> None:
@@ -179,15 +179,15 @@ def test_a_batch_that_does_not_fit_is_refused(options: Any, batch: Any, error: s
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"inputs": "image"}, r"inputs='image', targets='label': targets= is missing"),
+        ({"inputs": "image"}, r"inputs='image', targets='label'.*targets= is missing"),
         ({"targets": "label"}, r"inputs= is missing"),
         (
             {"inputs": 3, "targets": "label"},
-            r"inputs= takes the name of a column of the batches, or a tuple of names, got 3",
+            r"inputs=.*tuple of names.*got 3",
         ),
         (
             {"inputs": "image", "targets": ("a", "b")},
-            r"targets= takes the name of one column of the batches, got \('a'",
+            r"targets=.*one column.*got \('a'",
         ),
     ],
 )

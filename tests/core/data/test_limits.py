@@ -144,7 +144,7 @@ def test_outside_of_a_training_too() -> None:
         assert run(Tested(), class_of(4), limit=3).progress.evaluated == 3
         assert run(Tested(), {"a": class_of(4), "b": class_of(4)}, limit={"b": 0.5}).progress.evaluated == 6
         assert run(Tested(), {"a": h.Periodic(class_of(4), every=9)}).progress.evaluated == 4
-        with pytest.raises(ValueError, match=r"limit has no (validation|test) set 'c'\. Known: a"):
+        with pytest.raises(ValueError, match=r"(validation|test) set 'c'.*Known: a"):
             run(Tested(), {"a": class_of(4)}, limit={"c": 1})
 
 

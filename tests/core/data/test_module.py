@@ -26,6 +26,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.engines.device import DeviceEngine
+from heliograph.tests.messages import assert_each
 from torch.utils.data import DataLoader
 
 Make = Callable[..., Any]
@@ -170,9 +171,9 @@ def test_an_interrupt_that_is_returned(drawing: Make, noisy: Make) -> None:
 
 def test_so_is_one_whose_task_or_settings_are_wrong(drawing: Make, noisy: Make) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"epochs": 0}, "epochs= must be a finite number, more than 0"),
+        ({"epochs": 0}, "epochs=.*more than 0"),
         ({"loader_params": {"batchsize": 3}}, "no 'batchsize'"),
-        ({"epochs": None}, "the run has no end"),
+        ({"epochs": None}, "run has no end"),
     ]
     for options, message in wrong:
         module = DiaryModule(drawing)
@@ -280,10 +281,11 @@ def test_a_note_on_what_failed_before_the_run_too(drawing: Make, noisy: Make) ->
     module = DiaryModule(drawing, fails="set_up tear_down")
     with pytest.raises(ArithmeticError, match="set_up is broken") as info:
         fit(module, noisy)
-    assert info.value.__notes__ == [
-        "heliograph: then tear_down failed: ArithmeticError: tear_down is broken",
-        "heliograph: in train, epoch 0, batch 0, step 0",
-    ]
+    assert_each(
+        info.value.__notes__,
+        ("tear_down failed", "ArithmeticError", "tear_down is broken"),
+        ("in train", "epoch 0", "batch 0", "step 0"),
+    )
 
 
 def test_the_trainer_is_free_afterwards(drawing: Make, noisy: Make) -> None:

@@ -14,6 +14,7 @@ from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.core.data.training_data import TrainingData
 from heliograph.events import Progress
 from heliograph.events.resume_facts import worst
+from heliograph.tests.messages import assert_each, assert_facts
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -96,8 +97,7 @@ def test_without_rng_capture_only_the_order_is_equal(drawing: Make, fit: Make) -
         assert resumed.batches != whole.batches[step:]
         assert resumed.losses != whole.losses[step:]
         assert resumed.result.resume.reasons == (UNCAPTURED,)
-    text = f"resumed at step 8; nothing to verify: no step was repeated; {UNCAPTURED}"
-    assert str(resumed.result.resume).startswith(text)
+    assert_facts(resumed.result.resume, "step 8", "nothing to verify", UNCAPTURED)
     assert str(resumed.result.resume) in str(resumed.result).splitlines()
 
 
@@ -106,7 +106,7 @@ def test_an_iterable_dataset_is_replayed(flowing: Make, fit: Make) -> None:
     assert (result.resume.position, result.resume.reasons) == ("replayed", (UNCAPTURED,))
 
 
-@pytest.mark.skipif("in_order" not in inspect.signature(DataLoader).parameters, reason="this torch has no in_order")
+@pytest.mark.skipif("in_order" not in inspect.signature(DataLoader).parameters, reason="no in_order")
 @pytest.mark.parametrize(("workers", "position"), [(2, "unknown"), (0, "seeked")])
 def test_batches_in_any_order(workers: int, position: str, drawing: Make, fit: Make) -> None:
     loader = DataLoader(drawing(), 4, num_workers=workers, in_order=False)
@@ -128,17 +128,17 @@ def test_an_evaluation_has_no_such_thing(drawing: Make, noisy: Make) -> None:
 def test_data_that_changed_during_an_epoch_are_refused(drawing: Make, fit: Make) -> None:
     saved = fit(DataLoader(drawing(), 4, shuffle=True), cut_at=[3]).cuts[3]
     changed: list[tuple[Any, list[str]]] = [
-        (DataLoader(drawing(21), 4, shuffle=True), ["samples was 22 and is 21"]),
-        (DataLoader(drawing(), 4), ["order was 'shuffle-1' and is 'sequential'"]),
-        (DataLoader(drawing(), 4, shuffle=True, drop_last=True), ["drop_last was False and is True"]),
-        (DataLoader(drawing(20), 5), ["order was", "samples was 22 and is 20"]),
-        ([torch.zeros(2, 7).double()] * 9, ["source was 'map' and is 'sequence'", "batches was None and is 9"]),
+        (DataLoader(drawing(21), 4, shuffle=True), ["samples was 22", "is 21"]),
+        (DataLoader(drawing(), 4), ["order was 'shuffle-1'", "is 'sequential'"]),
+        (DataLoader(drawing(), 4, shuffle=True, drop_last=True), ["drop_last was False", "is True"]),
+        (DataLoader(drawing(20), 5), ["order was", "samples was 22", "is 20"]),
+        ([torch.zeros(2, 7).double()] * 9, ["source was 'map'", "is 'sequence'", "batches was None", "is 9"]),
     ]
     for loader, changes in changed:
         with pytest.raises(ValueError, match="written within") as info:
             fit(loader, saved=saved)
         assert all(change in str(info.value) for change in changes)
-        assert "Resume with the same data" in str(info.value)
+        assert "Resume with the same" in str(info.value)
 
 
 def samples(batches: list[Any]) -> list[int]:
@@ -172,7 +172,7 @@ def test_other_batches_continue_at_the_same_sample(
     assert resumed.result.progress.samples == 22
     assert resumed.result.resume.reasons
     assert f"4 and is {size}:" in str(resumed.result.resume)
-    cut = 12 % size and f"the checkpoint is {12 % size} samples into a batch of this run"
+    cut = 12 % size and f"{12 % size} samples into"
     assert not cut or cut in str(resumed.result.resume)
 
 
@@ -205,16 +205,17 @@ def test_the_same_steps_of_other_batches(drawing: Make, fit: Make) -> None:
         return fit(drawing(20), loader_params=params, plugins=plugins, **options)
 
     saved = trained(4, None, cut_at=[3]).cuts[3]
-    alike = "the batch size was 4 and is 2: values computed over a batch differ"
+    alike = ("batch size was 4", "is 2")
     for accumulated in (2, {0: 2, 5: 2}):
         resume = trained(2, accumulated, saved=saved).result.resume
-        assert resume.reasons == (alike,)
+        assert_each(resume.reasons, alike)
     later = trained(2, {0: 2, 1: 3}, saved=saved).result.resume
-    assert later.reasons == (alike, "plugin 'gradient_accumulation' is new")
+    assert_each(later.reasons, alike, ["'gradient_accumulation' is new"])
 
     saved = trained(2, 2, cut_at=[3]).cuts[3]
     gone, fewer = (trained(4, number, saved=saved).result.resume for number in (None, 1))
-    assert gone.reasons == fewer.reasons == ("the batch size was 2 and is 4: values computed over a batch differ",)
+    assert gone.reasons == fewer.reasons
+    assert_each(gone.reasons, ("batch size was 2", "is 4"))
     other = trained(1, {0: 4, 1: 5}, saved=saved).result.resume
     assert any("{0: 4, 1: 5}" in line for line in other.reasons)
 
@@ -274,10 +275,11 @@ def test_between_epochs_a_change_is_said(drawing: Make, flowing: Make, fit: Make
     other = fit(DataLoader(flowing(), 4), saved=saved)
 
     assert len(resumed.batches) == 6
-    assert resumed.result.resume.reasons == (
-        "the data changed at the resume: samples was 22 and is 30",
-        "the global batch was 1 rank x batch_size 4 x accumulation 1, and is 1 rank x batch_size 5 x accumulation 1",
-        "dataset.size was 22 and is 30: the program sets it",
+    assert_each(
+        resumed.result.resume.reasons,
+        ("the resume", "samples was 22", "is 30"),
+        ("batch_size 4", "accumulation 1", "batch_size 5", "accumulation 1"),
+        ("dataset.size was 22", "is 30"),
     )
     assert "'map' and is 'iterable'" in str(other.result.resume.reasons)
 
@@ -353,7 +355,7 @@ def test_what_a_finished_run_says(drawing: Make, fit: Make) -> None:
     saved = fit(DataLoader(drawing(), 4), cut_everywhere=True).places[2, 0]
     resumed = fit(DataLoader(drawing(), 4), saved=saved)
     assert (resumed.batches, resumed.result.resume.epoch) == ([], 2)
-    assert resumed.result.reason == "nothing left to do: resumed at epoch 2, step 12"
+    assert_facts(resumed.result.reason, "nothing left", "epoch 2", "step 12")
 
 
 class CountsEpochs(Sampler[int]):
@@ -412,11 +414,11 @@ def test_a_difference_is_reported_by_later_resumes_too(drawing: Make, fit: Make)
     third = fit(DataLoader(drawing(), 2), saved=second.places[1, 3])
 
     assert second.result.resume.reasons == third.result.resume.reasons
-    assert third.result.resume.reasons == (
-        "random draws of loading, such as augmentation, are keyed by batch and differ now: batches of 4 before, "
-        "batches of 2 now; to avoid that, start a training with loader_params={'draws_per': 'sample'}",
-        "the batch size was 4 and is 2: values computed over a batch differ",
-        "the global batch was 1 rank x batch_size 4 x accumulation 1, and is 1 rank x batch_size 2 x accumulation 1",
+    assert_each(
+        third.result.resume.reasons,
+        ("augmentation", "batches of 4", "batches of 2", "{'draws_per': 'sample'}"),
+        ("batch size was 4", "is 2"),
+        ("batch_size 4", "accumulation 1", "batch_size 2", "accumulation 1"),
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.distributed.group import Board
 from heliograph.tests.kit import random_batches
+from heliograph.tests.messages import assert_each, assert_facts
 from heliograph.tests.ranks_pool import Pool, Way, travelling
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -201,21 +201,17 @@ def test_what_one_rank_asks_happens_one_step_later_on_all(ranks: Pool, rank: int
     asked = {3: {rank: ("log",)}, 5: {rank: ("stop",)}}
     outcomes = ranks(2).run(follow_script, way, asked)
     assert [each[:3] for each in outcomes] == [("stopped", 6, [(4, "log")])] * 2
-    lines = [
-        f"epoch 0 batch 3 step 3  script on rank {rank}: log - the script says so",
-        f"epoch 0 batch 5 step 5  script on rank {rank}: stop - the script says so",
-    ]
-    assert outcomes[1 - rank][3] == lines
-    assert outcomes[rank][3] == [each.replace(f" on rank {rank}", "") for each in lines]
+    assert_each(outcomes[1 - rank][3], ("step 3", f"on rank {rank}: log"), ("step 5", f"on rank {rank}: stop"))
+    assert_each(outcomes[rank][3], ("step 3", "script: log"), ("step 5", "script: stop"))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_all_ranks_ask_alike_happens_at_once(ranks: Pool, way: Way) -> None:
     asked = {3: {0: ("log",), 1: ("log",)}, 5: {0: ("stop",), 1: ("stop",)}}
     outcomes = ranks(2).run(follow_script, way, asked)
-    lines = ["epoch 0 batch 3 step 3  script: log - the script says so"]
-    lines += ["epoch 0 batch 5 step 5  script: stop - the script says so"]
-    assert outcomes == [("stopped", 5, [(3, "log")], lines)] * 2
+    assert [outcome[:3] for outcome in outcomes] == [("stopped", 5, [(3, "log")])] * 2
+    for outcome in outcomes:
+        assert_each(outcome[3], ("step 3", "script: log"), ("step 5", "script: stop"))
 
 
 @pytest.mark.sample(6)
@@ -418,7 +414,7 @@ def exchange_on_one_rank(way: Way, how: str) -> tuple[str, str]:
 @pytest.mark.parametrize("way", WAYS)
 def test_an_exchange_in_the_last_word_of_one_rank_is_an_error_on_all(ranks: Pool, way: Way) -> None:
     first, second = ranks(2).run(exchange_on_one_rank, way, "of the main rank")
-    assert first[1].startswith("judge calls reduce on should_stop, but its handlers run on some ranks only")
+    assert_facts(first[1], "judge", "reduce", "should_stop", "some ranks only")
     assert second[0] == "RankFailed"
     assert "calls reduce on should_stop" in second[1]
 
@@ -527,41 +523,7 @@ def leave_a_loop(leavers: tuple[int, ...]) -> tuple[str, int, int]:
     return run.result.status, run.result.progress.epoch, run.result.progress.steps
 
 
-def leave_a_window(leavers: tuple[int, ...]) -> str:
-    """Leave the loop over the batches in the second window, on some ranks; return the number of steps, or the error."""
-    torch.manual_seed(0)
-    task = h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
-    engine = h.DDPEngine(device="cpu", timeout=60)
-    run = h.Trainer([h.GradientAccumulation(4)], engine=engine).run(
-        task, random_batches(STEPS * 2), optimizer=torch.optim.SGD(task.model.parameters(), lr=0.1), epochs=2
-    )
-    if leavers == (engine.rank,):
-        assert engine.group is not None
-        assert isinstance(engine.group.rounds, Board)
-        engine.group.rounds._timeout = 2.0  # the time of the others is longer: this rank's ends first
-    try:
-        with run:
-            for epoch in run.epochs():
-                for index, batch in enumerate(run.batches()):
-                    run.step(run.stepping.forward(run, batch))
-                    if epoch == 0 and index == 5 and engine.rank in leavers:
-                        break
-    except RuntimeError as error:
-        return str(error)
-    return f"{run.result.progress.steps} steps"
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("leaver", [0, 1])
-def test_who_has_left_within_a_window_is_named_when_its_wait_ends(ranks: Pool, leaver: int) -> None:
-    """Until then the others wait for its gradients, where nothing can reach them."""
-    assert ranks(2).run(leave_a_window, (0, 1)) == ["4 steps"] * 2
-    outcomes = ranks(2).run(leave_a_window, (leaver,))
-    assert outcomes[leaver].startswith("The loop over the batches was left on some ranks only")
-    assert outcomes[1 - leaver].startswith(f"rank {leaver} failed with RuntimeError: {outcomes[leaver]}")
-
-
 def test_a_loop_of_ones_own_is_left_on_all_ranks_or_that_is_an_error(ranks: Pool) -> None:
     assert ranks(2).run(leave_a_loop, (0, 1)) == [("completed", 2, 3 + STEPS)] * 2
-    with pytest.raises(RuntimeError, match="The loop over the batches was left on some ranks only"):
+    with pytest.raises(RuntimeError, match=r"batches.*some ranks only"):
         ranks(2).run(leave_a_loop, (1,))

@@ -14,6 +14,7 @@ from heliograph import DDPEngine
 from heliograph.core.distributed.exchange import average_gradients, broadcast_tensors
 from heliograph.core.distributed.group import Group
 from heliograph.core.distributed.membership import Membership, membership
+from heliograph.tests.messages import assert_facts
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 
@@ -89,17 +90,13 @@ def forms() -> list[Any]:
                 of = engine.world_size if how == "sum" else 1
                 number = reduced.item() if isinstance(reduced, torch.Tensor) else reduced
                 found.append((type(reduced), getattr(reduced, "dtype", None), type(number), number / of))
-        for refused in (lambda: engine.gather("x"), lambda: engine.broadcast(1, source=7)):  # type: ignore[arg-type]
-            with pytest.raises((TypeError, ValueError)) as refusal:
-                refused()
-            found.append(str(refusal.value).split(" to ")[0])
     return found
 
 
 def test_one_process_reduces_to_the_same_kinds_and_refuses_the_same(ranks: Pool) -> None:
     (alone,) = ranks(1).run(forms)
     assert ranks(2).run(forms) == [alone, alone]
-    assert sum(isinstance(each, str) for each in alone) == 8 + 3 * 2 + 2 + 2
+    assert sum(isinstance(each, str) for each in alone) == 8 + 3 * 2 + 2
 
 
 def test_reduces_numbers_and_tensors_of_any_type(ranks: Pool) -> None:
@@ -123,8 +120,6 @@ def gathers() -> None:
             {"rank": 0, "rows": ""},
             {"rank": 1, "rows": "x"},
         ]
-        with pytest.raises(TypeError, match="gather takes a tensor, got int: for other objects, use gather_objects"):
-            group.gather(3)  # type: ignore[arg-type]  # what a user may write
 
 
 def test_gathers_tensors_of_unequal_length_and_objects(ranks: Pool) -> None:
@@ -141,8 +136,6 @@ def broadcasts() -> None:
             assert torch.equal(sent, torch.full((2, source + 1), source, dtype=torch.int16))
             assert group.broadcast(torch.tensor(rank + 0.5), source).item() == source + 0.5
             assert group.broadcast(torch.empty(0) if rank == source else None, source).shape == (0,)
-        with pytest.raises(ValueError, match="broadcast has no source rank 2: ranks count from 0 to 1"):
-            group.broadcast(1, 2)
         group.barrier()
         assert group.vote([float(rank), -float(rank), 2.0**53 - 1]) == [1.0, 0.0, 2.0**53 - 1]
         assert group.vote([(each + rank) % 2 for each in range(1_000)]) == [1.0] * 1_000
@@ -267,7 +260,7 @@ def is_left_by_one() -> str:
 def test_who_waits_for_a_rank_that_left_learns_of_it(ranks: Pool) -> None:
     left, waited = ranks(2).run(is_left_by_one)
     assert not left
-    assert waited == "The board: rank 0 is gone."
+    assert_facts(waited, "board", "rank 0", "gone")
 
 
 def shares_many_tensors() -> None:
@@ -315,7 +308,7 @@ def test_gradients_that_some_ranks_lack_count_as_zero(ranks: Pool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_tensors_on_a_gpu_travel_by_nccl_and_the_rest_by_gloo() -> None:
     device = torch.device("cuda", 0)
     for aborting in (False, True):

@@ -10,6 +10,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.tests.kit import random_batches
+from heliograph.tests.messages import assert_each, assert_facts
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 
@@ -107,11 +108,9 @@ def fit_with(what: str) -> tuple[str, str]:
 @pytest.mark.parametrize("what", GIVEN)
 def test_what_differs_between_ranks_is_refused_when_the_run_begins(ranks: Pool, what: str) -> None:
     *_, first, second = GIVEN[what]
-    message = (
-        f"The arguments of the run are not the same on all ranks: rank 0 has {first}, and rank 1 has {second}. "
-        f"Pass the same to all ranks."
-    )
-    assert ranks(2).run(fit_with, what) == [(message, "completed")] * 2
+    for message, status in ranks(2).run(fit_with, what):
+        assert_facts(message, "not the same", f"rank 0 has {first}", f"rank 1 has {second}")
+        assert status == "completed"
 
 
 def evaluate(limits: tuple[int, int]) -> Mapping[str, float] | str:
@@ -124,11 +123,7 @@ def evaluate(limits: tuple[int, int]) -> Mapping[str, float] | str:
 
 def test_an_evaluation_compares_its_limits(ranks: Pool) -> None:
     refused, same = ranks(2).run(evaluate, (2, 3)), ranks(2).run(evaluate, (2, 2))
-    message = (
-        "The arguments of the run are not the same on all ranks: rank 0 has the validation set with limit 2, and "
-        "rank 1 has the validation set with limit 3. Pass the same to all ranks."
-    )
-    assert refused == [message, message]
+    assert_each(refused, *[("rank 0 has", "limit 2", "rank 1 has", "limit 3")] * 2)
     assert same[0] == same[1]
     assert list(same[0]) == ["validation/loss"]
 
@@ -173,7 +168,7 @@ def test_a_plugin_of_some_ranks_that_exchanges_is_named(ranks: Pool, how: str) -
     assert kind == "RuntimeError"
     assert "calls reduce on epoch_end" in message
     assert second[0] == "RankFailed"
-    assert second[1].startswith(f"rank 0 failed with RuntimeError: {message} (in train, epoch ")
+    assert_facts(second[1], "rank 0", "RuntimeError", message, "in train")
 
 
 def test_a_plugin_of_some_ranks_that_does_not_exchange_is_allowed(ranks: Pool) -> None:

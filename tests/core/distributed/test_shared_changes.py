@@ -9,6 +9,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.tests.kit import random_batches
+from heliograph.tests.messages import assert_each
 from heliograph.tests.ranks_pool import Way, travelling
 from torch import nn
 
@@ -112,9 +113,7 @@ def test_the_history_of_every_rank_names_who_asked(ranks: Any) -> None:
     first, second = ranks(2).run(ask_on_rank_1)
     assert first[0] == second[0]
     assert [(step, each.value, each.by) for step, each, *_ in first[0]] == [(5, 0.2, "ann"), (5, 0.3, "ann")]
-    assert first[1] == [
-        f"epoch 0 batch 4 step 4  ann on rank 1: set_learning_rate {rate} - why" for rate in ("0.2", "0.3")
-    ]
+    assert_each(first[1], *[("step 4", "ann on rank 1", f"set_learning_rate {rate}", "why") for rate in ("0.2", "0.3")])
 
 
 def enable_what_may_skip() -> Any:

@@ -12,6 +12,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.tests.kit import random_batches
+from heliograph.tests.messages import assert_each, assert_facts
 from heliograph.tests.ranks_pool import Way, travelling
 from torch import nn
 
@@ -389,7 +390,7 @@ def hold_differently() -> Any:
 
 
 def test_holding_a_step_on_one_rank_only_is_refused(ranks: Any) -> None:
-    with pytest.raises(RuntimeError, match="Some ranks hold the step of this batch"):
+    with pytest.raises(RuntimeError, match="hold the step"):
         ranks(2).run(hold_differently)
 
 
@@ -461,13 +462,15 @@ def count_otherwise(counter: str) -> tuple[str, int]:
 
 @pytest.mark.parametrize(
     ("counter", "positions"),
-    [("skipped_steps", "2 to 3 steps, 2 to 2 batches"), ("batch", "2 to 2 steps, 2 to 3 batches")],
+    [("skipped_steps", ("2 to 3 steps", "2 to 2 batches")), ("batch", ("2 to 2 steps", "2 to 3 batches"))],
 )
-def test_ranks_that_are_at_different_positions_are_stopped(ranks: Any, counter: str, positions: str) -> None:
+def test_ranks_that_are_at_different_positions_are_stopped(
+    ranks: Any, counter: str, positions: tuple[str, str]
+) -> None:
     """At the boundary after that step, in the same place on every rank: otherwise each would train on."""
     first, second = ranks(2).run(count_otherwise, counter)
     assert first[0] == second[0]
-    assert first[0].startswith(f"The ranks are at different positions: {positions}.")
+    assert_facts(first[0], "different positions", *positions)
     assert first[1] == second[1] - (counter == "batch") == 3
 
 
@@ -487,7 +490,7 @@ def yield_other_names() -> Any:
 
 
 def test_ranks_that_step_other_optimizers_are_stopped(ranks: Any) -> None:
-    with pytest.raises(RuntimeError, match="The ranks stepped different optimizers"):
+    with pytest.raises(RuntimeError, match="stepped different optimizers"):
         ranks(2).run(yield_other_names)
 
 
@@ -546,7 +549,7 @@ def test_a_condition_is_asked_on_each_rank_and_must_say_the_same_on_all(ranks: A
 
 
 def test_a_condition_that_differs_between_ranks_is_an_error(ranks: Any) -> None:
-    with pytest.raises(RuntimeError, match="The condition of a plugin was true on some ranks only"):
+    with pytest.raises(RuntimeError, match=r"condition.*some ranks only"):
         ranks(2).run(condition_on_ranks, "different")
 
 
@@ -616,7 +619,4 @@ def test_a_stop_is_withdrawn_by_one_rank_and_all_remember_who(ranks: Any) -> Non
     assert first[1] == second[1] == STEPS
     first, second = ranks(2).run(act_on_ranks, "BatchEnd", "stop", "go_on")
     assert first[1] == second[1] == STEPS
-    assert first[2] == [
-        "epoch 0 batch 2 step 2  acts: stop - enough",
-        "epoch 0 batch 2 step 2  acts on rank 1: withdraw_stop - not enough",
-    ]
+    assert_each(first[2], ("step 2", "acts: stop", "enough"), ("step 2", "acts on rank 1: withdraw_stop", "not enough"))

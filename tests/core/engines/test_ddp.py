@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -314,7 +314,7 @@ def test_parameters_without_gradients_on_one_rank_fail_there_and_end_the_other(r
     waited, (message, notes) = ranks(2).run(lacks_gradients, (1,))
     assert "gradient for model.right.weight, model.right.bias" in notes[0]
     assert "Expected to have finished" in message
-    assert "Expected to have finished reduction" not in waited[0]
+    assert "finished reduction" not in waited[0]
 
 
 def test_parameters_without_gradients_are_found_where_that_is_asked(ranks: Pool) -> None:
@@ -362,7 +362,7 @@ def gradients(how: str) -> State:
                 for _ in range(2):
                     engine.backward_scaled(session.forward(None, session.batch()), 0.5)
             engine.unscale(session.optimizer)
-        elif how == "in a loop of one's own":
+        elif how == "an own loop":
             with engine.no_sync():
                 engine.backward_scaled(session.task.training_step(None, session.batch()), 0.5)
             engine.backward_scaled(session.task.training_step(None, session.batch()), 0.5)
@@ -377,7 +377,7 @@ def gradients(how: str) -> State:
     return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
 
-@pytest.mark.parametrize("how", ["the window ends unforeseen", "in a loop of one's own", "one loss of several"])
+@pytest.mark.parametrize("how", ["the window ends unforeseen", "an own loop", "one loss of several"])
 def test_gradients_are_the_same_whichever_way_they_are_exchanged(ranks: Pool, how: str) -> None:
     usual, other = ranks(2).run(gradients, "as usual"), ranks(2).run(gradients, how)
     assert_equal(usual[0], usual[1])
@@ -480,35 +480,22 @@ def test_nothing_of_the_wrapper_is_left_behind_a_run(ranks: Pool) -> None:
     assert ranks(2).run(is_used_again) == [0, 0]
 
 
-def test_batch_norm_is_shared_on_gpus_only() -> None:
-    with pytest.raises(ValueError, match="sync_batch_norm=True needs GPUs: torch's"):
-        DDPEngine(device="cpu", sync_batch_norm=True)
-
-
-def test_options_are_checked() -> None:
-    with pytest.raises(ValueError, match="MiB, more than 0,"):
-        DDPEngine(device="cpu", bucket_cap_mb=cast("Any", "8"))
-
-
 def normalizes_together() -> State:
     """Train a batch norm on one GPU that all ranks share."""
-    engine = DDPEngine("gloo", device="cuda:0", sync_batch_norm=True)
-    model = made("norm")
-    norm = model[1]
+    engine = DDPEngine("gloo", device="cuda:0")
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(made("norm"))  # type: ignore[no-untyped-call]  # torch's own lack
     with engine.process():
         session = Session(engine, model)
-        assert type(norm).__name__ == "SyncBatchNorm"
         rows = torch.arange(48.0).reshape(8, 6).sin()
         loss = session.forward(None, engine.move(rows.chunk(2)[engine.rank]))
         engine.backward(loss)
         session.optimizer.step()
         engine.tear_down()
-    assert type(norm).__name__ == "BatchNorm1d"
     return {name: each.cpu() for name, each in model.state_dict().items()}
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_shared_batch_norms_see_the_whole_batch(ranks: Pool) -> None:
     model = made("norm").cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -43,8 +43,8 @@ def test_it_is_the_only_one(engine: LoopEngine) -> None:
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ("gpu", "Unknown device 'gpu': use 'cuda'"),
-        ("cuda:99", r"Device 'cuda:99' is not available: torch sees \d+ CUDA devices"),
+        ("gpu", "Unknown device 'gpu'.*'cuda'"),
+        ("cuda:99", r"'cuda:99'.*\d+ CUDA devices"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(device: str, words: str) -> None:

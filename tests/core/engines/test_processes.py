@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from heliograph import DDPEngine, Plugin, RankFailed, Run, RunResult, StepEnd, Supervised, Trainer, on
-from heliograph.core.engines.ddp import separate_batch_norm, synchronize_batch_norm
+from heliograph.tests.messages import assert_facts, pattern
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 
@@ -71,14 +71,14 @@ def test_collectives_outside_of_the_group_are_refused(second: None, name: str) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "mpi"}, "backend= is 'gloo' or 'nccl', got 'mpi'"),
-        ({"backend": "nccl", "device": "cpu"}, "backend='nccl' needs device='cuda': on the CPU, use 'gloo'"),
-        ({"device": "mps"}, "Several processes need device='cpu' or 'cuda', got device='mps'"),
-        ({"device": "gpu"}, "Unknown device 'gpu': use 'cuda'"),
-        ({"timeout": 0}, "timeout= must be a number of seconds, more than 0; got 0"),
-        ({"timeout": "5"}, "timeout= must be a number of seconds, more than 0; got '5'"),
-        ({"report_after": -1.0}, "report_after= must be a number of seconds, more than 0; got -1.0"),
-        ({"grace": 0}, "grace= must be a number of seconds, more than 0; got 0"),
+        ({"backend": "mpi"}, "backend=.*got 'mpi'"),
+        ({"backend": "nccl", "device": "cpu"}, "got 'nccl'.*'cpu'"),
+        ({"device": "mps"}, "processes need.*got device='mps'"),
+        ({"device": "gpu"}, "Unknown device 'gpu'.*'cuda'"),
+        ({"timeout": 0}, "timeout=.*than 0; got 0"),
+        ({"timeout": "5"}, "timeout=.*than 0; got '5'"),
+        ({"report_after": -1.0}, "report_after=.*than 0; got -1.0"),
+        ({"grace": 0}, "grace=.*than 0; got 0"),
     ],
 )
 def test_refuses_what_it_cannot_do(options: dict[str, Any], message: str) -> None:
@@ -106,7 +106,7 @@ def test_the_engine_is_made_when_the_place_of_the_process_is_settled(
     engine = DDPEngine(device="cpu")
     for name in OF_TWO:
         monkeypatch.delenv(name)
-    match = "DDPEngine was created as rank 1 of 2, but this process is now rank 0 of 1: create the engine after"
+    match = pattern("rank 1 of 2", "rank 0 of 1")
     with pytest.raises(RuntimeError, match=match), engine.process():
         pytest.fail("it is another process")
     assert engine.group is None
@@ -201,8 +201,9 @@ def nests(own: bool) -> tuple[int, str]:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_run_within_another_needs_an_engine_of_its_own(ranks: Pool, own: bool) -> None:
-    refused = "This DDPEngine is in use by another run: use another Trainer with its own engine."
-    assert ranks(2).run(nests, own) == [(2, "completed" if own else refused)] * 2
+    for count, outcome in ranks(2).run(nests, own):
+        assert count == 2
+        assert_facts(outcome, *(["completed"] if own else ["DDPEngine", "in use", "another run"]))
 
 
 def fails_outside_of_a_run() -> tuple[str, str]:
@@ -220,7 +221,8 @@ def fails_outside_of_a_run() -> tuple[str, str]:
 def test_a_rank_that_fails_before_its_run_ends_the_others(ranks: Pool) -> None:
     waited, failed = ranks(2).run(fails_outside_of_a_run)
     assert failed == ("KeyError", "'batch_size'")
-    assert waited == ("RankFailed", "rank 1 failed with KeyError: 'batch_size' (outside of a run)")
+    assert waited[0] == "RankFailed"
+    assert_facts(waited[1], "rank 1", "KeyError: 'batch_size'", "outside of a run")
 
 
 def within_another_group() -> None:
@@ -257,47 +259,12 @@ def differing(what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "named"),
     [
-        ("shape", "parameter model.0.weight of torch.float32 [4, 2]"),
-        ("type", "parameter model.0.weight of torch.float64 [3, 2]"),
-        ("number", "nothing more"),
+        ("shape", ("model.0.weight", "torch.float32 [4, 2]")),
+        ("type", ("model.0.weight", "torch.float64 [3, 2]")),
+        ("number", ("nothing more",)),
     ],
 )
-def test_models_that_differ_between_ranks_are_refused(ranks: Pool, what: str, named: str) -> None:
+def test_models_that_differ_between_ranks_are_refused(ranks: Pool, what: str, named: tuple[str, ...]) -> None:
     for message in ranks(2).run(differing, what):
         assert "0 has the parameter" in message
-        assert f"rank 1 has {('' if what == 'number' else 'the ')}{named}." in message
-
-
-def lazy() -> None:
-    engine, model = DDPEngine(), nn.Sequential(nn.LazyLinear(2))
-    with pytest.raises(ValueError, match=r"model.0.weight has no shape before its first forward pass"):  # noqa: SIM117
-        with engine.process():
-            engine.set_up(None, {"model": model}, {})
-
-
-def test_models_without_shapes_are_refused(ranks: Pool) -> None:
-    ranks(2).run(lazy)
-
-
-def test_batch_norms_are_shared_in_place_and_become_what_they_were() -> None:
-    class Own(nn.BatchNorm2d):
-        pass
-
-    norm, own = nn.BatchNorm1d(4), Own(2)
-    model = nn.Sequential(nn.Linear(3, 4), norm, nn.Sequential(own), nn.GroupNorm(1, 2))
-    state, parameters = {name: each.clone() for name, each in model.state_dict().items()}, list(model.parameters())
-    group: Any = object()
-    converted = synchronize_batch_norm([model, own], group)
-    assert [type(each) for each in model.modules()].count(nn.SyncBatchNorm) == 2
-    assert model[1] is norm
-    assert isinstance(norm, nn.SyncBatchNorm)
-    assert norm.process_group is group
-    assert all(now is then for now, then in zip(model.parameters(), parameters, strict=True))
-    assert list(model.state_dict()) == list(state)
-    model.state_dict()["1.running_mean"].fill_(2.0)
-    separate_batch_norm(converted)
-    assert type(norm) is nn.BatchNorm1d
-    assert type(own) is Own
-    assert not hasattr(norm, "process_group")
-    assert model.state_dict()["1.running_mean"].tolist() == [2.0] * 4
-    separate_batch_norm([])
+        assert_facts(message, "rank 1 has", *named)

@@ -122,7 +122,7 @@ def test_what_is_not_a_number_is_refused_with_its_name(value: Any) -> None:
 
 def test_a_device_without_float64_uses_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     class Apple:
-        """A tensor on an Apple GPU, as far as is asked."""
+        """Simulates an Apple GPU."""
 
         device = type("D", (), {"type": "mps"})()
         dtype = torch.float32

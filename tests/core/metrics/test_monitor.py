@@ -33,6 +33,7 @@ from heliograph.core.checkpoint.storage import read_manifest
 from heliograph.core.metrics.monitor import Monitor
 from heliograph.core.task import Losses
 from heliograph.tests import kit
+from heliograph.tests.messages import assert_facts
 from torch import nn
 
 
@@ -101,10 +102,10 @@ def test_the_name_of_a_named_set() -> None:
         (("loss", "min"), "<split>/<name>"),
         ((7, "min"), "<split>/<name>"),
         (("train/b", "less"), "mode='min'"),
-        (("train/accuracy", None), "direction of 'train/accuracy' is unknown"),
+        (("train/accuracy", None), "'train/accuracy' is unknown"),
         (("val/loss", "min"), r"train/\.\.\. or validation/"),
-        (("train/b", "min", -1.0), "min_delta must be a finite number, at least 0"),
-        (("train/b", "min", math.inf), "min_delta must be a finite number, at least 0"),
+        (("train/b", "min", -1.0), "min_delta.*at least 0"),
+        (("train/b", "min", math.inf), "min_delta.*at least 0"),
     ],
 )
 def test_arguments_are_checked(arguments: Any, words: str) -> None:
@@ -191,10 +192,11 @@ def fit_validated(name: str, *plugins: Any, task: Any = None, sets: Any = None, 
 
 
 def test_a_misspelt_name_is_refused_before_the_training_where_the_task_names_what_it_measures() -> None:
-    known = "There will be no metric 'validation/los'. Did you mean 'validation/loss'? Known: validation/accuracy, "
     task = kit.linear_classifier(metrics={"accuracy": accuracy})
 
-    assert fit_validated("validation/los", task=task) == (0, known + "validation/loss.")
+    trained, error = fit_validated("validation/los", task=task)
+    assert trained == 0
+    assert_facts(error, "'validation/los'", "'validation/loss'", "Known: validation/accuracy, validation/loss.")
 
 
 def test_a_name_without_its_set_is_refused_before_the_training() -> None:
@@ -202,7 +204,7 @@ def test_a_name_without_its_set_is_refused_before_the_training() -> None:
     trained, error = fit_validated("validation/loss", sets=sets)
 
     assert trained == 0
-    assert error.startswith("There will be no metric 'validation/loss'")
+    assert_facts(error, "will be no metric", "'validation/loss'")
     assert "validation/day/loss, validation/night/loss;" in error
 
 
@@ -228,7 +230,7 @@ def test_a_name_that_only_the_first_validation_shows_to_be_wrong_is_refused_ther
     trained, error = fit_validated("validation/loss", task=measuring(), epochs=3)
 
     assert trained == 2
-    assert error == "There is no metric 'validation/loss'. Did you mean 'validation/mine'? Known: validation/mine."
+    assert_facts(error, "is no metric", "'validation/loss'", "'validation/mine'", "Known: validation/mine.")
 
 
 def test_a_plugin_of_the_users_own_may_add_the_metric() -> None:
@@ -262,7 +264,7 @@ def test_a_monitor_that_was_never_read_is_a_warning() -> None:
     )
 
     (warning,) = result.warnings[1:]
-    assert warning.startswith("EarlyStopping never acted: its monitored metric 'validation/loss' was not measured")
+    assert_facts(warning, "EarlyStopping", "'validation/loss'", "not measured")
     assert "ValidationSchedule(epochs=1)" in warning
     result = kit.fit(EarlyStopping("train/loss"), LogSchedule(Every(steps=50)))
     assert "'train/loss' was not measured" in result.warnings[0]

@@ -14,6 +14,7 @@ from heliograph import Run, StepEnd, Trainer
 from heliograph.core.metrics.payloads import to_image
 from heliograph.events import Event, LogCurve, LogFile, LogHistogram, LogImage, LogText
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
+from heliograph.tests.messages import assert_each
 
 mpl.use("agg")
 
@@ -49,11 +50,11 @@ def test_an_image_is_bytes_of_height_width_and_three_colours(image: Any, pixels:
 @pytest.mark.parametrize(
     ("image", "error", "words"),
     [
-        (torch.zeros(2, 3, 4, 4), ValueError, r"got \(2, 3, 4, 4\)\. For a batch"),
-        (torch.zeros(5, 4, 3), ValueError, r"with 1, 3 or 4 channels; got \(5, 4, 3\)"),
+        (torch.zeros(2, 3, 4, 4), ValueError, r"\(2, 3, 4, 4\).*batch"),
+        (torch.zeros(5, 4, 3), ValueError, r"got \(5, 4, 3\)"),
         (torch.zeros(0, 4), ValueError, "got"),
-        (torch.zeros(2, 2, dtype=torch.long), TypeError, "bytes, or floats from 0 to 1, got int64"),
-        ("a path", TypeError, "a tensor or an array of numbers, got str"),
+        (torch.zeros(2, 2, dtype=torch.long), TypeError, "to 1, got int64"),
+        ("a path", TypeError, "of numbers, got str"),
     ],
 )
 def test_what_is_not_an_image_is_refused(image: Any, error: type[Exception], words: str) -> None:
@@ -107,11 +108,11 @@ def test_nothing_is_made_where_nobody_wants_it() -> None:
     ("log", "error", "words"),
     [
         (lambda run: run.log_text("", "words"), TypeError, "got ''"),
-        (lambda run: run.log_text("a", 3), TypeError, "log_text takes .*, got int"),
-        (lambda run: run.log_histogram("a", []), ValueError, "at least one number, got none"),
-        (lambda run: run.log_curve("a", [0, 1], [0.5]), ValueError, "got 2 labels and 1 scores"),
-        (lambda run: run.log_curve("a", [0, 2], [0.5, 0.5]), ValueError, "labels that are 0 or 1"),
-        (lambda run: run.log_curve("a", [0, 1], [0.5, 3]), ValueError, r"from 0 to 1, got 0\.5 to 3: use a sigmoid"),
+        (lambda run: run.log_text("a", 3), TypeError, "log_text takes.*got int"),
+        (lambda run: run.log_histogram("a", []), ValueError, "one number, got none"),
+        (lambda run: run.log_curve("a", [0, 1], [0.5]), ValueError, "2 labels.*1 scores"),
+        (lambda run: run.log_curve("a", [0, 2], [0.5, 0.5]), ValueError, "labels.*0 or 1"),
+        (lambda run: run.log_curve("a", [0, 1], [0.5, 3]), ValueError, r"got 0\.5 to 3.*sigmoid"),
         (lambda run: run.log_figure("a", 3), TypeError, "Figure, got int"),
         (lambda run: run.log_file("a", "missing.txt"), ValueError, "missing.txt"),
     ],
@@ -127,4 +128,4 @@ def test_an_image_beyond_its_range_is_warned_of() -> None:
     trainer.bus.on(LogImage, lambda run, event: None)
     result = trainer.fit(linear_classifier(), class_batches(2), optimizer=sgd(), epochs=1)
 
-    assert result.warnings == ("The image 'bright' has values outside of 0 to 1, which are clipped: scale it first.",)
+    assert_each(result.warnings, ("'bright'", "0 to 1", "clipped"))

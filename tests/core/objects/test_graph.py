@@ -372,7 +372,7 @@ def test_a_function_that_was_edited_is_restored_as_far_as_it_has_the_variables()
 
 def test_a_class_that_was_edited_does_not_fail_a_restore() -> None:
     class Closed:
-        """It has slots now, and no such attribute."""
+        """Has slots instead."""
 
         __slots__ = ()
 

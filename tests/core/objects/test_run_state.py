@@ -11,6 +11,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
+from heliograph.tests.messages import assert_each, assert_facts
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -394,7 +395,7 @@ def test_settings_of_torch_are_named(tmp_path: Path) -> None:
         torch.set_num_threads(threads)
     assert result.resume is not None
     assert result.resume.reasons
-    assert reasons(result) == f"the number of torch's threads was {threads} and is {threads + 1}"
+    assert_facts(reasons(result), "torch's threads", threads, threads + 1)
 
 
 def test_a_roll_back_restores_them_too(tmp_path: Path) -> None:
@@ -434,12 +435,12 @@ def test_options_that_the_checkpoint_overrides_are_said(tmp_path: Path, caplog: 
         )
 
     result, is_equal = job(0.1, 4).attempts(tmp_path, job(0.1, 5, 0.5))
-    said = [
-        "momentum of optimizer was 0.9 in the program and is 0.5: the value in the checkpoint is used",
-        "step_size of the scheduler of optimizer was 4 in the program and is 5: the value in the checkpoint is used",
+    facts = [
+        ("momentum of optimizer", "0.9", "0.5", "checkpoint"),
+        ("step_size", "scheduler of optimizer", "4", "5", "checkpoint"),
     ]
-    assert [note for note in result.notes if "in the program" in note] == said
-    assert [each for each in caplog.messages if "in the program" in each] == said
+    assert_each([note for note in result.notes if "in the program" in note], *facts)
+    assert_each([each for each in caplog.messages if "in the program" in each], *facts)
     assert is_equal
     same, _ = job(0.1, 4).attempts(tmp_path / "same")
     assert not [note for note in same.notes if "in the program" in note]

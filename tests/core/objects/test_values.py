@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.objects.values import differing, encode, show_both
+from heliograph.tests.messages import assert_each
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
@@ -142,4 +143,4 @@ def test_a_resume_compares_data(changes: tuple[int, ...]) -> None:
     found = [text for text in fit(*now, resumes=True) if "the program sets it" in text]
 
     kinds = ("a tensor [5000, 1]", "a tensor [5000]", "a list of 5000")
-    assert found == [f"{places[n]} was {kinds[n]} and is one with other values: the program sets it" for n in changes]
+    assert_each(found, *[(places[n], kinds[n], "other values") for n in changes])

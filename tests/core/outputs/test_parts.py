@@ -11,6 +11,7 @@ from heliograph import DDPEngine
 from heliograph.core.outputs.collection import Collected, Collection, running, whole_of
 from heliograph.core.outputs.parts import OutputParts
 from heliograph.events import Control, Progress
+from heliograph.tests.messages import assert_each
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor
 
@@ -54,7 +55,7 @@ def test_other_rows_are_refused_at_once() -> None:
         parts.add(1, {"logits": torch.ones(2, 4)})
     with pytest.raises(TypeError) as caught:
         parts.add(1, 3)
-    assert caught.value.__notes__ == ["heliograph: in the set 'a'"]
+    assert_each(caught.value.__notes__, ["set 'a'"])
 
 
 def gathered(batches: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.outputs.parts import difference, put_together, shape_of, take_apart
+from heliograph.tests.messages import assert_facts
 
 
 class Boxes(NamedTuple):
@@ -59,15 +60,15 @@ def test_tensors_in_lists_are_copied_too() -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "said"),
     [
-        (torch.tensor(1.0), ValueError, "got a single number. For a mean over the batches, call run.track"),
-        ({"a": (torch.ones(2), np.array(2.0))}, ValueError, r"got a single number in \['a'\]\[1\]"),
-        ("text", TypeError, "got a str. .* as a list, one for each sample"),
-        ({"a": 1.5}, TypeError, r"got a float in \['a'\]"),
-        ({None: [1]}, TypeError, r"str or int; got the keys \[None\]"),
-        (torch.eye(2).to_sparse(), ValueError, r"got one of torch.sparse_coo: give value.to_dense\(\)"),
-        ([torch.ones(2)] * 3, ValueError, "got 3 items for 2 samples"),
-        (["a"], ValueError, "got 1 items for 2 samples"),
-        ({"a": torch.ones(7, 2, 3)}, ValueError, r"got 7 rows for 2 samples in \['a'\]. .* transpose"),
+        (torch.tensor(1.0), ValueError, "single number.*run.track"),
+        ({"a": (torch.ones(2), np.array(2.0))}, ValueError, r"single number in \['a'\]\[1\]"),
+        ("text", TypeError, "got a str.*list.*each sample"),
+        ({"a": 1.5}, TypeError, r"float in \['a'\]"),
+        ({None: [1]}, TypeError, r"int; got the.*\[None\]"),
+        (torch.eye(2).to_sparse(), ValueError, r"torch.sparse_coo.*value.to_dense\(\)"),
+        ([torch.ones(2)] * 3, ValueError, "3 items for 2"),
+        (["a"], ValueError, "1 items for 2"),
+        ({"a": torch.ones(7, 2, 3)}, ValueError, r"7 rows for 2.*\['a'\].*transpose"),
     ],
 )
 def test_what_cannot_be_joined_is_refused(value: Any, kind: type[Exception], said: str) -> None:
@@ -78,19 +79,19 @@ def test_what_cannot_be_joined_is_refused(value: Any, kind: type[Exception], sai
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
-        (torch.ones(1, 2), torch.ones(1, 3), "float32 rows of shape [2] and float32 rows of shape [3]"),
+        (torch.ones(1, 2), torch.ones(1, 3), ("float32 rows", "[2]", "float32 rows", "[3]")),
         (
             {"a": torch.ones(1)},
             {"a": torch.ones(1, dtype=torch.int64)},
-            "float32 rows of shape [] and int64 rows of shape [] in ['a']",
+            ("float32 rows", "[]", "int64 rows", "[]", "['a']"),
         ),
-        ({"a": [1]}, {"b": [1]}, "a dict with the keys ['a'] and a dict with the keys ['b']"),
-        (([1], [2]), ([1], None), "a list and None in [1]"),
-        (([1],), ([1], [2]), "a tuple of 1 and a tuple of 2"),
+        ({"a": [1]}, {"b": [1]}, ("dict", "['a']", "dict", "['b']")),
+        (([1], [2]), ([1], None), ("list", "None", "[1]")),
+        (([1],), ([1], [2]), ("tuple of 1", "tuple of 2")),
     ],
 )
-def test_where_two_differ(one: Any, other: Any, said: str) -> None:
-    assert difference(take_apart(one)[0], take_apart(other)[0]) == said
+def test_where_two_differ(one: Any, other: Any, said: tuple[str, ...]) -> None:
+    assert_facts(difference(take_apart(one)[0], take_apart(other)[0]), *said)
 
 
 def test_shapes_are_short() -> None:

@@ -12,6 +12,7 @@ import torch
 from heliograph import BatchEnd, Every, GradientAccumulation, LogSchedule, Plugin, Run, Supervised, Trainer, on, tuning
 from heliograph.core.rehearsal.range_test import LearningRateSearch, Ramp
 from heliograph.tests.kit import adam, class_batches, linear_classifier, sgd
+from heliograph.tests.messages import assert_facts
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -83,9 +84,7 @@ def test_it_ends_where_the_loss_diverges_and_suggests_a_rate_that_trains() -> No
     assert 1e-3 < found.suggestion < 1.0
     result = Trainer(device="cpu").fit(regression(), line(), optimizer=sgd(found.suggestion), epochs=100)
     assert result.status == "completed"
-    assert str(found).startswith(
-        f"learning rate {found.suggestion:.3g}, after {len(found.rates)} steps from 0.0001 to "
-    )
+    assert_facts(found, f"learning rate {found.suggestion:.3g}", f"{len(found.rates)} steps", "0.0001")
     assert repr(found) == f"<LearningRateSearch: {found}>"
 
 
@@ -105,7 +104,7 @@ def test_a_loss_that_never_falls_has_no_suggestion() -> None:
     task = Supervised(nn.Linear(3, 1), lambda outputs, targets: outputs.sum() * 0 + 1)
     found = find(task=task, lowest=1e-3, highest=1.0, steps=20)
     assert found.suggestion is None
-    assert str(found).startswith("the loss never fell by more than its noise, after 20 steps")
+    assert_facts(found, "never fell", "20 steps")
 
 
 def noisy(targets: Callable[[torch.Tensor], torch.Tensor]) -> TensorDataset:
@@ -185,7 +184,7 @@ def test_the_curve(tmp_path: Path) -> None:
         ({"lowest": 0.0}, "lowest= must be"),
         ({"lowest": 1.0, "highest": 0.5}, "highest= must be"),
         ({"steps": 1}, "steps= must be"),
-        ({"ramp": "cosine"}, "ramp= is 'log' or 'linear', got 'cosine'"),
+        ({"ramp": "cosine"}, "ramp=.*got 'cosine'"),
         ({"smoothing": 1.0}, "smoothing"),
         ({"diverging": 1.0}, "diverging= must be"),
     ],

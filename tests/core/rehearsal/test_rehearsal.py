@@ -40,6 +40,7 @@ from heliograph import (
 from heliograph.core.rehearsal.report import Rehearsal, plan_of
 from heliograph.tests.core.rehearsal.pair import Pair
 from heliograph.tests.kit import adam, class_batches, linear_classifier, sgd
+from heliograph.tests.messages import assert_facts, has_facts
 from torch import Tensor, nn
 
 FIRST_STEP = ["batch_start", "forward_end", "backward_end", "gradients_ready", "step_end", "batch_end", "log"]
@@ -252,9 +253,7 @@ def test_state_that_no_checkpoint_holds_is_a_problem(tmp_path: Path) -> None:
     growing = Growing()
     found = rehearse(planned(tmp_path, growing))
     assert not found.ok
-    assert found.problems[0].startswith(
-        "a resumed run does not equal an uninterrupted one: the weights (model.weight) differ at the end of epoch 0: "
-    )
+    assert_facts(found.problems[0], "resumed run", "model.weight", "epoch 0")
     assert "plugins.growing.numbers (itertools.count)" in found.problems[0]
     assert growing.factor == 1.0
 
@@ -348,10 +347,7 @@ def test_a_plugin_that_writes_where_it_always_does_is_named(tmp_path: Path) -> N
 
     found = rehearse([Notes()], validation=None)
     assert found.unredirected == ("notes",)
-    assert found.problems == (
-        f"plugin 'notes' wrote {tmp_path / 'notes.txt'}, which still exists: give it a method rehearse(folder), or "
-        f"rehearses = False.",
-    )
+    assert "not redirected: notes" in str(found)
 
 
 def test_a_plugin_that_takes_no_part(tmp_path: Path) -> None:
@@ -388,16 +384,14 @@ def test_a_saver_of_ones_own_is_resumed_from_the_state_that_it_could_save() -> N
 def test_a_place_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     (problem,) = rehearse([*planned(tmp_path)[:-1], Checkpoint(tmp_path / "runs" / "x")]).problems
-    assert (
-        problem == f"plugin 'checkpoint' could not write to {tmp_path / 'runs' / 'x'}: {tmp_path / 'runs'} is a file."
-    )
+    assert_facts(problem, "'checkpoint'", tmp_path / "runs" / "x", tmp_path / "runs", "is a file")
 
 
 def test_a_disk_that_is_too_small_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heliograph.core.rehearsal.rehearsal.room", lambda path: (100, ""))
     monkeypatch.setattr("heliograph.core.rehearsal.rehearsal.room", lambda path: (100, ""))
     (problem,) = rehearse(planned(tmp_path)).problems
-    assert problem.endswith("bytes, and 100 are free.")
+    assert_facts(problem, "bytes", "100 are free")
 
 
 def test_the_failure_of_an_observer_and_an_early_stop_are_problems() -> None:
@@ -416,10 +410,8 @@ def test_the_failure_of_an_observer_and_an_early_stop_are_problems() -> None:
             run.control.stop("enough")
 
     breaks, stops = rehearse([Breaks(), Stops()], validation=None).problems[::-1]
-    assert (
-        breaks == "plugin 'breaks' failed, though the run continued: batch_end at step 1: LookupError: no such metric"
-    )
-    assert stops == "plugin 'stops' stopped the short run: enough."
+    assert_facts(breaks, "'breaks' failed", "batch_end", "step 1", "LookupError: no such metric")
+    assert_facts(stops, "'stops'", "stopped", "enough")
 
 
 def test_warnings_are_problems_where_the_trainer_is_strict(tmp_path: Path) -> None:
@@ -500,7 +492,7 @@ def test_what_would_be_resumed_is_noted_and_not_loaded(tmp_path: Path) -> None:
     def plugins() -> list[Any]:
         return [RNGCapture(), Checkpoint(tmp_path, every=Every(epochs=1), resume="auto")]
 
-    note = f"a rehearsal does not load the checkpoint of resume='auto' for {tmp_path}"
-    assert note not in rehearse(plugins(), validation=None).notes
+    facts = ("rehearsal", "resume='auto'", tmp_path)
+    assert not any(has_facts(note, *facts) for note in rehearse(plugins(), validation=None).notes)
     Trainer(plugins(), device="cpu").fit(linear_classifier(), class_batches(2), optimizer=adam(), epochs=1)
-    assert rehearse(plugins(), validation=None).notes.count(note) == 1
+    assert sum(has_facts(note, *facts) for note in rehearse(plugins(), validation=None).notes) == 1

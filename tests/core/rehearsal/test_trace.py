@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.rehearsal.trace import Difference, Fact, leaves
+from heliograph.tests.messages import assert_facts
 
 NAMES = ("one", "the other")
 
@@ -121,40 +122,30 @@ def test_a_large_tensor_is_compared_although_only_a_sample_is_kept() -> None:
     other[99_999] = 1.0
     (leaf,) = leaves(one).values()
     assert leaf.sample.size <= 4096
-    assert (
-        sentence(one, other)
-        == "the batch differs in epoch 0, batch 2, step 1: in some bits (float32 of shape [100000])"
-    )
+    assert_facts(sentence(one, other), "batch", "epoch 0", "batch 2", "step 1", "some bits", "float32", "[100000]")
 
 
 def test_differences_in_words() -> None:
-    assert sentence({"x": torch.zeros(2)}, {"x": torch.tensor([0.0, 0.25])}) == (
-        "the batch (x) differs in epoch 0, batch 2, step 1: by up to 0.25 (float32 of shape [2])"
-    )
-    assert sentence(torch.zeros(2), torch.zeros(3)).endswith(
-        "step 1: float32 of shape [2] in one, float32 of shape [3] in the other"
-    )
-    assert sentence({"a": 1}, {}, "plugin toy") == (
-        "the state of plugin 'toy' (a) differs in epoch 0, batch 2, step 1: 1 in one, nothing in the other"
-    )
-    assert sentence({"lr": 0.1}, {"lr": 0.2}, "modules").startswith("the weights (lr) differ in epoch 0")
-    assert sentence("a" * 100, "b").endswith(f"'{'a' * 59}... in one, 'b' in the other")
-    assert sentence(torch.tensor(0.5), torch.tensor(0.25), "loss").endswith("step 1: 0.5 in one, 0.25 in the other")
-    assert sentence(torch.tensor([1.0, float("inf")]), torch.tensor([float("nan"), float("inf")])).endswith(
-        "in some bits (float32 of shape [2])"
-    )
+    here = ("epoch 0", "batch 2", "step 1")
+    off = sentence({"x": torch.zeros(2)}, {"x": torch.tensor([0.0, 0.25])})
+    assert_facts(off, "batch (x)", *here, "0.25", "float32", "[2]")
+    assert_facts(sentence(torch.zeros(2), torch.zeros(3)), "step 1", "[2]", "[3]")
+    assert_facts(sentence({"a": 1}, {}, "plugin toy"), "plugin 'toy' (a)", *here, "1 in one", "nothing")
+    assert_facts(sentence({"lr": 0.1}, {"lr": 0.2}, "modules"), "weights (lr)", "epoch 0")
+    assert_facts(sentence("a" * 100, "b"), f"'{'a' * 59}...", "'b'")
+    assert_facts(sentence(torch.tensor(0.5), torch.tensor(0.25), "loss"), "step 1", "0.5", "0.25")
+    bits = sentence(torch.tensor([1.0, float("inf")]), torch.tensor([float("nan"), float("inf")]))
+    assert_facts(bits, "some bits", "float32", "[2]")
 
 
 def test_one_run_that_does_more_than_the_other() -> None:
     longer, shorter = [fact(1), fact(2, "loss")], [fact(1)]
     whole = first_of(longer, shorter)
     assert whole is not None
-    assert whole.text == (
-        "the order differs: one has the loss in epoch 0, batch 2, step 1, the other has the end of the run"
-    )
+    assert_facts(whole.text, "order", "the loss", "epoch 0", "batch 2", "step 1", "end of the run")
     beyond = first_of(shorter, longer)
     assert beyond is not None
-    assert beyond.text.startswith("the order differs: one has the end of the run, the other has the loss in epoch 0")
+    assert_facts(beyond.text, "order", "end of the run", "the loss", "epoch 0")
 
 
 def test_values_that_are_set_aside() -> None:

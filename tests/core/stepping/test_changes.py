@@ -12,6 +12,7 @@ import pytest
 import torch
 from heliograph.events.control import CHANGES
 from heliograph.tests import kit
+from heliograph.tests.messages import assert_each, assert_facts
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
@@ -156,14 +157,14 @@ class Own:
 @pytest.mark.parametrize(
     ("act", "scheduler", "why"),
     [
-        (rate(0.5), Own, "the scheduler Own is not a torch LRScheduler"),
+        (rate(0.5), Own, "scheduler Own is not"),
         (
             rate(0.5),
             lambda each: schedulers.LambdaLR(each, lambda step: float(step != 3)),
-            "the learning rate is 0 now",
+            "learning rate is 0",
         ),
-        (rate(0.5, "other"), None, r"there is no optimizer 'other'\. Known: optimizer\."),
-        (lambda run: run.control.enable_plugin("oter", "so"), None, r"there is no plugin 'oter'\."),
+        (rate(0.5, "other"), None, r"no optimizer 'other'.*Known: optimizer"),
+        (lambda run: run.control.enable_plugin("oter", "so"), None, r"no plugin 'oter'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_a_reason(act: Any, scheduler: Any, why: str) -> None:
@@ -178,10 +179,10 @@ def test_what_cannot_be_done_is_refused_with_a_reason(act: Any, scheduler: Any, 
     assert seen.rates == plain.rates
     ((served, step),) = seen.served
     assert step == 3
-    assert [each for each in result.warnings if "refused" in each] == [
-        f"{served.by} requested {result.history[0].what} ({served.reason}), but the change was refused: "
-        f"{served.refusal}"
-    ]
+    assert_each(
+        [each for each in result.warnings if "refused" in each],
+        (served.by, result.history[0].what, served.reason, "refused", served.refusal),
+    )
     assert re.search(why, served.refusal)
 
 
@@ -209,9 +210,7 @@ def test_of_several_optimizers_the_named_one_is_changed_or_all_that_have_the_sam
     assert two_optimizers(Ask((4, rate(0.5))), rates=(0.1, 0.1)).rates[-1] == [0.5, 0.5]
     seen = two_optimizers(Ask((4, rate(0.5))), rates=(0.1, 0.2))
     assert seen.rates[-1] == [0.1, 0.2]
-    assert seen.served[0][0].refusal == (
-        "the optimizers have different learning rates (first has 0.1, second has 0.2). Give the name of one optimizer."
-    )
+    assert_facts(seen.served[0][0].refusal, "different learning rates", "first has 0.1", "second has 0.2")
 
 
 @pytest.mark.parametrize("given", [0, -1.0, float("nan"), float("inf"), "0.1", None, True])
@@ -224,8 +223,7 @@ def test_a_rate_with_which_no_step_can_be_done_is_refused() -> None:
     for given, rates, largest in ((1e39, (0.1, 0.01), 1e39), (1e19, (0.01, 0.1), 1e20)):
         seen = fit(Ask((2, rate(given))), rates=rates)
         ((served, _),) = seen.served
-        allowed = "the learning rate of torch.float32 parameters is at most 1.8e+19"
-        assert served.refusal == f"{allowed}; with {given:g} it would be {largest:g}."
+        assert_facts(served.refusal, "torch.float32", "at most 1.8e+19", f"{given:g}", f"{largest:g}")
         assert seen.rates == fit(rates=rates).rates
 
 
@@ -251,7 +249,7 @@ def test_what_the_environment_keeps_off_is_not_enabled(monkeypatch: pytest.Monke
     monkeypatch.setenv("HELIOGRAPH_PLUGINS", "-losses")
     with pytest.warns(RuntimeWarning, match="HELIOGRAPH_PLUGINS"):
         seen = fit(Ask((2, lambda run: run.control.enable_plugin("losses", "now"))), kit.Losses())
-    assert seen.served[0][0].refusal == "the environment keeps plugin 'losses' off."
+    assert_facts(seen.served[0][0].refusal, "environment", "'losses'")
 
 
 def state(folder: Path, *plugins: h.Plugin, make: Any, epochs: float, resume: Any = None) -> dict[str, Any]:
@@ -427,5 +425,5 @@ def test_a_return_undoes_what_was_switched_after_the_state(tmp_path: Path) -> No
 def test_a_request_says_what_it_is_for() -> None:
     control = h.Control(h.Progress())
     control.set_learning_rate(3e-4, "why", optimizer="generator", by="ann")
-    assert str(control.history[0]) == ("epoch 0 batch 0 step 0  ann: set_learning_rate generator 0.0003 - why")
+    assert_facts(control.history[0], "epoch 0", "batch 0", "step 0", "ann", "set_learning_rate generator 0.0003", "why")
     assert set(CHANGES) == {"set_learning_rate", "enable_plugin", "disable_plugin"}

@@ -29,6 +29,7 @@ from heliograph import (
     warmup_linear,
 )
 from heliograph.tests.kit import class_batches, fit, linear_classifier, sgd
+from heliograph.tests.messages import assert_each, assert_facts, has_facts
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
@@ -151,7 +152,7 @@ def test_of_several_optimizers_rounds_are_counted() -> None:
     )
     assert other.steps == [8]
     assert len(result.warnings) == 1
-    assert result.warnings[0].startswith("The scheduler CosineAnnealingLR of 'other' was made for the 8 planned steps")
+    assert_facts(result.warnings[0], "CosineAnnealingLR of 'other'", "8 planned steps")
     assert "was stepped 4 times" in result.warnings[0]
 
 
@@ -211,14 +212,14 @@ def test_every_group_keeps_its_own_rate_and_a_tensor_its_place() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: warmup_cosine(-1), "The warm-up must be a whole number of steps, at least 0, or a fraction such as"),
-        (lambda: warmup_cosine(True), "The warm-up must be a whole number of steps"),
+        (lambda: warmup_cosine(-1), "warm-up must.*at least 0.*fraction"),
+        (lambda: warmup_cosine(True), "warm-up must.*whole number"),
         (
             lambda: warmup_cosine(1.0),
-            "The warm-up as a fraction of the run must be a finite number, at least 0 and less",
+            "warm-up as a fraction.*less",
         ),
-        (lambda: warmup_linear(0.1, end=1.5), "end= must be a finite number, at least 0 and at most 1; got 1.5"),
-        (lambda: train(warmup_linear(5), epochs=1), "warm-up of 5 steps must be shorter than the run of 5 steps"),
+        (lambda: warmup_linear(0.1, end=1.5), "end=.*most 1; got 1.5"),
+        (lambda: train(warmup_linear(5), epochs=1), "warm-up of 5.*of 5"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(make: Callable[[], Any], words: str) -> None:
@@ -257,7 +258,7 @@ def test_an_epoch_that_ends_early_is_said_where_a_scheduler_was_made_for_it() ->
 
     _, result = train(warmup_cosine(1), Ends(), epochs=2)
     (warning,) = result.warnings
-    assert warning.startswith("The scheduler WarmupCosine was made for the 10 planned steps")
+    assert_facts(warning, "WarmupCosine", "10 planned steps")
     assert "stepped 8 times" in warning
 
 
@@ -329,10 +330,10 @@ def test_a_longer_run_takes_the_rate_of_its_own_length_and_says_so(tmp_path: Pat
 
     assert rest == whole[10:]
     assert short[-1] < rest[0]
-    text = "the scheduler WarmupCosine was made for 10 steps, the run now plans 20"
-    assert any(f"{text}: from step 10" in line for line in result.notes)
+    facts = ("WarmupCosine", "10 steps", "20")
+    assert any(has_facts(line, *facts, "step 10") for line in result.notes)
     assert result.resume is not None
-    assert result.resume.reasons == (text,)
+    assert_each(result.resume.reasons, facts)
     assert result.warnings == ()
 
 
@@ -350,10 +351,9 @@ def test_a_shorter_length_than_what_is_done_leaves_nothing_to_do_and_the_result_
         plugins = [RNGCapture(), SaveSchedule(epochs=100), Checkpoint(tmp_path, resume="auto")]
         rates, result = train(warmup_cosine(0.2), *plugins, **length)
         assert rates == []
-        assert result.warnings == (
-            f"Nothing to train: fit got {asked}, but the resumed training is already at epoch 3, batch 0, step 15. "
-            f"epochs= and steps= count from the start of the training: increase them, or start another training with "
-            f"resume=None.",
+        assert_each(
+            result.warnings,
+            ("Nothing to train", asked, "epoch 3", "batch 0", "step 15", "epochs=", "steps=", "resume=None"),
         )
 
 
@@ -363,8 +363,7 @@ def test_another_scheduler_keeps_its_length_and_the_result_warns(tmp_path: Path)
 
     attempt(tmp_path, scheduler, 2)
     _, _, result = attempt(tmp_path, scheduler, 4)
-    text = "The scheduler CosineAnnealingLR was made for 10 steps, the run now plans 20: "
-    assert result.warnings[0].startswith(text)
+    assert_facts(result.warnings[0], "CosineAnnealingLR", "10 steps", "20")
     assert "handler of CheckpointLoaded" in result.warnings[0]
 
 

@@ -568,7 +568,7 @@ def test_it_goes_back_once_for_all_losses_of_a_batch(tmp_path: Path) -> None:
 
 def test_what_an_epoch_had_begun_is_dropped_where_it_is_given_up() -> None:
     class GoBack(Plugin):
-        """Goes back to the beginning during a window, once."""
+        """Goes back once."""
 
         def __init__(self) -> None:
             self.saved: Any = None
@@ -692,13 +692,13 @@ class Yields(Gan):
 @pytest.mark.parametrize(
     ("items", "kind", "message"),
     [
-        ([], ValueError, "training_step yielded no loss for a batch"),
-        ([lambda loss: loss], TypeError, r"training_step must yield \(optimizer name, loss\)"),
-        ([None], TypeError, r"training_step must yield \(optimizer name, loss\).*got None"),
-        ([lambda loss: (1, loss)], TypeError, r"training_step must yield \(optimizer name, loss\)"),
-        ([lambda loss: ("discriminator", 0.5)], TypeError, "The loss must be a scalar tensor, got float"),
+        ([], ValueError, "yielded no loss"),
+        ([lambda loss: loss], TypeError, r"yield \(optimizer name, loss\)"),
+        ([None], TypeError, r"\(optimizer name, loss\).*got None"),
+        ([lambda loss: (1, loss)], TypeError, r"yield \(optimizer name, loss\)"),
+        ([lambda loss: ("discriminator", 0.5)], TypeError, "scalar tensor, got float"),
         ([lambda loss: ("discriminator", loss.reshape(1))], ValueError, r"got shape \[1\]"),
-        ([lambda loss: ("Discriminator", loss)], ValueError, r"Did you mean 'discriminator'\? Known: discriminator, g"),
+        ([lambda loss: ("Discriminator", loss)], ValueError, r"'discriminator'\? Known: discriminator, g"),
     ],
 )
 def test_what_is_yielded_is_checked(items: list[Any], kind: type[Exception], message: str) -> None:
@@ -746,9 +746,9 @@ class Shared(Gan):
         ({}, ValueError, "optimizer={} is empty"),
         ({"generator": adam(), 1: adam()}, TypeError, "are strings, got 1"),
         ({"a/b": adam()}, ValueError, "no '/' in 'a/b'"),
-        ({"generater": adam()}, ValueError, r"Gan has no module 'generater' .* Did you mean 'generator'\?"),
-        ({"generator": 1}, TypeError, "The optimizer 'generator': optimizer= takes a torch optimizer, or a function"),
-        ({"generator": adam()(list(nn.Linear(1, 1).parameters()))}, ValueError, "optimizer 'generator' has no param"),
+        ({"generater": adam()}, ValueError, "module 'generater'.*mean 'generator'"),
+        ({"generator": 1}, TypeError, "'generator': optimizer= takes.*function"),
+        ({"generator": adam()(list(nn.Linear(1, 1).parameters()))}, ValueError, "'generator' has no param"),
     ],
 )
 def test_optimizers_by_name_are_checked(optimizer: Any, kind: type[Exception], message: str) -> None:
@@ -940,7 +940,7 @@ def test_the_plan_says_when_each_is_stepped() -> None:
 @pytest.mark.parametrize(
     ("per", "sentence"),
     [
-        ({"discriminator": "step"}, "does not say when to step the scheduler 'generator'"),
+        ({"discriminator": "step"}, "step the scheduler 'generator'"),
         (
             {"discriminator": "step", "generater": "epoch", "generator": "step"},
             "names no scheduler 'generater'.*'generator'",
@@ -1052,7 +1052,7 @@ def test_resumed_on_two_ranks_equals_uninterrupted(ranks: Any, tmp_path: Path) -
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("window", [1, 2])
 def test_on_a_gpu_the_scaler_skips_the_step_of_one_optimizer(window: int) -> None:
     task, seen = Gan(), Seen()

@@ -17,7 +17,7 @@ ROOT = Path(heliograph.__file__).parent
 
 
 def test_a_missing_extra_gives_the_exact_command() -> None:
-    with pytest.raises(ImportError, match=r"The demo needs nowhere, which .*: pip install 'heliograph\[examples\]'$"):
+    with pytest.raises(ImportError, match=r"demo needs nowhere.*heliograph\[examples\]'$"):
         require("nowhere.at_all", "The demo", extra="examples")
     assert require("json", "nobody") is sys.modules["json"]
 
@@ -29,7 +29,7 @@ def test_a_missing_requirement_gives_its_command(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "tqdm", None)
     with pytest.raises(ImportError, match="TensorBoard needs tensorboard,"):
         TensorBoard("unused")
-    with pytest.raises(ImportError, match=r"ProgressBar needs tqdm, which .*: pip install tqdm$"):
+    with pytest.raises(ImportError, match=r"ProgressBar needs tqdm.*install tqdm$"):
         ProgressBar()
 
 

@@ -94,11 +94,11 @@ TRAINER: Any = Trainer(device="cpu")
         (lambda: OURS.Trainer(OURS.EMA(), OURS.RNGCapture()), ["Trainer([EMA(...), RNGCapture(...)])"]),
         (lambda: OURS.Trainer(kit.linear_classifier(), []), ["arguments of fit"]),
         (lambda: OURS.Every(5), ["Every(steps=5)"]),
-        (lambda: OURS.EarlyStopping(patient=3), ["EarlyStopping has no argument 'patient'", "'patience'", "min_delta"]),
+        (lambda: OURS.EarlyStopping(patient=3), ["no argument 'patient'", "'patience'", "min_delta"]),
         (lambda: OURS.EarlyStopping("validation/loss", 3), ["patience=..."]),
         (lambda: OURS.Checkpoint("runs", save_top_k=3), ["'save_top_k'", "keep_best="]),
         (lambda: OURS.Checkpoint(), ["'folder'"]),
-        (lambda: OURS.standard(patiance=3), ["standard has no argument 'patiance'", "'patience'"]),
+        (lambda: OURS.standard(patiance=3), ["no argument 'patiance'", "'patience'"]),
         (lambda: OURS.standard("runs", patiance=3), ["'patience'"]),
         (lambda: OURS.standard("runs", max_epochs=3), ["epochs="]),
         (lambda: OURS.Supervised(nn.Linear(1, 1), los_fn=nn.MSELoss()), ["'los_fn'", "'loss_fn'"]),
@@ -225,7 +225,7 @@ def hook(name: str) -> Plugin:
     ],
 )
 def test_a_method_that_only_other_frameworks_call_is_refused(name: str, event: str) -> None:
-    with pytest.raises(TypeError, match=rf"No event calls Mine\.{name}\(self, trainer, module\).*\n    @on\({event}\)"):
+    with pytest.raises(TypeError, match=rf"No event calls Mine\.{name}\(self, trainer, module\).*\n +@on\({event}\)"):
         Trainer([hook(name)], device="cpu")
 
 

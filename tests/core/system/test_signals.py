@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from heliograph.core.system import signals
 from heliograph.core.system.signals import Deadline, SignalHook
+from heliograph.tests.messages import assert_each
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +90,7 @@ def test_only_the_main_thread_can_install() -> None:
     thread = threading.Thread(target=install)
     thread.start()
     thread.join()
-    assert [str(error) for error in errors] == [
-        "Handlers of SIGTERM can only be installed in the main thread: begin the run there."
-    ]
+    assert_each(errors, ("SIGTERM", "main thread"))
 
 
 def test_a_handler_that_python_does_not_know_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

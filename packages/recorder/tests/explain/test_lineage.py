@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from heliograph.packages.recorder.tests.explain.factory import Script, recording
+from heliograph.packages.tests.facts import assert_facts
 from heliograph_recorder.explain.lineage import Parent, ancestors, parting_clock
 from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.records import Counters
@@ -53,12 +54,13 @@ def test_when_a_fork_parts(step: int, clock: float) -> None:
 
 def test_the_page_has_the_parent_and_a_mark_where_they_part() -> None:
     found = facts(recording(forked({"step": 6, "recording": "/runs/x/x_1.recording"})))
-    assert found["parent"] == {"recording": "/runs/x/x_1.recording", "text": "fork of x_1 at step 6"}
-    assert found["marks"] == [["fork", 6, 1.4, "fork of x_1 at step 6", ("/runs/x/x_1.recording",)]]
+    assert found["parent"]["recording"] == "/runs/x/x_1.recording"
+    assert_facts(found["parent"]["text"], "fork of x_1", "step 6")
+    assert found["marks"] == [["fork", 6, 1.4, found["parent"]["text"], ("/runs/x/x_1.recording",)]]
 
 
 def test_what_changed_a_fork_is_named() -> None:
     script = forked({"step": 6, "recording": "/runs/x/x_1.recording"})
     script.fields["hyper_parameters"] = {"fork_change": "main.<locals>.half"}
     assert "/runs/x/x_1.recording at step 6," in story(recording(script))
-    assert facts(recording(script))["parent"]["text"] == "fork of x_1 at step 6, changed by half"
+    assert_facts(facts(recording(script))["parent"]["text"], "fork of x_1", "step 6", "half")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from heliograph.events import Request
 from heliograph.packages.recorder.tests.recordings import PLAIN, attempt, encode, encode_attempt, write
+from heliograph.packages.tests.facts import assert_each
 from heliograph_recorder.format.checksum import format_line, to_json
 from heliograph_recorder.format.lines import ROWS, encode_head, encode_lost, items_of, mark_items
 from heliograph_recorder.format.reader import read, read_leftover
@@ -70,9 +71,9 @@ def test_a_missing_recording_is_an_error(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "is empty"),
-        ("hello\n", "is not a recording of heliograph"),
+        ("hello\n", "is not a recording"),
         ("[1]\n", "is not a recording"),
-        ('["recording",99]\n', "has format 99, this version reads 1"),
+        ('["recording",99]\n', "has format 99"),
     ],
     ids=["empty", "text", "json", "newer"],
 )
@@ -105,11 +106,12 @@ def test_damage_within_the_file_is_reported_and_the_rest_is_read(tmp_path: Path)
     path.write_text("\n".join(lines) + "\n")
     (only,) = read(path).attempts
     assert only.entries == (START, ASKED, block(0, 3))
-    assert only.damage == (
-        "line 4: damaged",
-        "line 5: a line 'happened' with unexpected values",
-        "line 6: a line 'unknown' with unexpected values",
-        "7 lines could not be written",
+    assert_each(
+        only.damage,
+        ("line 4: damaged",),
+        ("line 5", "'happened'", "unexpected"),
+        ("line 6", "'unknown'", "unexpected"),
+        ("7 lines",),
     )
 
 
@@ -333,4 +335,4 @@ def test_the_first_lines_alone(tmp_path: Path) -> None:
     path.write_text(encode_head() + "\n" + encode_attempt(PLAIN)[:30])
     assert read(path).attempts[0].damage[0].startswith("line 2 (the last")
     path.write_text(encode_head() + "\n" + encode(START) + "\n")
-    assert read(path).attempts[0].damage == ("the first line of the attempt is missing",)
+    assert_each(read(path).attempts[0].damage, ("the first line", "missing"))

@@ -129,7 +129,7 @@ def test_lines_above_the_limit_are_dropped_and_counted(
     writer.write([line(30)])
     kept, (damage,) = numbers(writer.path), read(writer.path).attempts[0].damage
     writer.close()
-    assert damage == f"{31 - len(kept)} lines could not be written"
+    assert damage.startswith(f"{31 - len(kept)} lines")
     assert kept == list(range(31 - len(kept), 31))
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from heliograph.__main__ import main
 from heliograph.packages.recorder.tests.remote.conversation import train
+from heliograph.packages.tests.facts import assert_facts
 from heliograph_recorder import Remote, attach
 from heliograph_recorder.remote import sockets
 from heliograph_recorder.remote.client import RemoteAnswer, RemoteRun
@@ -140,7 +141,7 @@ def test_the_exit_status(
 
 def test_where_no_run_lives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ask", str(tmp_path), "status"]) == 2
-    assert capsys.readouterr().err.startswith("heliograph ask: No active run")
+    assert_facts(capsys.readouterr().err, "heliograph ask: ", "No active run")
     assert main(["ask", str(tmp_path / "missing"), "status"]) == 2
 
 
@@ -262,7 +263,7 @@ def test_a_learning_rate_is_a_number(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_timeout_is_more_than_zero(timeout: Any) -> None:
     run = RemoteRun(Path("nowhere"))
     for ask in (lambda: run.status(timeout=timeout), lambda: run.log("why", timeout=timeout)):
-        with pytest.raises(ValueError, match="timeout must be a finite"):
+        with pytest.raises(ValueError, match="timeout must be"):
             ask()
 
 

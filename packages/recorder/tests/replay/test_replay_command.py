@@ -6,6 +6,7 @@ from typing import Any
 import heliograph as h
 import pytest
 from heliograph.packages.recorder.tests.recordings import fit
+from heliograph.packages.tests.facts import assert_facts
 from heliograph_recorder import Recorder
 from heliograph_recorder.replays import command
 from heliograph_recorder.replays.command import make_plugin, make_plugins, parse_plugin
@@ -20,20 +21,20 @@ def test_the_report_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert call(str(tmp_path), "--plugin", "log_schedule:when=Every(steps=6)", "--plugin", "nan_guard") == 0
     shown = capsys.readouterr().out
     assert "with log_schedule, nan_guard\n" in shown
-    assert "log_schedule would have requested log 2 times\n" in shown
+    assert_facts(shown, "log_schedule", "requested log 2")
     assert "step 6 on batch_end:" in shown
-    assert "nan_guard would have requested nothing\n  then it was switched off: " in shown
+    assert_facts(shown, "nan_guard", "nothing\n", "switched off")
 
 
 @pytest.mark.parametrize(
     ("plugin", "message"),
     [
-        ("log_schedul", "No installed plugin is named 'log_schedul'. Did you mean 'log_schedule'?"),
+        ("log_schedul", "Did you mean 'log_schedule'?"),
         (
             "log_schedule:when=3",
-            "At(steps=[10, 100])); got 3. (while making 'log_schedule:when=3')",
+            "got 3. (while making",
         ),
-        ("log_schedule:when=Every(steps=1", "takes an interval, as in LogSchedule(steps=100)"),
+        ("log_schedule:when=Every(steps=1", "as in LogSchedule(steps=100)"),
     ],
 )
 def test_a_wrong_plugin_is_refused(
@@ -62,15 +63,15 @@ def test_two_settings_of_one_plugin_are_replayed(tmp_path: Path, capsys: pytest.
     settings = [f"log_schedule:when=Every(steps={steps})" for steps in (8, 6)]
     assert call(str(tmp_path), "--plugin", settings[0], "--plugin", settings[1]) == 0
     shown = capsys.readouterr().out
-    assert "\nlog_schedule would have requested log 2 times\n" in shown
-    assert "\nlog_schedule_2 would have requested log 2 times\n" in shown
+    assert_facts(shown, "\nlog_schedule would", "log 2 times\n")
+    assert_facts(shown, "\nlog_schedule_2 would", "log 2 times\n")
     assert shown.endswith("\nlog_schedule_2 is 'log_schedule:when=Every(steps=6)'\n")
 
 
 def test_a_plugin_that_fails_sets_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit([h.ValidationSchedule(h.Every(epochs=1)), Recorder(tmp_path)], epochs=1)
     assert call(str(tmp_path), "--plugin", "early_stopping:monitor=validation/los,mode=min") == 1
-    assert "  then it failed: " in capsys.readouterr().out
+    assert "then it failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -117,24 +118,24 @@ def test_filters_are_made(text: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x=1", r"A plugin is written as name:key=value,key=value, got 'x=1'"),
-        ("early_stopping:1", r"An option is written as key=value, got '1' in 'early_stopping:1'"),
-        ("early_stopping:", r"An option is written as key=value, got ''"),
-        ("heliograph:early_stopping:1", r"An option is written as key=value, got '1'"),
-        ("x:a=1,b", r"An option is written as key=value, got 'b'"),
-        ("x:a b=1", r"An option is written as key=value, got 'a b=1'"),
-        ("x:a=1,a=2", r"The option a is given twice"),
+        ("x=1", r"name:key=value,key=value, got 'x=1'"),
+        ("early_stopping:1", r"got '1' in 'early_stopping:1'"),
+        ("early_stopping:", r"as key=value, got ''"),
+        ("heliograph:early_stopping:1", r"as key=value, got '1'"),
+        ("x:a=1,b", r"as key=value, got 'b'"),
+        ("x:a b=1", r"as key=value, got 'a b=1'"),
+        ("x:a=1,a=2", r"option a .* twice"),
         (
             "x:when=Evry(steps=5)",
-            r"'Evry\(steps=5\)' is not a filter. Did you mean 'Every'\? Known: At, Between, Every, Once",
+            r"'Evry.*Did you mean 'Every'",
         ),
-        ("x:when=Every(5)", r"A filter takes one counter by name, as in Every\(steps=5\)"),
-        ("x:when=Every(**{'steps': 5})", r"A filter takes one counter by name"),
-        ("x:when=Every(steps=print(1))", r"A filter takes plain numbers, as in Every\(steps=5\)"),
-        ("x:when=Every(steps=0)", r"Every\(steps=...\) must be a whole number, at least 1; got 0"),
-        ("x:when=Every(steps=5)|At(steps=3)", r"Filters cannot be combined here: give one, such as Every\(steps=5\)"),
-        ("x:when='Every(steps=5) | At(steps=3)'", r"Filters cannot be combined here"),
-        ("x:when=not Every(steps=5)", r"Filters cannot be combined here"),
+        ("x:when=Every(5)", r"one counter by name"),
+        ("x:when=Every(**{'steps': 5})", r"one counter by name"),
+        ("x:when=Every(steps=print(1))", r"takes plain numbers"),
+        ("x:when=Every(steps=0)", r"Every.*least 1; got 0"),
+        ("x:when=Every(steps=5)|At(steps=3)", r"cannot be combined"),
+        ("x:when='Every(steps=5) | At(steps=3)'", r"cannot be combined"),
+        ("x:when=not Every(steps=5)", r"cannot be combined"),
         ("x:when=__import__('os').system('true')", r"is not a filter"),
     ],
 )

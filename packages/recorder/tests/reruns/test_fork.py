@@ -18,6 +18,7 @@ from heliograph.packages.recorder.tests.mutated_programs import Program, make
 from heliograph.packages.recorder.tests.reruns.failing import Failing
 from heliograph.packages.recorder.tests.reruns.varied import OF_THE_FILES, varied
 from heliograph.packages.recorder.tests.reruns.varied import state_of as state_of_run
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph.tests.kit import dropout_task, random_batches
 from heliograph_recorder import Digests, NotExact, Recorder, diverge, fork, goto
 from heliograph_recorder.divergence.report import Kind
@@ -160,7 +161,7 @@ def test_without_a_recording_nothing_can_be_compared(tmp_path: Path) -> None:
 
     at_checkpoint = fork(tmp_path / "x", unrecorded, at=3, into=tmp_path / "y")
     assert [each for each in at_checkpoint.warnings if "compared" in each] == []
-    text = "recorder of the fork does not write"
+    text = "recorder of the fork"
     forked = fork(tmp_path / "x", unrecorded, at=5, into=tmp_path / "z", exact=False)
     assert forked.status == "completed"
     assert any(text in warning for warning in forked.warnings)
@@ -180,7 +181,7 @@ def test_its_lineage_is_in_its_state_its_manifests_and_its_recording(tmp_path: P
     assert saved_state(grandchild.last_checkpoint)["forked_from"] == later
     assert grandchild.last_checkpoint is not None
     assert storage.read_manifest(grandchild.last_checkpoint).forked_from == f"training {ids[1]} at step 9"
-    assert f"fork of     training {ids[1]} at step 9" in describe(grandchild.last_checkpoint)
+    assert_facts(describe(grandchild.last_checkpoint), "fork of", f"training {ids[1]}", "step 9")
     entries = read(tmp_path / "z").attempts[0].entries
     (loaded,) = [each for each in entries if isinstance(each, EventEntry) and each.event == "checkpoint_loaded"]
     assert loaded.data["forked_from"] == later
@@ -236,9 +237,7 @@ def test_a_step_that_it_never_reaches_is_a_warning(tmp_path: Path) -> None:
     for path in (tmp_path / "x").glob("*iter_10*"):
         path.unlink()
     result = fork(tmp_path / "x", program, at=10, into=tmp_path / "y", change=halve_rate)
-    assert result.warnings == (
-        "Nothing was changed or saved: the run ended before a batch after step 10. Fork it again.",
-    )
+    assert_each(result.warnings, ("Nothing was changed", "step 10"))
 
 
 @pytest.mark.parametrize("at", [10, None])
@@ -269,7 +268,7 @@ def test_a_recording_with_little_to_compare_is_a_warning(tmp_path: Path) -> None
     assert fork(tmp_path / "x", plain, at=6, into=tmp_path / "z").warnings == ()  # nothing is done again
     with goto(tmp_path / "x", plain, step=6) as paused:
         assert [each for each in paused.notes if each.startswith("the recording has neither")]
-        assert str(paused.comparison).startswith("These runs cannot be compared")
+        assert str(paused.comparison).startswith("These runs cannot be")
 
 
 def test_into_a_fork_with_its_change(tmp_path: Path) -> None:
@@ -294,7 +293,7 @@ def test_into_a_fork_with_its_change(tmp_path: Path) -> None:
             assert state_of_run(paused.run) == kept[step]
             assert paused.comparison.first is None
             assert paused.notes == []
-    reason = r"halve_rate after step 5: .*--change"
+    reason = r"halve_rate .*step 5: .*--change"
     with goto(tmp_path / "y", program, step=5) as paused, pytest.raises(NotExact, match=reason):
         paused.next_step()  # the change is before it
     with goto(tmp_path / "y", program, step=6, exact=False) as paused:
@@ -317,7 +316,7 @@ def test_the_save_of_a_change_is_where_a_fork_is_continued(tmp_path: Path) -> No
 @pytest.mark.parametrize("change", [halve_rate, 7])
 def test_a_change_of_what_is_no_fork(change: Any, tmp_path: Path) -> None:
     trained(tmp_path / "x")
-    with pytest.raises((ValueError, TypeError), match=r"not a changed fork|; got 7"):
+    with pytest.raises((ValueError, TypeError), match=r"a changed fork|got 7"):
         goto(tmp_path / "x", program, step=3, change=change)
 
 
@@ -334,7 +333,7 @@ def test_a_fork_that_stops_is_reported_by_its_stop(tmp_path: Path) -> None:
     fork(tmp_path / "x", validating, at=6, into=tmp_path / "y", change=stop)
     found = diverge(tmp_path / "x", tmp_path / "y")
     assert found.first is not None
-    assert found.first.text.startswith("stop by fork in ")
+    assert_facts(found.first.text, "stop", "fork")
     assert "which stopped it" in found.first.text
     assert found.aside == ""
 
@@ -448,7 +447,7 @@ def test_its_parent_is_a_hyper_parameter_for_trackers(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     class Seeing(h.Plugin):
-        """Keeps the description of the run."""
+        """Keeps the description."""
 
         affects_training = False
 

@@ -108,7 +108,7 @@ def go_without_a_folder(folder: Path) -> str:
 
 def test_a_folder_that_the_main_rank_cannot_make_is_an_error_on_all_ranks(ranks: Pool, tmp_path: Path) -> None:
     one, other = ranks(2).run(go_without_a_folder, tmp_path)
-    assert "No such file or directory" in one
+    assert "No such file" in one
     assert one == other
 
 

@@ -329,7 +329,7 @@ def test_what_was_asked_after_the_step_is_not_asked_of_a_fork(tmp_path: Path) ->
     assert found is not None
     assert (found.kind, found.step) == ("request", 8)
     (note,) = [each for each in forked.notes if "after step 5, are" in each]
-    assert re.fullmatch(r".*: set_learning_rate 0\.03 by \S+", note)
+    assert re.fullmatch(r".*set_learning_rate 0\.03 by \S+", note)
 
 
 def test_the_batch_after_a_steered_run_is_drilled(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_a_request_through_another_host_name_is_refused(client: Client) -> None:
         ({**STOP, "run": "1"}, "There is no run"),
         (
             {**STOP, "verb": "erase"},
-            "one of stop, save, validate, log, end_epoch, set_learning_rate",
+            "stop, save, validate, log",
         ),
         ({**STOP, "verb": ["stop"]}, "The verb must be"),
         ({**STOP, "reason": "  "}, "reason is empty"),

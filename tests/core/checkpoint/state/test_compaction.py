@@ -192,7 +192,7 @@ def test_numpys_memory_that_is_seen_as_two_dtypes_is_saved(opened: Make, state: 
     assert all(torch.equal(loaded[name], both[name]) for name in both)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 @pytest.mark.parametrize("in_background", [False, True])
 def test_nested_and_compressed_tensors_are_saved(opened: Make, state: Make, in_background: bool) -> None:

@@ -32,6 +32,7 @@ from heliograph import (
 )
 from heliograph.core.checkpoint.state.ranks import digest
 from heliograph.tests.kit import class_batches, go_through, sgd
+from heliograph.tests.messages import has_facts
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 
@@ -142,11 +143,9 @@ def test_it_is_resumed_from_anywhere_and_equal(optimizer: str, scheduler: str, t
         resumed.check_equal(whole)
         assert resumed.result.resume is not None
         assert resumed.result.resume.reasons == ()
-        note = (
-            "the 'optimizer' continues with the checkpoint's 2 parameter groups of 2 and 2 parameters, the program's "
-            "has 1 parameter group of 2 parameters"
-        )
-        assert (note in resumed.result.notes) == (int(path.stem.rpartition("_")[2]) > 3)
+        facts = ("'optimizer'", "2 parameter groups", "1 parameter group ")
+        noted = any(has_facts(note, *facts) for note in resumed.result.notes)
+        assert noted == (int(path.stem.rpartition("_")[2]) > 3)
 
 
 def test_a_group_of_named_parameters_is_resumed(tmp_path: Path) -> None:
@@ -281,10 +280,7 @@ WAYS = (
 
 
 def test_a_checkpoint_without_the_names_says_how_many_and_how_to_continue(tmp_path: Path) -> None:
-    what = (
-        r"^The 'optimizer' of the checkpoint has 2 parameter groups of 2 and 2 parameters, the program's has 1 "
-        r"parameter group of 2 parameters, and their parameters are unknown\. "
-    )
+    what = r"'optimizer'.*2 parameter groups.*1 parameter.*unknown.*"
     with pytest.raises(ValueError, match=what + WAYS):
         Ended(*edited(tmp_path, groups={}))
 

@@ -47,9 +47,7 @@ def test_every_tree_of_plain_values_is_plain(value: Any) -> None:
     "value", [{1, 2}, {"a": [{1}]}, {(1, object()): 1}, [0, (object(),)], {"a": {"b": complex(1)}}, range(3)]
 )
 def test_what_is_not_plain_is_named_by_its_place(value: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"^(a key of )?state.* is a builtins\.(set|object|complex|range): a checkpoint"
-    ):
+    with pytest.raises(TypeError, match=r"^(a key of )?state.*builtins\.(set|object|complex|range)"):
         check_plain(value, "state")
 
 
@@ -148,5 +146,5 @@ def test_what_is_no_number_is_still_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("name", ["object", "V9", "datetime64[s]"])
 def test_a_file_names_types_of_numbers_only(name: str) -> None:
-    with pytest.raises(ValueError, match="as the type of a number"):
+    with pytest.raises(ValueError, match="type of a number"):
         with_numbers({"a": 1}, {"a": name})

@@ -18,6 +18,7 @@ import torch
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Files, Store
 from heliograph.tests.core.checkpoint.storage.faulty import FULL, Death
+from heliograph.tests.messages import assert_each
 
 Make = Callable[..., Any]
 Contents = dict[str, bytes]
@@ -179,10 +180,9 @@ def test_a_save_that_fails_at_any_operation_changes_nothing(
     assert trial > 40
     if isinstance(error, OSError):
         place = re.escape(str(tmp_path))
-        said = rf"The checkpoint {place}/\d+/{name} could not be written \([\d.]+ MB are free in its folder\): "
-        said += rf"{re.escape(str(error))}\. Previous checkpoints are unchanged\."
+        said = rf"{place}/\d+/{name} could not.*[\d.]+ MB.*{re.escape(str(error))}.*unchanged"
         assert len(messages) > 40
-        assert all(re.fullmatch(said, message) for message in messages)
+        assert all(re.search(said, message) for message in messages)
 
 
 @pytest.mark.parametrize("name", ["b.pth", "a.pth"], ids=["a new name", "replacing"])
@@ -423,7 +423,7 @@ def test_a_file_that_may_grow_no_further(opened: Make, state: Make, names: Make)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(OSError, match=r"b\.pth could not be written") as info:
+        with pytest.raises(OSError, match=r"b\.pth could not be") as info:
             store.save("b.pth", state(2, big=torch.zeros(100_000)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -459,7 +459,7 @@ def test_a_disk_that_is_really_full(
     store = opened(folder=small_disk, files=files)
     store.save("a.pth", state(1, big=torch.zeros(100_000)))
     before = contents(small_disk)
-    with pytest.raises(OSError, match=r"b\.pth could not be written") as info:
+    with pytest.raises(OSError, match=r"b\.pth could not be") as info:
         store.save("b.pth", state(2, big=torch.zeros(200_000)))
 
     assert info.value.errno == errno.ENOSPC
@@ -514,5 +514,5 @@ def test_what_the_start_says(tmp_path: Path, opened: Make, state: Make, names: M
     again = Store(tmp_path, "run")
     notes = again.open()
     again.close()
-    assert notes == ["Removed files of an interrupted save: .run.data.tmp."]
+    assert_each(notes, ("interrupted save", ".run.data.tmp"))
     assert names() == ["a.pth"]

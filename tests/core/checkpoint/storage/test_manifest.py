@@ -115,15 +115,15 @@ def test_what_is_no_manifest(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"schema": SCHEMA + 1}, f"schema {SCHEMA + 1}, this version reads {SCHEMA}: update heliograph"),
-        ({"schema": SCHEMA - 1}, f"schema {SCHEMA - 1}, this version reads {SCHEMA}: .*use the version that wrote it"),
+        ({"schema": SCHEMA + 1}, f"schema {SCHEMA + 1}.*{SCHEMA}.*update"),
+        ({"schema": SCHEMA - 1}, f"schema {SCHEMA - 1}.*{SCHEMA}.*version that wrote"),
         ({"schema": "9"}, "cannot be used"),
         ({"training_id": "leave out"}, "cannot be used: 'training_id'"),
         ({"data": {}}, "cannot be used: 'bytes'"),
-        ({"shards": ["../evil.00000000.shards", ""]}, "is not the name of a folder of shards"),
+        ({"shards": ["../evil.00000000.shards", ""]}, "folder of shards"),
         ({"metrics": {"a": []}}, "cannot be used"),
         ({"progress": "leave out"}, "cannot be used: 'progress'"),
-        ({"format": "another"}, "not a checkpoint of heliograph"),
+        ({"format": "another"}, "not a checkpoint"),
     ],
 )
 def test_a_right_digest_alone_is_not_enough(changes: dict[str, Any], says: str) -> None:

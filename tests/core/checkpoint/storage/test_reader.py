@@ -23,6 +23,7 @@ from heliograph.core.checkpoint.storage.manifest import SchemaError
 from heliograph.core.checkpoint.storage.reader import Manifests
 from heliograph.core.checkpoint.storage.untrusted_files import UnreadableError
 from heliograph.core.checkpoint.weights import find_weights
+from heliograph.tests.messages import assert_each, assert_facts
 from heliograph.tests.stores import seal_as, training_named
 
 Make = Callable[..., Any]
@@ -110,7 +111,7 @@ def test_a_malicious_pickle_with_a_forged_manifest_is_refused(tmp_path: Path, op
     for verify in (True, False):
         with pytest.raises(ValueError, match="read: UnpicklingError: Unsupported"):
             storage.load(tmp_path / "evil.pth", verify=verify)
-    with pytest.raises(UnreadableError, match=r"evil\.pth .* it is intact.*cannot be read"):
+    with pytest.raises(UnreadableError, match=r"evil\.pth.*is intact.*cannot be read"):
         store.newest()
     assert not (tmp_path / "it ran").exists()
 
@@ -127,7 +128,7 @@ def test_an_intact_newest_one_that_cannot_be_read_is_not_passed_over(
         raise error("no such class")
 
     monkeypatch.setattr(torch, "load", load)
-    with pytest.raises(UnreadableError, match=r"2\.pth .* it is intact.*no such class"):
+    with pytest.raises(UnreadableError, match=r"2\.pth.*is intact.*no such class"):
         store.newest()
 
 
@@ -270,10 +271,10 @@ def test_what_cannot_be_read_may_be_of_any_run(tmp_path: Path, opened: Make, sta
     "error",
     [
         MemoryError(),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 32000000 bytes."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("of an unknown kind"),
         torch.OutOfMemoryError("CUDA out of memory."),
-        SystemError("returned NULL without setting an exception"),
+        SystemError("returned NULL"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         ImportError("No module named 'that'"),
     ],
@@ -323,7 +324,9 @@ def test_other_runs_are_none_of_its_business_unless_there_is_nothing_else(
     (tmp_path / "settings.json").write_text('{"format": "mine"}')
     store = opened()
 
-    assert store.newest() == (None, None, [f"{tmp_path} has no checkpoint of run 'run', only of 'a', 'b'."])
+    *newest, notes = store.newest()
+    assert newest == [None, None]
+    assert_each(notes, (tmp_path, "'run'", "'a', 'b'"))
     store.save("c.pth", state())
     assert store.newest()[2] == []
 
@@ -363,4 +366,4 @@ def test_of_many_other_runs_a_few_are_named(opened: Make, state: Make) -> None:
         opened(name).save(f"{name}.pth", state(name=name))
 
     (sentence,) = opened().newest()[2]
-    assert sentence.endswith("only of 'a', 'b', 'c', 'd', 'e' and 2 more.")
+    assert_facts(sentence, "'a', 'b', 'c',", "'d', 'e'", "2 more")

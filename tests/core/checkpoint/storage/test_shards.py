@@ -17,6 +17,7 @@ from heliograph.core.checkpoint.storage import Entry, Files, Store, manifest
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.reader import read_shards, shards_path
 from heliograph.tests.core.checkpoint.storage.faulty import FULL, Death, Faulty
+from heliograph.tests.messages import assert_each
 from heliograph.tests.stores import seal_as
 
 Make = Callable[..., Any]
@@ -135,7 +136,7 @@ def test_what_a_killed_writer_of_shards_left_is_removed(tmp_path: Path, opened: 
     notes = again.open()
     again.close()
     assert names() == []
-    assert notes == ["Removed files of an interrupted save: .run.shards.tmp."]
+    assert_each(notes, ("interrupted save", ".run.shards.tmp"))
 
 
 def test_shards_that_were_never_saved_go_at_the_next_save(opened: Make, state: Make, names: Make) -> None:
@@ -165,7 +166,7 @@ def test_a_damaged_shard_is_noticed(tmp_path: Path, opened: Make, state: Make, f
         shard.write_bytes(content[:-1] if fault == "cut" else content[:-1] + b"?")
     said = {
         "flipped": "SHA-256 does not match",
-        "cut": "it has 59 bytes, its manifest says 60",
+        "cut": "59 bytes, .* 60",
         "gone": "is missing",
     }
     with pytest.raises(ValueError, match=rf"shard .*b\.\w+\.shards/__1_0\.distcp.*{said[fault]}"):
@@ -187,7 +188,7 @@ def test_the_manifest_names_the_shards(tmp_path: Path, opened: Make, state: Make
     }
     for name in ("../a.00000000.shards", "a.shards", "a/00000000.shards"):
         seal_as(entry.path, replace(entry, shards=(name, "")))
-        with pytest.raises(ValueError, match="is not the name of a folder of shards"):
+        with pytest.raises(ValueError, match="folder of shards"):
             storage.read_manifest(entry.path)
 
 

@@ -19,6 +19,7 @@ from heliograph.core.checkpoint.storage import Files, Store
 from heliograph.core.checkpoint.storage.archive import compacted
 from heliograph.core.checkpoint.storage.files import prepare_folder
 from heliograph.core.checkpoint.storage.manifest import encode
+from heliograph.tests.messages import assert_facts
 
 Make = Callable[..., Any]
 
@@ -247,8 +248,7 @@ def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ValueError) as info:
             Store(folder, "run").open()
-        said = f"Nothing can be saved in {folder}: {tmp_path / 'file'} is not a folder. Choose another path."
-        assert str(info.value) == said
+        assert_facts(info.value, folder, tmp_path / "file", "not a folder")
 
 
 def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,7 +378,7 @@ def test_keyed_generators(kind: Any) -> None:
     assert not set(results[0]) & set(results[2])
 
 
-@pytest.mark.skipif(np.__version__ < "2", reason="NumPy 1 has no way to set the seed sequence of a bit generator")
+@pytest.mark.skipif(np.__version__ < "2", reason="needs NumPy 2")
 def test_the_children_of_a_keyed_generator() -> None:
     generator = np.random.default_rng(1)
     numbers = []

@@ -21,6 +21,7 @@ import torch
 from heliograph import ResumeReport, RNGCapture
 from heliograph.core.data.training_data import TrainingData
 from heliograph.events import Progress
+from heliograph.tests.messages import assert_facts
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset, TensorDataset
 
@@ -244,7 +245,7 @@ HIDDEN: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
     "an iterator": (lambda: iter([*map(float, range(999))]), next),
     "SystemRandom": (random.SystemRandom, lambda held: held.random()),
     "a counter": (lambda: {"count": 0}, counted),
-    "a cache of what was drawn": (dict, remembered),
+    "a cache of draws": (dict, remembered),
     "a cache that is drawn for each time": (dict, remembered_unseen),
     "a list that grows": (list, grown),
     "a deque that turns": (lambda: deque(range(50)), turned),
@@ -301,12 +302,12 @@ def test_what_cannot_is_named(kind: str, fit: Make) -> None:
         assert report.untracked["train loader"].startswith("By ")
 
 
-@pytest.mark.parametrize("kind", ["a counter", "os.urandom", "a cache of what was drawn"])
+@pytest.mark.parametrize("kind", ["a counter", "os.urandom", "a cache of draws"])
 def test_workers_say_it_too(kind: str, fit: Make) -> None:
     make, draw = HIDDEN[kind]
     resume = fit(DataLoader(By(make(), draw), 3, num_workers=2)).result.resume
 
-    assert "By loads the same batch differently each time" in resume.untracked["train loader"]
+    assert_facts(resume.untracked["train loader"], "By", "differently each time")
 
 
 class Collate:
@@ -390,7 +391,7 @@ def test_a_second_load_that_fails_fails_no_run(workers: int, fit: Make) -> None:
 
     assert result.progress.batches == 6
     (reason,) = result.resume.reasons
-    assert "Once was not checked for hidden state" in reason
+    assert_facts(reason, "Once", "not checked", "hidden state")
     assert "OSError: the tape" in reason
 
 
@@ -408,10 +409,7 @@ def test_what_takes_long_is_noted(fit: Make, monkeypatch: pytest.MonkeyPatch) ->
     result = fit(DataLoader(By(None, lambda held: 0.0), 3)).result
 
     assert result.resume == ResumeReport()
-    assert result.notes[-1] == (
-        "the first batch was loaded a second time to find hidden state, which took 2.0 s; RNGCapture(probe=False) "
-        "skips that"
-    )
+    assert_facts(result.notes[-1], "second time", "hidden state", "2.0 s", "RNGCapture(probe=False)")
 
 
 def test_what_was_found_once_stays(fit: Make) -> None:

@@ -213,7 +213,7 @@ def test_very_much_data_that_holds_itself() -> None:
 
 def test_large_data_is_looked_through_without_keeping_it() -> None:
     class Weighed(list[Any]):
-        """Can be referred to weakly."""
+        """Has weak references."""
 
     holder = [Weighed(range(5000))]
     gone = weakref.ref(holder[0])

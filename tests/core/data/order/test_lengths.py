@@ -120,14 +120,14 @@ def test_a_plain_loader_reads_them_too() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: h.LengthGroupedSampler([], 4), r"a length for each sample.*shape \[0\]"),
+        (lambda: h.LengthGroupedSampler([], 4), r"for each sample.*shape \[0\]"),
         (lambda: h.LengthGroupedSampler([[1, 2]], 4), r"shape \[1, 2\]"),
         (lambda: h.LengthGroupedSampler([1.5], 4), "integers, got float64"),
-        (lambda: h.LengthGroupedSampler([3, -1], 4), "at least 0; sample 1 has the length -1"),
+        (lambda: h.LengthGroupedSampler([3, -1], 4), "sample 1 .*length -1"),
         (lambda: h.LengthGroupedSampler([3], 0), "batch_size"),
-        (lambda: h.TokenBudgetBatchSampler([3, 9], 8), "Sample 1 has 9 tokens.* at most 8"),
-        (lambda: h.TokenBudgetBatchSampler([7], 7, multiple_of=8), "padded to a multiple of 8"),
-        (lambda: h.TokenBudgetBatchSampler([0], 7), "at least 1; sample 0 has the length 0"),
+        (lambda: h.TokenBudgetBatchSampler([3, 9], 8), "Sample 1 has 9.*8"),
+        (lambda: h.TokenBudgetBatchSampler([7], 7, multiple_of=8), "a multiple of 8"),
+        (lambda: h.TokenBudgetBatchSampler([0], 7), "sample 0 .*length 0"),
         (lambda: h.TokenBudgetBatchSampler([1], 7, max_samples=0), "max_samples"),
         (lambda: h.TokenBudgetBatchSampler([1], 7, shuffle=1), "shuffle"),  # type: ignore[arg-type]
     ],

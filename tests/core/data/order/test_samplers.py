@@ -171,7 +171,7 @@ def test_no_size(kind: Any, size: Any) -> None:
 @pytest.mark.parametrize("kind", [RandomSampler, SequentialSampler])
 @pytest.mark.parametrize("size", [0, -1, []])
 def test_no_samples(kind: Any, size: Any) -> None:
-    with pytest.raises(ValueError, match=r"at least 1 sample, got (0|-1)"):
+    with pytest.raises(ValueError, match=r"1 sample, got (0|-1)"):
         kind(size)
 
 
@@ -189,7 +189,7 @@ def test_ranks_out_of_range(rank: int, world_size: int) -> None:
 
 @pytest.mark.parametrize(("rank", "world_size", "name"), [(False, 2, "rank"), (0, 2.0, "world_size"), ("0", 1, "rank")])
 def test_ranks_of_another_type(rank: Any, world_size: Any, name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
+    with pytest.raises(ValueError, match=rf"{name} .*whole number"):
         DistributedSampler(SequentialSampler(5), rank, world_size)
 
 
@@ -203,5 +203,5 @@ def test_a_sampler_without_the_protocol(sampler: Any) -> None:
 def test_starts_out_of_range(start: int) -> None:
     samplers = [RandomSampler(5), SequentialSampler(5), DistributedSampler(SequentialSampler(10), 0, 2)]
     for sampler in samplers:
-        with pytest.raises(ValueError, match=f"start must be 0 to 5, the length of the sampler, got {start}"):
+        with pytest.raises(ValueError, match=rf"start.*0 to 5.*got {start}"):
             sampler.indices(1, 0, start)

@@ -28,6 +28,7 @@ from heliograph import (
 )
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.stateful import StatefulSource
+from heliograph.tests.messages import assert_facts
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -111,7 +112,7 @@ def test_a_stream_continues_where_it_stood(kind: Any, step: int, fit: Make) -> N
     assert resumed.is_tail_of(whole)
     assert (loader.position, loader.read) == (10, 10 - step)
     (reason,) = resumed.result.resume.reasons
-    assert f"a {kind.__name__} keeps its own position; its random draws are unknown" in reason
+    assert_facts(reason, kind.__name__, "its own position")
 
 
 def test_a_generator_whose_state_a_loader_saves_is_left_alone(fit: Make) -> None:
@@ -331,7 +332,7 @@ def test_a_sampler_in_it_that_keeps_no_state_is_not_believed(drawing: Make, fit:
         )
     ]
     assert [len(sentences) for sentences in known] == [1, 1, 1, 0]
-    assert known[0][0].startswith("a SubsetRandomSampler in a StatefulDataLoader saves no state")
+    assert_facts(known[0][0], "SubsetRandomSampler", "StatefulDataLoader", "no state")
     assert known[1][0].startswith("a BatchSampler in a")
 
 
@@ -416,9 +417,7 @@ class ByName(Numbers):
         return super().__getitem__({"a": 0, "b": 1}[index])
 
 
-@pytest.mark.parametrize(
-    ("kind", "hidden"), [(Numbers, None), (Counting, "Counting loads the same batch differently each time")]
-)
+@pytest.mark.parametrize(("kind", "hidden"), [(Numbers, None), (Counting, "Counting loads the same")])
 def test_the_first_samples_are_loaded_twice(kind: Any, hidden: str | None, fit: Make) -> None:
     def make() -> Any:
         return StatefulDataLoader(kind(), 3)

@@ -133,7 +133,7 @@ def test_it_ends_although_another_process_holds_the_sentinel(
     parents: list[int], exists: bool, looks: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Ended(BaseException):
-        """In place of the end of the process."""
+        """Replaces the process end."""
 
     def end(status: int) -> None:
         raise Ended

@@ -8,8 +8,8 @@ from typing import Any
 
 from heliograph.spi import require
 
-from .callbacks.arguments import check_given
-from .callbacks.plugin import HuggingFacePlugin
+from .arguments import check_given
+from .plugin import HuggingFacePlugin
 
 BARS = "draws its own progress bar, which conflicts with others: add ProgressBar() to the plugins"
 REPLACED = {

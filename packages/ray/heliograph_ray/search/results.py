@@ -12,7 +12,7 @@ from heliograph.spi import Store, describe_error, read_manifest, require
 
 from ..storage import StoredFolder
 from .location import Location, search_location
-from .trainable import TrialFailed
+from .trial import TrialFailed
 
 PURPOSE = "heliograph_ray.tune_results"
 ENDED = ("TERMINATED", "ERROR")
