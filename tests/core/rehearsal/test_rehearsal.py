@@ -486,13 +486,3 @@ def test_what_would_fail_at_the_start_fails_here_too(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing\.pth"):
         rehearse([Checkpoint(tmp_path, every=Every(epochs=1), resume=tmp_path / "missing.pth")], validation=None)
     assert not list(tmp_path.iterdir())
-
-
-def test_what_would_be_resumed_is_noted_and_not_loaded(tmp_path: Path) -> None:
-    def plugins() -> list[Any]:
-        return [RNGCapture(), Checkpoint(tmp_path, every=Every(epochs=1), resume="auto")]
-
-    facts = ("rehearsal", "resume='auto'", tmp_path)
-    assert not any(has_facts(note, *facts) for note in rehearse(plugins(), validation=None).notes)
-    Trainer(plugins(), device="cpu").fit(linear_classifier(), class_batches(2), optimizer=adam(), epochs=1)
-    assert sum(has_facts(note, *facts) for note in rehearse(plugins(), validation=None).notes) == 1

@@ -28,8 +28,9 @@ def test_after_a_signal_nothing_is_validated_at_the_end(tmp_path: Path) -> None:
     (note,) = [each for each in result.notes if each.startswith("the newest checkpoint is")]
     path = result.last_checkpoint
     assert path is not None
-    assert_facts(
-        note, str(path), f"step {result.progress.steps}", "no step is lost", f"Checkpoint('{tmp_path}', resume='auto')"
+    assert note == (
+        f"the newest checkpoint is {path}, of step {result.progress.steps}, no step is lost; to resume it, "
+        f"Checkpoint('{tmp_path}', resume='{path}')"
     )
 
 
