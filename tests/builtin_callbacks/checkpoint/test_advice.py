@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from heliograph import Checkpoint, Every, Plugin, Run, StepEnd, on
 from heliograph.tests.kit import class_batches, fit
-from heliograph.tests.messages import assert_each, has_facts
+from heliograph.tests.messages import has_facts
 
 
 def test_a_folder_that_is_gone_is_said_and_nothing_in_it_is_named_as_what_to_resume(tmp_path: Path) -> None:

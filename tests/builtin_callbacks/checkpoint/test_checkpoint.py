@@ -42,7 +42,7 @@ from heliograph import (
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Files
 from heliograph.tests.kit import adam
-from heliograph.tests.messages import assert_each, has_facts
+from heliograph.tests.messages import assert_each
 from heliograph.tests.stores import unseal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset

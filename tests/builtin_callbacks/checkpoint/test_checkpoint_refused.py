@@ -15,7 +15,7 @@ from heliograph import BatchEnd, Checkpoint, CheckpointLabel, Plugin, Resume, Ru
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage.files import PAUSES, SYSTEM
 from heliograph.tests.kit import checkpoint_names, contents, damage
-from heliograph.tests.messages import assert_each, assert_facts, has_facts
+from heliograph.tests.messages import assert_each, assert_facts
 from heliograph.tests.stores import seal, seal_as, unseal
 
 Make = Callable[..., Any]

@@ -296,7 +296,7 @@ def test_each_removal_is_reported_once_with_its_reason_before_the_run_is_closed(
 
 
 def test_the_reason_names_the_best_that_are_kept_too(fit: Make, tmp_path: Path) -> None:
-    removals, words = Removals(), "keep_last=2, keep_best=1"
+    removals = Removals()
     fit(Checkpoint(tmp_path, keep_last=2, **MONITOR), [2.0, 1.0, 3.0, 4.0, 5.0], removals)
 
     removed = removals.of(CheckpointPruned)

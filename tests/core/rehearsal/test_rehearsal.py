@@ -40,7 +40,7 @@ from heliograph import (
 from heliograph.core.rehearsal.report import Rehearsal, plan_of
 from heliograph.tests.core.rehearsal.pair import Pair
 from heliograph.tests.kit import adam, class_batches, linear_classifier, sgd
-from heliograph.tests.messages import assert_facts, has_facts
+from heliograph.tests.messages import assert_facts
 from torch import Tensor, nn
 
 FIRST_STEP = ["batch_start", "forward_end", "backward_end", "gradients_ready", "step_end", "batch_end", "log"]

@@ -19,7 +19,6 @@ from heliograph.core.checkpoint.storage import Files, Store
 from heliograph.core.checkpoint.storage.archive import compacted
 from heliograph.core.checkpoint.storage.files import prepare_folder
 from heliograph.core.checkpoint.storage.manifest import encode
-from heliograph.tests.messages import assert_facts
 
 Make = Callable[..., Any]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from heliograph import Checkpoint, Every, Preemption, SaveSchedule, ValidationSchedule
-from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches
 from heliograph_testing.chaos import Chaos, Fault
