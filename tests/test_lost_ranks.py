@@ -83,24 +83,21 @@ def test_a_rank_that_hangs_before_its_summary_is_named_by_the_other(tmp_path: Pa
     assert (error.rank, error.kind) == (1, "hung")
     assert (seen["rank"], seen["kind"]) == (1, "hung")
     waits = {"work": "backward", "ask": "the boundary"}[others]
-    assert_facts(log.splitlines()[1], "rank 0", waits, "1 s", "in train", "epoch 0", "batch 2", "step 2")
+    assert log.splitlines()[1].startswith(f"  rank 0 waits in {waits} for 1 s; in train, epoch 0, batch 2, step 2; at ")
 
 
 @pytest.mark.whole
 def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     error, seen, log = lose(tmp_path, 1, "hang")
     assert (error.rank, error.kind) == (1, "hung")
-    assert_each(
-        [note for note in error.__notes__ if "rank 1" in note.partition("\n")[0]], ("rank 1 hung", "exit status 1")
-    )
+    assert not [note for note in error.__notes__ if "rank 1" in note.partition("\n")[0]]
     assert "(rank 1 hung)." in capfd.readouterr().err
     assert (seen["rank"], seen["kind"]) == (1, "hung")
-    place = ("in train", "epoch 0", "batch 2", "step 2", "batch_end")
-    assert_facts(seen["text"], "no collective", *place)
+    assert seen["text"].startswith("it is in no collective; in train, epoch 0, batch 2, step 2; at ")
     assert " < hang_for_ever (lost_rank.py:" in seen["text"]
     first, waits, hangs = log.splitlines()[:3]
-    assert_facts(first, "rank 0 waits", "Places of the ranks")
-    assert_facts(waits, "rank 0 waits", "boundary", "1 s", *place)
+    assert first == "rank 0 waits in a collective. Places of the ranks:"
+    assert waits.startswith("  rank 0 waits in the boundary for 1 s; in train, epoch 0, batch 2, step 2; at ")
     assert " < hang_for_ever (lost_rank.py:" in hangs
 
 

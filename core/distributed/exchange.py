@@ -46,16 +46,6 @@ def reduce_alone(value: Any, how: Reduction) -> Any:
     return value / 1 if how == "mean" else sum([value]) if how == "sum" else value
 
 
-def check_gathered(tensor: Any) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"gather takes a tensor, got {type(tensor).__name__}: for other objects, use gather_objects.")
-
-
-def check_source(source: int, world_size: int) -> None:
-    if not 0 <= source < world_size:
-        raise ValueError(f"broadcast has no source rank {source}: ranks count from 0 to {world_size - 1}.")
-
-
 def _is_exact(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
@@ -159,7 +149,6 @@ class Exchange:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, by rank, on this rank's device; their shapes and types may differ."""
-        check_gathered(tensor)
         with self.collective("gather"):
             return self._gather(tensor.detach())
 
@@ -170,13 +159,17 @@ class Exchange:
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Return the tensor, on this rank's device type, or the object of one rank on all ranks."""
-        check_source(source, self.world_size)
         with self.collective("broadcast"):
             self.begin(f"broadcast from rank {source}")
-            if self.rank != source:
-                return self._receive(source)
-            self._send(value)
-            return value
+            sent: list[Any] = [None]
+            if self.rank == source:
+                is_tensor = isinstance(value, Tensor)  # a clone, because a view would be sent with its whole storage
+                sent = [(value.detach().cpu().clone(), value.device.type) if is_tensor else (value, "cpu")]
+            dist.broadcast_object_list(sent, source, group=self.control)
+            received, device_type = sent[0]
+            if self.rank == source:
+                return value
+            return received if device_type == "cpu" else received.to(self.device)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -339,27 +332,6 @@ class Exchange:
             dist.all_gather(buffers, sent, self.control)
             received = [buffer.numpy().tobytes() for buffer in buffers]
         return [_unpickle(content) for content in received]
-
-    def _send(self, value: Any) -> None:
-        # For a tensor, its shape, type and device are sent first.
-        is_tensor = isinstance(value, Tensor)
-        kind = (value.shape, value.dtype, value.device.type) if is_tensor else None
-        dist.broadcast_object_list([kind, None if is_tensor else value], self.rank, group=self.control)
-        if is_tensor:
-            self.broadcast_tensor(plain_bytes(value.detach()), self.rank)
-
-    def _receive(self, source: int) -> Any:
-        objects: list[Any] = [None, None]
-        dist.broadcast_object_list(objects, source, group=self.control)
-        kind, value = objects
-        if kind is None:
-            return value
-        shape, dtype, device = kind
-        received = torch.empty(
-            shape.numel() * dtype.itemsize, dtype=torch.uint8, device="cpu" if device == "cpu" else self.device
-        )
-        self.broadcast_tensor(received, source)
-        return received.view(dtype).reshape(shape)
 
 
 @cache

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from dis import opname
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Generic, Self, TypeVar, cast
 
 from torch.distributed import DistError, ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
@@ -26,21 +26,8 @@ class LateRankError(DistError):
     """A rank is alive, but did not arrive in time."""
 
 
-class JsonFacts:
-    """A dataclass that ranks exchange as JSON."""
-
-    __slots__ = ()
-
-    @classmethod
-    def read(cls, text: str | bytes) -> Self:
-        return cls(**json.loads(text))
-
-    def write(self: Any) -> str:
-        return json.dumps(asdict(self))
-
-
 @dataclass(frozen=True, slots=True)
-class Failure(JsonFacts):
+class Failure:
     """The report about the rank that failed first.
 
     Attributes:
@@ -60,16 +47,21 @@ class Failure(JsonFacts):
     @classmethod
     def of(cls, error: BaseException, rank: int, place: str) -> Self:
         """Return the report about an exception."""
-        return cls(rank, qualified_name(type(error)), error_text(error), place, isinstance(error, KeyboardInterrupt))
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        return cls(rank, name, error_text(error), place, isinstance(error, KeyboardInterrupt))
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Self:
+        return cls(**json.loads(text))
+
+    def write(self) -> str:
+        return json.dumps(asdict(self))
 
     def as_error(self) -> BaseException:
         """Return the exception for the other ranks: KeyboardInterrupt after a Ctrl-C, else RankFailed."""
         error = RankFailed(self.rank, self.kind, self.text, self.place)
         return KeyboardInterrupt(str(error)) if self.interrupt else error
-
-
-def qualified_name(kind: type[BaseException]) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def is_broken_collective(error: BaseException) -> bool:
@@ -109,9 +101,8 @@ def _holds_group(value: object) -> bool:
 def _is_broken(error: BaseException) -> bool:
     if isinstance(error, DistError):
         return True
-    return (
-        isinstance(error, RuntimeError) and bool(BROKEN.search(error_text(error))) and not _was_raised_in_python(error)
-    )
+    is_by_text = isinstance(error, RuntimeError) and BROKEN.search(error_text(error)) is not None
+    return is_by_text and not _was_raised_in_python(error)
 
 
 def _is_late(error: BaseException) -> bool:
@@ -122,11 +113,9 @@ def _was_raised_in_python(error: BaseException) -> bool:
     # An error with a `raise` is user code, whatever its text; errors of a backend come from C++. The functions in the
     # traceback show nothing, because user code runs within torch's wrappers and may call collectives itself.
     trace = error.__traceback__
-    if trace is None:
-        return False
-    while trace.tb_next is not None:
+    while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    return trace is not None and opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 def error_chain(error: BaseException) -> Iterator[BaseException]:

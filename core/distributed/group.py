@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
@@ -14,7 +15,6 @@ from datetime import timedelta
 from importlib import import_module
 from mmap import mmap
 from pathlib import Path
-from secrets import token_bytes
 from struct import Struct
 from time import monotonic, sleep
 from typing import Any
@@ -33,15 +33,9 @@ from .exchange import Exchange
 from .failure import LateRankError, is_broken_collective
 from .membership import Membership
 
-try:
-    import fcntl
-except ImportError:  # Windows; its ranks use gloo
-    fcntl = None  # type: ignore[assignment]
-
 HEAD = Struct("<QII")  # the number of a round, the length of the message, its checksum
 SLOT = 4096  # bytes for a head and a message
 SLOTS = 8  # per rank, for rounds that some rank has not collected; at most 6
-TOKEN = 32  # bytes
 MEMORY = Path("/dev/shm")  # noqa: S108  # memory of this machine; another folder may be shared by machines
 SPIN = 50e-6  # seconds of polling without a sleep; short, because another rank may need this core
 FIRST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
@@ -75,8 +69,8 @@ class Board:
         self.has_failed: Callable[[], bool] = bool
         self._posted, self._collected = 0, 0
         self._uncollected: deque[bytes] = deque()  # this rank's messages
-        self._memory = mmap(file, _size(world_size))
-        self._begins = [TOKEN + rank * SLOTS * SLOT for rank in range(world_size)]
+        self._memory = mmap(file, SLOTS * SLOT * world_size)
+        self._begins = [rank * SLOTS * SLOT for rank in range(world_size)]
 
     def post(self, message: bytes) -> None:
         self._uncollected.append(message)
@@ -154,61 +148,29 @@ def open_board(
         broadcast: returns a value of rank 0 on all ranks.
         gather: returns the values of all ranks.
     """
-    token, descriptor, path = token_bytes(TOKEN), None, None
-    with suppress(OSError):  # no space, or no such folder
-        if rank == 0 and fcntl is not None:
-            descriptor, path = _create_file(world_size, token)
-    created, board = path, None
+    created, descriptor, is_written, is_ready, board = "", -1, False, False, None
     try:
-        path, token = broadcast((path, token))
-        if rank and path is not None and fcntl is not None:
-            descriptor = _open_file(path, token)
-        is_locked = descriptor is not None and _lock(descriptor, rank)
-        if all(gather(is_locked)) and descriptor is not None:
+        with suppress(OSError):  # no space, or no such folder
+            if rank == 0:
+                descriptor, created = tempfile.mkstemp(prefix="heliograph-", dir=MEMORY)
+                # Written in full: a write into a hole of a full disk would end the process.
+                Path(created).write_bytes(bytes(SLOTS * SLOT * world_size))
+                is_written = True
+        path = broadcast(created if is_written else "")
+        with suppress(OSError):  # the file of another machine or container, or a file system without locks
+            if rank and path:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            if path:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
+                is_ready = True
+        if all(gather(is_ready)):
             board = Board(descriptor, rank, world_size, timeout)
     finally:
-        if created is not None:
+        if created:
             Path(created).unlink()
-        if descriptor is not None and board is None:
+        if descriptor >= 0 and board is None:
             os.close(descriptor)
     return board
-
-
-def _create_file(world_size: int, token: bytes) -> tuple[int, str]:
-    # Written in full: a write into a hole of a full disk would end the process.
-    descriptor, path = tempfile.mkstemp(prefix="heliograph-", dir=MEMORY)
-    try:
-        with open(descriptor, "wb", closefd=False) as file:  # a descriptor
-            file.write(token + bytes(_size(world_size) - TOKEN))
-    except OSError:
-        os.close(descriptor)
-        Path(path).unlink()
-        raise
-    return descriptor, path
-
-
-def _open_file(path: str, token: bytes) -> int | None:
-    # The token shows that it is rank 0's file, not one of another machine or container.
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    if os.read(descriptor, TOKEN) == token:
-        return descriptor
-    os.close(descriptor)
-    return None
-
-
-def _lock(descriptor: int, rank: int) -> bool:
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
-    except OSError:  # the file system has no locks
-        return False
-    return True
-
-
-def _size(world_size: int) -> int:
-    return TOKEN + SLOTS * SLOT * world_size
 
 
 LENGTH = 2  # bytes of the length before a message
@@ -314,7 +276,6 @@ class Group(Exchange):
 
 
 Socket = tuple[int, int]  # descriptor and inode, because descriptors are reused
-FOLDER = Path("/dev/fd")  # the descriptors of this process; Windows has neither it nor forks
 _group_sockets: set[Socket] = set()
 
 
@@ -332,7 +293,7 @@ def close_in_children() -> Iterator[None]:
 
 def _sockets() -> set[Socket]:
     sockets: set[Socket] = set()
-    for name in os.listdir(FOLDER) if FOLDER.is_dir() else ():  # noqa: PTH208  # numbers, not files
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208  # the descriptors of this process: numbers, not files
         with suppress(OSError):  # the descriptor of the listing itself
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
@@ -348,8 +309,7 @@ def _close_group_sockets() -> None:
     _group_sockets.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_group_sockets)
+os.register_at_fork(after_in_child=_close_group_sockets)
 
 
 OFFER = "heliograph/offer"
@@ -423,7 +383,7 @@ def _invite(store: Store, member: Membership, timeout: float, end: float) -> str
     # Rank 0 offers a nonce, and confirms it when all ranks have answered.
     nonce = uuid4().hex
     answers = {rank: _answer(nonce, rank) for rank in range(1, member.world_size)}
-    store.set(OFFER, json.dumps([nonce, member.world_size]))
+    store.set(OFFER, nonce)
     for _ in _polls(end):
         if store.check(list(answers.values())):
             confirmed = [nonce, *(store.get(key).decode() for key in answers.values())]
@@ -436,24 +396,17 @@ def _invite(store: Store, member: Membership, timeout: float, end: float) -> str
 def _accept(store: Store, member: Membership, timeout: float, end: float) -> str:
     # The other ranks answer each offer until rank 0 confirms their own answer.
     nonce = uuid4().hex
-    offer, answered, world_size = "", "", member.world_size
+    offer = ""
     for _ in _polls(end):
         if not store.check([OFFER]):
             continue
-        offer, world_size = json.loads(store.get(OFFER))
-        if world_size != member.world_size:  # from an attempt with another number of processes
-            continue
-        if offer != answered:
+        if (newest := store.get(OFFER).decode()) != offer:
+            offer = newest
             store.set(_answer(offer, member.rank), nonce)
-            answered = offer
-        if store.check([_go(offer)]) and json.loads(store.get(_go(offer)))[member.rank] == nonce:
-            return str(offer)
-    if world_size != member.world_size:
-        raise TimeoutError(
-            f"Rank {member.rank} expects {member.world_size} ranks, but rank 0 expects {world_size}: set the same "
-            f"WORLD_SIZE for all."
-        )
-    absent = [rank for rank in range(1, world_size) if not store.check([_answer(offer, rank)])]
+        # An offer of an earlier attempt, perhaps of fewer ranks, does not have this nonce.
+        if store.check([_go(offer)]) and json.loads(store.get(_go(offer)))[member.rank :][:1] == [nonce]:
+            return offer
+    absent = [rank for rank in range(1, member.world_size) if not store.check([_answer(offer, rank)])]
     is_open = offer and not store.check([_go(offer)])
     raise TimeoutError(_missing(absent if is_open and absent else [0], member, timeout))
 

@@ -22,7 +22,6 @@ from typing import Any
 from ...events.checks import check_number, check_whole_number
 from ...events.errors import describe_error
 from ..system.errors import RankFailed
-from ..system.extras import kind_of
 from ..system.signals import SignalHook
 from .exceptions import Carried, ProcessFailure, silent_death
 from .queue import Frame, open_queue, receive, send
@@ -57,10 +56,17 @@ class RankProcess:
         spawn = get_context("spawn")
         self._pipe, child_end = spawn.Pipe()
         # Not a daemon: daemons cannot have children, such as the workers of a loader.
-        arguments = child_end, rank, call, grace, get_start_method()
+        arguments = child_end, call, grace, get_start_method()
         self._process = spawn.Process(target=enter, args=arguments, name=f"rank-{rank}", daemon=False)
-        with child_end, environment(variables), _interrupts_blocked():
-            self._process.start()
+        # The process inherits the block, until it is ready for a Ctrl-C.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with child_end, environment(variables):
+                self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        assert self._process.pid is not None
+        self._pid = self._process.pid
         self._reader = self._start_reading()
         self._waiter = Thread(target=self._wait, name="heliograph-launch", daemon=True)
         self._waiter.start()
@@ -86,9 +92,9 @@ class RankProcess:
 
     def pass_on(self, signum: int) -> None:
         """Send it a signal that this process got."""
-        if not self.ended and self._process.pid is not None:
+        if not self.ended:
             with suppress(ProcessLookupError):  # it is reaped only after `ended`, so the PID is not reused
-                os.kill(self._process.pid, signum)
+                os.kill(self._pid, signum)
 
     def kill(self) -> None:
         """Kill it and its child processes, unless it has ended."""
@@ -119,21 +125,16 @@ class RankProcess:
 
     def _wait(self) -> None:
         # Only the main thread reaps the process, so that its PID is not reused before.
-        assert self._process.pid is not None
-        if hasattr(os, "waitid"):
-            with suppress(ChildProcessError):  # reaped by code that waits for any child
-                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        else:  # Windows
-            self._process.join()
+        with suppress(ChildProcessError):  # reaped by code that waits for any child
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
         if self._reader.is_alive():  # no report: its child processes may be alive
             self._kill_group()
             self._reader.join(DRAIN)
         self._events.put(Frame("ended", self.rank))
 
     def _kill_group(self) -> None:
-        if hasattr(os, "killpg") and self._process.pid is not None:
-            with suppress(ProcessLookupError, PermissionError):  # no such group, or macOS: only zombies are in it
-                os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):  # no such group, or macOS: only zombies are in it
+            os.killpg(self._pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -186,19 +187,6 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    # A process that is started within inherits the block, until it is ready for a Ctrl-C.
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
 class ParentConnection:
     """The connection to the parent. Threads use it, because a signal may interrupt a write of the main thread.
 
@@ -238,45 +226,37 @@ class ParentConnection:
         os._exit(1)
 
 
-def enter(pipe: Connection, rank: int, call: bytes, grace: float, start_method: str) -> None:
+def enter(pipe: Connection, call: bytes, grace: float, start_method: str) -> None:
     """Run a rank; do not return.
 
     Args:
         pipe: to the parent.
-        rank: this process's number.
         call: the function and its arguments, pickled; the parent sends further calls.
         grace: seconds that this process has to end when the parent is gone.
         start_method: the parent's default start method, which this process uses too.
     """
     # A spawned process would also spawn, for example, loader workers. A default stays a default.
     set_start_method(None if start_method == get_all_start_methods()[0] else start_method, force=True)
-    if hasattr(os, "setpgid"):  # Windows has none
-        os.setpgid(0, 0)  # so that a terminal's Ctrl-C arrives once, through the parent
+    os.setpgid(0, 0)  # so that a terminal's Ctrl-C arrives once, through the parent
     send(pipe, Frame("began"))
     parent = ParentConnection(pipe, grace)
     open_queue(lambda message: parent.send(Frame("message", payload=message)))
     while call:
-        report = _run(rank, call)
+        report = _run(call)
         _flush()
         call = parent.report(report)
     _leave()
 
 
-def _run(rank: int, call: bytes) -> Frame:
+def _run(call: bytes) -> Frame:
     try:
-        _block_interrupts(signal.SIG_UNBLOCK)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         function, args, kwargs = _load(call)
-        return Frame("value", payload=_dump(function(*args, **kwargs), rank))
+        return Frame("value", payload=pickle.dumps(function(*args, **kwargs)))
     except BaseException as error:  # noqa: BLE001  # raised in the parent
         return Frame("error", payload=pickle.dumps(Carried.of(error)))
     finally:
-        _block_interrupts(signal.SIG_BLOCK)
-
-
-def _block_interrupts(how: int) -> None:
-    # The parent starts its children with Ctrl-C blocked.
-    if hasattr(signal, "pthread_sigmask"):  # Windows has none
-        signal.pthread_sigmask(how, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _load(call: bytes) -> Any:
@@ -287,16 +267,6 @@ def _load(call: bytes) -> Any:
             f"launch could not load the function or its arguments in a new process: {describe_error(error)}. "
             f"Define them at module level in files that this process can import; in the script itself, outside of "
             f'`if __name__ == "__main__":`.'
-        ) from error
-
-
-def _dump(value: Any, rank: int) -> bytes:
-    try:
-        return pickle.dumps(value)
-    except Exception as error:
-        raise TypeError(
-            f"Rank {rank} returned {kind_of(value)} that cannot be pickled, so launch cannot return it: {error}. "
-            f"Return plain data, or nothing."
         ) from error
 
 
@@ -352,11 +322,10 @@ def launch(
     start method of this process.
 
     A rank has succeeded when `fn` has returned and its value has arrived here. When a rank fails, its error leaves
-    launch with its type, cause and attributes; a type that cannot be imported here is replaced by one of the same name
-    that inherits from its nearest importable base. The error of the rank that failed first is raised, not one that
-    followed from it. Its traceback and the errors of other ranks are in its notes, its rank is in `heliograph_rank`. A
-    SystemExit leaves launch as well, so that the script exits with the status of `fn`; with status 0 it does so after
-    the other ranks ended.
+    launch with its type, cause and attributes; a type that cannot be imported here becomes a RuntimeError. The error of
+    the rank that failed first is raised, not one that followed from it. Its traceback and the errors of other ranks are
+    in its notes, its rank is in `heliograph_rank`. A SystemExit leaves launch as well, so that the script exits with
+    the status of `fn`; with status 0 it does so after the other ranks ended.
 
     In the main thread, Ctrl-C, SIGTERM and SIGUSR1 are passed on to the ranks, which close properly; a second Ctrl-C
     kills them. If this process is killed, the ranks get a SIGTERM. No rank outlives launch.
@@ -490,8 +459,6 @@ def _check_count(nprocs: int | None) -> int:
 
 
 def _pickle(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    if not callable(fn):
-        raise TypeError(f"launch takes a function and its arguments, got {fn!r} as the function.")
     main = sys.modules["__main__"]
     if getattr(fn, "__module__", None) == "__main__" and not hasattr(main, "__file__"):
         raise ValueError(
@@ -507,7 +474,7 @@ def _pickle(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         ) from error
 
 
-PASSED_ON = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 TICK = 1.0  # seconds until a signal is handled that arrived just before a wait began
 
 logger = logging.getLogger("heliograph")
@@ -567,7 +534,8 @@ class Job:
             while not self._is_done:
                 self._wait()
         ProcessFailure.raise_first(self._failures, self._killed, self._grace, self._sent)
-        return [self._value(process) for process in self._processes]
+        reports = [process.report for process in self._processes]
+        return [pickle.loads(report.payload) for report in reports if report is not None]  # noqa: S301  # our own child
 
     def close(self) -> None:
         """End waiting ranks, and wait for their end; kill ranks that do not end."""
@@ -680,12 +648,3 @@ class Job:
         self._sent.add(signum)
         for process in self._processes:
             process.pass_on(signum)
-
-    def _value(self, process: RankProcess) -> Any:
-        assert process.report is not None
-        try:
-            return pickle.loads(process.report.payload)  # noqa: S301  # from our own child
-        except Exception as error:
-            raise TypeError(
-                f"The value of rank {process.rank} cannot be loaded in this process: {error}. Return plain data."
-            ) from error

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from itertools import groupby
-from operator import attrgetter
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +66,7 @@ def compute_together(objects: dict[str, Any], of_ranks: Sequence[Sequence[str]],
     names = sorted({name for names in of_ranks for name in names})
     if missing := {name for name in names if not all(name in rank_names for rank_names in of_ranks)}:
         copies: list[dict[str, Any]] = engine.gather_objects(
-            {name: _without_samples(metric) for name, metric in objects.items() if name in missing}
+            {name: fresh_copy(metric) for name, metric in objects.items() if name in missing}
         )
         for name in missing - objects.keys():
             objects[name] = deepcopy(next(metrics[name] for metrics in copies if name in metrics))
@@ -87,46 +86,8 @@ def compute_together(objects: dict[str, Any], of_ranks: Sequence[Sequence[str]],
     return numbers, objects_computed
 
 
-def _without_samples(metric: Any) -> Any:
-    """Return a copy of a metric object without samples that another rank can synchronize.
-
-    torchmetrics joins lists over the ranks as tensors: an empty list must have their type and dimensions, or the
-    collective fails.
-    """
-    copy = fresh_copy(metric)
-    if isinstance(copy, nn.Module):
-        for path, part in metric.named_modules():
-            empty = copy.get_submodule(path)
-            for name, state in getattr(part, "_defaults", {}).items():
-                samples = getattr(part, name)
-                if isinstance(state, list) and samples and isinstance(samples[0], Tensor) and samples[0].ndim:
-                    setattr(empty, name, [samples[0][:0].clone()])
-            if hasattr(part, "_update_count"):
-                vars(empty)["_update_count"] = 1  # else it warns that it was never updated
-    return copy
-
-
-class Term(NamedTuple):
-    """A value of a mean.
-
-    Attributes:
-        batch: the number of its rank's batch.
-        value: the value as a plain number.
-        dtype: of the tensor; None for a plain number.
-        device: the device type of the tensor.
-        weight: the number of its samples.
-        is_sum: True for a sum over the samples, False for a mean.
-    """
-
-    batch: int
-    value: float
-    dtype: torch.dtype | None
-    device: str
-    weight: float
-    is_sum: bool
-
-
-MeanEntry = tuple[int, Tensor | float, Tensor | float, bool]  # batch, value, weight, is_sum
+# Of the values of one name: the numbers of their batches, the values, their weights, and whether they are sums.
+Columns = tuple[list[int], Tensor | list[float], list[float], list[bool]]
 
 
 class Terms(Means):
@@ -134,7 +95,7 @@ class Terms(Means):
 
     def __init__(self, note: Callable[[str], None] | None = None) -> None:
         super().__init__(note)
-        self._entries: dict[str, list[MeanEntry]] = {}
+        self._entries: dict[str, list[tuple[int, Tensor | float, Tensor | float, bool]]] = {}
 
     def add(self, name: str, value: Tensor | float | MetricUpdate, weight: float = 1.0) -> None:
         if isinstance(value, MetricUpdate):
@@ -149,10 +110,18 @@ class Terms(Means):
     def objects(self) -> dict[str, Any]:
         return self._objects
 
-    def take(self) -> dict[str, list[Term]]:
+    def take(self) -> dict[str, Columns]:
         """Return the values by name and start again; waits for the device once per name."""
         entries, self._entries = self._entries, {}
-        return {name: _terms(values) for name, values in entries.items()}
+        taken: dict[str, Columns] = {}
+        for name, rows in entries.items():
+            batches, values, weights, are_sums = map(list, zip(*rows, strict=True))
+            if all(isinstance(value, Tensor) for value in values):
+                column: Any = torch.stack(values).cpu()
+            else:
+                column = [float(value) for value in values]
+            taken[name] = batches, column, [float(weight) for weight in weights], are_sums
+        return taken
 
     def _append(self, name: str, value: Tensor | float, weight: Tensor | float, *, is_sum: bool) -> None:
         check_scalar(name, value)
@@ -171,7 +140,7 @@ class Merged(Means):
 
 
 def merge_means(
-    of_ranks: Sequence[Mapping[str, Iterable[Term]]], engine: Engine, note: Callable[[str], None] | None = None
+    of_ranks: Sequence[Mapping[str, Columns]], engine: Engine, note: Callable[[str], None] | None = None
 ) -> Merged:
     """Return the means of a single process that reads the first batch of every rank, then the second of every rank.
 
@@ -183,35 +152,11 @@ def merge_means(
         note: see `Means`.
     """
     means = Merged(note)
-    for name in {name: None for terms in of_ranks for name in terms}:
-        terms = [term for terms in of_ranks for term in terms.get(name, ())]
-        for kind, group in groupby(sorted(terms, key=attrgetter("batch")), key=attrgetter("dtype", "device")):
-            same_kind = list(group)
-            for value, term in zip(_values(same_kind, *kind, engine), same_kind, strict=True):
-                (means.add_sum if term.is_sum else means.add)(name, value, term.weight)
+    for name in {name: None for columns in of_ranks for name in columns}:
+        rows: list[tuple[int, Tensor | float, float, bool]] = []
+        for batches, values, weights, are_sums in (columns[name] for columns in of_ranks if name in columns):
+            parts = values.to(engine.device).unbind() if isinstance(values, Tensor) else values
+            rows += zip(batches, parts, weights, are_sums, strict=True)
+        for _, value, weight, is_sum in sorted(rows, key=itemgetter(0)):  # of one batch, by rank
+            (means.add_sum if is_sum else means.add)(name, value, weight)
     return means
-
-
-def _terms(entries: list[MeanEntry]) -> list[Term]:
-    terms = []
-    for kind, group in groupby(entries, key=lambda entry: _kind(entry[1])):
-        same_kind = list(group)
-        values = [value for _, value, _, _ in same_kind]
-        plain = torch.stack(values).tolist() if kind[0] is not None else values  # type: ignore[arg-type]  # all tensors
-        terms += [
-            Term(batch, value, *kind, float(weight), is_sum)
-            for (batch, _, weight, is_sum), value in zip(same_kind, plain, strict=True)
-        ]
-    return terms
-
-
-def _kind(value: Tensor | float) -> tuple[torch.dtype | None, str]:
-    return (value.dtype, value.device.type) if isinstance(value, Tensor) else (None, "")
-
-
-def _values(terms: list[Term], dtype: torch.dtype | None, device: str, engine: Engine) -> Sequence[Tensor | float]:
-    plain = [term.value for term in terms]
-    if dtype is None:
-        return plain
-    where = engine.device if device == engine.device.type else device
-    return torch.tensor(plain, dtype=dtype, device=where).unbind()

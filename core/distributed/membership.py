@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
-RANK_VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-)  # any of them means that there are several ranks
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_LARGEST_PORT = 65535
+# Any of them means that there are several ranks.
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,53 +48,41 @@ def membership(environment: Mapping[str, str] | None = None) -> Membership:
         ValueError: the variables are incomplete, not numbers, or contradict each other.
     """
     variables = os.environ if environment is None else environment
-    if environment is None and dist.is_initialized():
-        member = _within(dist.get_rank(), dist.get_world_size(), variables)
-        return replace(member, agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
-    if not any(name in variables for name in RANK_VARIABLES):
+    has_joined = environment is None and dist.is_initialized()
+    if has_joined:
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    elif any(name in variables for name in RANK_VARIABLES):
+        rank, world_size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
+    else:
         return Membership()
-    member = _within(_number(variables, "RANK"), _number(variables, "WORLD_SIZE", least=1), variables)
-    if member.world_size == 1:
-        return member
-    port = _number(variables, "MASTER_PORT", least=1)
-    if port > _LARGEST_PORT:
-        raise ValueError(f"MASTER_PORT={port} in the environment is not a port: the largest is {_LARGEST_PORT}.")
-    address = _text(variables, "MASTER_ADDR")
-    agent_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return replace(member, address=address, port=port, agent_store=agent_store)
-
-
-def _within(rank: int, world_size: int, variables: Mapping[str, str]) -> Membership:
-    if rank >= world_size:
-        raise ValueError(
-            f"RANK={rank} and WORLD_SIZE={world_size} in the environment contradict each other: ranks count from 0 to "
-            f"WORLD_SIZE - 1."
-        )
-    if world_size == 1:
+    if (rank, world_size) == (0, 1):
         return Membership()
-    if "LOCAL_RANK" not in variables:
-        if variables.get("MASTER_ADDR") in _LOOPBACK:  # all processes must be on this machine
-            return Membership(rank, rank, world_size, world_size)
+    local_rank = rank
+    local_world_size: int | None = world_size
+    if "LOCAL_RANK" in variables:
+        local_rank = _number(variables, "LOCAL_RANK")
+        local_world_size = _number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else None
+    elif variables.get("MASTER_ADDR") not in LOOPBACK:  # else all processes must be on this machine
         raise ValueError(
             f"This process is rank {rank} of {world_size}, but LOCAL_RANK is not set, and the processes may be on "
             f"several machines: set it to this process's number on its machine, from 0 (0 if each machine runs one "
             f"process)."
         )
-    local_rank = _number(variables, "LOCAL_RANK")
-    local_world_size = _number(variables, "LOCAL_WORLD_SIZE", least=1) if "LOCAL_WORLD_SIZE" in variables else None
-    if local_world_size is not None and not local_rank < local_world_size <= world_size:
+    if rank >= world_size or not local_rank < (local_world_size or world_size) <= world_size:
         raise ValueError(
-            f"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_world_size} and WORLD_SIZE={world_size} in the "
-            f"environment contradict each other: local ranks count from 0 to LOCAL_WORLD_SIZE - 1, which is less than "
-            f"WORLD_SIZE."
+            f"RANK={rank}, WORLD_SIZE={world_size}, LOCAL_RANK={local_rank} and LOCAL_WORLD_SIZE={local_world_size} in "
+            f"the environment contradict each other: ranks count from 0 to WORLD_SIZE - 1, local ranks from 0 to "
+            f"LOCAL_WORLD_SIZE - 1."
         )
-    return Membership(rank, local_rank, world_size, local_world_size)
+    agent_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address, port = ("", 0) if has_joined else (_text(variables, "MASTER_ADDR"), _number(variables, "MASTER_PORT"))
+    return Membership(rank, local_rank, world_size, local_world_size, address, port, agent_store)
 
 
-def _number(variables: Mapping[str, str], name: str, least: int = 0) -> int:
+def _number(variables: Mapping[str, str], name: str) -> int:
     text = _text(variables, name)
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise ValueError(f"{name}={text!r} in the environment must be a whole number of at least {least}.")
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"{name}={text!r} in the environment must be a whole number.")
     return int(text)
 
 

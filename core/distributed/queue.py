@@ -24,18 +24,8 @@ class RankQueue:
 
         Args:
             value: can be pickled; a tensor is copied, and one on a GPU is better moved to the CPU first.
-
-        Raises:
-            TypeError: it cannot be pickled.
         """
-        try:
-            pickled = pickle.dumps(value)
-        except Exception as error:
-            raise TypeError(
-                f"The queue pickles its objects, but this {type(value).__qualname__} cannot be pickled: {error}. Put "
-                f"plain data."
-            ) from error
-        self._send(pickled)
+        self._send(pickle.dumps(value))
 
 
 _queues: dict[int, RankQueue] = {}  # by process id: a process forked from a rank, such as a loader's worker, has none

@@ -17,12 +17,10 @@ from torch import Tensor
 from ...events import Control, Event, Request, Run, ShouldStop
 from ...events.bus import Receiver
 from ...events.control import Pending, Verb
-from ...events.errors import error_text
 from ..data.last_batch import with_last
 from ..data.order.sizes import SampleCounter
 from ..data.training_data import TrainingData
 from ..system.signals import SignalHook
-from .failure import is_late
 
 # Optimizer steps, including skipped ones; micro-batches; checksums of the names of stepped optimizers and of the
 # changes of plugins' conditions.
@@ -269,16 +267,11 @@ class SharedControl(Control):
             KeyboardInterrupt: a rank was interrupted; raised on all ranks at the same place.
             RuntimeError: the ranks are at different steps; the user's own loop was left on some ranks only.
         """
-        self._is_open, run, end = False, self._run, self._end_request
-        try:
-            if self._close_summaries():
-                self._exchange()
-            else:
-                self._post(settles=not in_epoch or run.data.is_last_batch or run.is_complete)
-        except RuntimeError as error:
-            if self.leaving and end is not None and end.by == "the caller" and is_late(error):
-                raise RuntimeError(f"{LEFT} ({error_text(error)})") from error
-            raise
+        self._is_open, run = False, self._run
+        if self._close_summaries():
+            self._exchange()
+        else:
+            self._post(settles=not in_epoch or run.data.is_last_batch or run.is_complete)
         if self._is_open and self.leaving:
             raise RuntimeError(LEFT)
         if self._is_open:
@@ -533,20 +526,16 @@ def read_together(
         mark_last: called with whether the next batch is the last, if a loader has no length or has reached it; None to
             disable reading ahead.
     """
-    data.together = None
-    if remaining is None and mark_last is not None:
-        return _read_in_step(with_last(batches), data, engine, size_of, mark_last)
-    if remaining is None:
+    data.together, source = None, data.source
+    if remaining is not None and (mark_last is None or source is None or not source.as_it_is):
+        batches, mark_last = islice(batches, max(0, remaining)), None
+        if source is not None and source.even and isinstance(size_of, SampleCounter):
+            return batches  # the ranks have equally many batches of equal sizes, unless user code counts samples
+    if mark_last is None:
         return _read_in_step(((batch, False) for batch in batches), data, engine, size_of, None)
-    if (
-        mark_last is not None and data.source is not None and data.source.as_it_is
-    ):  # it may have more batches than its length
-        sure = ((batch, False) for batch in islice(batches, max(0, remaining - 1)))
-        return _read_in_step(chain(sure, with_last(batches)), data, engine, size_of, mark_last)
-    batches = islice(batches, max(0, remaining))
-    if data.source is not None and data.source.even and isinstance(size_of, SampleCounter):
-        return batches  # the ranks have equally many batches of equal sizes, unless user code counts samples
-    return _read_in_step(((batch, False) for batch in batches), data, engine, size_of, None)
+    # A loader may have more batches than its length.
+    before = ((batch, False) for batch in islice(batches, max(0, (remaining or 0) - 1)))
+    return _read_in_step(chain(before, with_last(batches)), data, engine, size_of, mark_last)
 
 
 def _read_in_step(

@@ -9,23 +9,21 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from types import FrameType
-from typing import Any, Literal, Self
+from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
-from ...events import CATALOGUE, Event, Lane, Run
-from ...events import catalogue as ev
-from ...events.bus import FunctionName, Handle, Subscription
+from ...events import Run
 from ...events.errors import place_of
 from ..system.errors import SEEN
-from .failure import Failure, JsonFacts, is_broken_collective, is_late
+from .failure import Failure, is_broken_collective, is_late
 
 Waiting = Callable[[], tuple[str, float] | None]
 Job = Callable[[], None]
@@ -188,12 +186,11 @@ class Watch:
         return self.notices.get(topic)
 
     def follow(self, run: Run) -> Callable[[], None]:
-        """Track the place of a run, and end the process if the run hangs; return a function that ends this."""
-        self.place, unfollow = follow(run)
+        """Report the place of a run, and end the process if the run hangs; return a function that ends this."""
+        self.place = lambda: place_of(run)
 
         def end() -> None:
             self.place = None
-            unfollow()
 
         return end
 
@@ -248,7 +245,7 @@ class Watch:
             self._report_failure(Failure(roll.missing[0], "died", silence))
         elif roll.working:
             rank = roll.working[0]
-            self._report_failure(Failure(rank, "hung" if was_late else "left", f"it {roll.answers[rank]}"))
+            self._report_failure(Failure(rank, "hung" if was_late else "left", f"it {roll.answers[rank][1]}"))
 
     def _report_failure(self, failure: Failure) -> None:
         # Only the first failure counts.
@@ -307,16 +304,24 @@ class Watch:
             if message["is_report"]:
                 self._reports += 1
                 self._next_report = 2 * max(self._seconds_waited(), self.limits.report_after)
-            self._store.set(f"{message['roll']}/{self._rank}", self._status().write())
+            self._store.set(f"{message['roll']}/{self._rank}", json.dumps(self._status()))
 
     def _learn(self, failure: Failure) -> None:
         if self._failure is None:
             self._failure = failure
             self._store.add(NOTED, 1)
 
-    def _status(self) -> RankStatus:
-        place = "" if self.place is None else self.place()
-        return RankStatus.of(self._watched, self._waiting(), place, leaves=self.leaves)
+    def _status(self) -> tuple[str, str]:
+        # Whether this rank waits in a collective, works outside of any, or leaves because one broke; and this in words.
+        waiting, place = self._waiting(), "" if self.place is None else self.place()
+        if self.leaves:
+            return "leaves", "; ".join(filter(None, ["was waiting too, and leaves now", place]))
+        functions = _functions(sys._current_frames().get(self._watched))
+        if waiting is None:
+            state, text = "works", "is in no collective"
+        else:
+            state, text = "waits", f"waits in {waiting[0]} for {monotonic() - waiting[1]:.0f} s"
+        return state, "; ".join(filter(None, [text, place, functions and f"at {functions}"]))
 
     def _new_roll(self, *, is_report: bool) -> Roll:
         self._calls += 1
@@ -366,7 +371,7 @@ class Watch:
             text, failure = f"heliograph: rank {self._rank} is ended: {ended}", self._failure
             if failure.rank == self._rank and failure.kind in SEEN:
                 failure = replace(failure, text="")  # the text is the place that follows
-            os.write(2, f"{text} ({failure.as_error()}). It {self._status()}.\n".encode())
+            os.write(2, f"{text} ({failure.as_error()}). It {self._status()[1]}.\n".encode())
             os._exit(1)  # an exception cannot reach a thread that hangs
 
 
@@ -408,43 +413,6 @@ def _key(rank: int, number: int) -> str:
     return f"news/{rank}/{number}"
 
 
-@dataclass(frozen=True, slots=True)
-class RankStatus(JsonFacts):
-    """The status that one rank reports.
-
-    Attributes:
-        state: it waits in a collective, works outside of any, or leaves because one broke.
-        collective: the one in which it waits, or which broke.
-        seconds: of waiting.
-        place: of its run; empty outside of a run.
-        functions: of its main thread, the innermost first; empty if it leaves.
-    """
-
-    state: Literal["waits", "works", "leaves"]
-    collective: str
-    seconds: float
-    place: str
-    functions: str
-
-    @classmethod
-    def of(cls, thread: int, waiting: tuple[str, float] | None, place: str, *, leaves: bool) -> Self:
-        """Return the status of the thread of this number."""
-        name, since = waiting or ("", monotonic())
-        state: Literal["waits", "works", "leaves"] = "leaves" if leaves else "waits" if waiting else "works"
-        frame = None if leaves else sys._current_frames().get(thread)
-        functions = _functions(frame, everything=waiting is None)
-        return cls(state, name, monotonic() - since, place, functions)
-
-    def __str__(self) -> str:
-        kinds = {
-            "waits": f"waits in {self.collective} for {self.seconds:.0f} s",
-            "works": "is in no collective",
-            "leaves": "was waiting too, and leaves now",
-        }
-        parts = [kinds[self.state], self.place, self.functions and f"at {self.functions}"]
-        return "; ".join(part for part in parts if part)
-
-
 class Roll:
     """A roll call: the watch of every rank answers with its status.
 
@@ -454,7 +422,7 @@ class Roll:
         is_report: whether it is logged.
 
     Attributes:
-        answers: the status of ranks that have answered, by rank.
+        answers: the status of ranks that have answered, by rank: its state, and its text.
         missing: the other ranks.
         limit: seconds until the roll call ends.
         done: set when it has ended.
@@ -462,7 +430,7 @@ class Roll:
 
     def __init__(self, name: str, world_size: int, *, is_report: bool) -> None:
         self.name, self.is_report, self.limit = name, is_report, ANSWERS
-        self.answers: dict[int, RankStatus] = {}
+        self.answers: dict[int, tuple[str, str]] = {}
         self.missing = list(range(world_size))
         self.done = threading.Event()
         self._end = monotonic() + self.limit
@@ -470,59 +438,29 @@ class Roll:
     @property
     def working(self) -> list[int]:
         """The ranks that are in no collective, while others are or were."""
-        return [rank for rank, status in sorted(self.answers.items()) if status.state == "works"]
+        return [rank for rank, (state, _) in sorted(self.answers.items()) if state == "works"]
 
     def collect(self, store: Store) -> bool:
         """Read new answers; return True if the roll call has ended."""
         for rank in self.missing[:]:
             if store.check([key := f"{self.name}/{rank}"]):
-                self.answers[rank] = RankStatus.read(store.get(key))
+                self.answers[rank] = tuple(json.loads(store.get(key)))
                 self.missing.remove(rank)
         if not self.missing or monotonic() > self._end:
             self.done.set()
         return self.done.is_set()
 
     def __str__(self) -> str:
-        lines = {rank: str(status) for rank, status in self.answers.items()}
+        lines = {rank: text for rank, (_, text) in self.answers.items()}
         lines |= dict.fromkeys(self.missing, f"gives no sign of life for {self.limit:g} s")
         return "\n".join(f"  rank {rank} {lines[rank]}" for rank in sorted(lines))
 
 
-def _functions(frame: FrameType | None, *, everything: bool) -> str:
+def _functions(frame: FrameType | None) -> str:
     names: list[str] = []
     while frame is not None and len(names) < FRAMES:
         code = frame.f_code
-        if everything or not str(frame.f_globals.get("__name__")).startswith(BELOW):
+        if not str(frame.f_globals.get("__name__")).startswith(BELOW):
             names.append(f"{code.co_name} ({Path(code.co_filename).name}:{frame.f_lineno})")
         frame = frame.f_back
     return " < ".join(names)
-
-
-WATCH = FunctionName("watch_of_ranks")  # in plans and handler times
-BATCH_EVENTS = (ev.BatchStart, ev.ForwardEnd, ev.BackwardEnd, ev.GradientsReady, ev.StepEnd)
-QUIET = (
-    *BATCH_EVENTS,
-    ev.Log,
-    ev.ShouldStop,
-    ev.Replay,
-)  # a listener would change the loop, or cost time in every batch
-
-
-def follow(run: Run) -> tuple[Callable[[], str], Callable[[], None]]:
-    """Track the place of a run, and end the process if the run hangs; return a function that ends this."""
-    last = ""
-
-    def note(_: Run, *, event: Event) -> None:
-        nonlocal last
-        last = event.name
-
-    def place() -> str:
-        return f"{place_of(run)}, last event {last or 'none'}"
-
-    handles = ExitStack()
-    for kind in CATALOGUE:
-        if kind not in QUIET:
-            signal, last_of_lane = run.bus.signal(kind), Subscription((Lane.REPORT, sys.maxsize), WATCH)
-            signal.connect(note, weak=False, subscription=last_of_lane)
-            handles.enter_context(Handle(signal, note))
-    return place, handles.close

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from .device import DeviceEngine
-from .options import PrecisionName
+from .options import ComputeOptions
 
 
 class DataParallelEngine(DeviceEngine):
@@ -22,59 +22,29 @@ class DataParallelEngine(DeviceEngine):
 
     Args:
         gpus: the GPUs' numbers, the first of which has the modules; by default all that torch sees.
-        modules: the attributes of the task to wrap; by default each module with parameters. Leave out a module that
-            returns a mean over its batch, such as a loss with parameters.
-        precision: as in `DeviceEngine`; applies to all GPUs.
-        deterministic: as in `DeviceEngine`.
-        cudnn_benchmark: as in `DeviceEngine`.
+        options: `precision`, `deterministic` and `cudnn_benchmark`, as `DeviceEngine`; for all GPUs.
 
     Raises:
-        ValueError: a GPU does not exist or is named twice; also as `DeviceEngine`.
+        ValueError: the first GPU does not exist; also as `DeviceEngine`.
     """
 
-    def __init__(
-        self,
-        gpus: Sequence[int] | None = None,
-        *,
-        modules: Iterable[str] | None = None,
-        precision: PrecisionName = "fp32",
-        deterministic: bool = False,
-        cudnn_benchmark: bool = False,
-    ) -> None:
-        self.gpus = list(range(torch.cuda.device_count())) if gpus is None else check_gpus(gpus)
-        self._chosen = None if modules is None else tuple(modules)
+    def __init__(self, gpus: Sequence[int] | None = None, **options: Unpack[ComputeOptions]) -> None:
+        self.gpus = list(range(torch.cuda.device_count())) if gpus is None else list(gpus)
         self._wrapped: list[tuple[Any, str, Any]] = []
-        super().__init__(
-            torch.device("cuda", self.gpus[0]) if self.gpus else None,
-            precision=precision,
-            deterministic=deterministic,
-            cudnn_benchmark=cudnn_benchmark,
-        )
+        super().__init__(torch.device("cuda", self.gpus[0]) if self.gpus else None, **options)
 
     def set_up(
         self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> None:
-        """Move modules to the first GPU, and make the task call wrappers of them.
-
-        Raises:
-            ValueError: a module to wrap is not an attribute of the task.
-        """
+        """Move modules to the first GPU, and make the task call wrappers of those with parameters."""
         super().set_up(task, modules, optimizers)
-        parts = dict(task.named_children()) if isinstance(task, nn.Module) else modules
-        chosen = self._chosen
-        if chosen is None:
-            chosen = tuple(name for name, part in parts.items() if any(True for _ in part.parameters()))
-        if unknown := set(chosen) - parts.keys():
-            raise ValueError(
-                f"DataParallelEngine(modules=...) names {', '.join(sorted(unknown))}, but the modules of "
-                f"{type(task).__name__} are {', '.join(sorted(parts)) or 'none'}."
-            )
         if len(self.gpus) > 1:
-            for name in chosen:
-                previous = vars(task).get(name)
-                # Not registered in an nn.Module, so parameters and state dicts do not change.
-                vars(task)[name] = Split(parts[name], self.gpus)
-                self._wrapped.append((task, name, previous))
+            parts = dict(task.named_children()) if isinstance(task, nn.Module) else modules
+            for name, part in parts.items():
+                if next(part.parameters(), None) is not None:
+                    # Not registered in an nn.Module, so parameters and state dicts do not change.
+                    self._wrapped.append((task, name, vars(task).get(name)))
+                    vars(task)[name] = Split(part, device_ids=self.gpus)
 
     def tear_down(self) -> None:
         """Make the task call its own modules again."""
@@ -92,9 +62,6 @@ class DataParallelEngine(DeviceEngine):
 class Split(nn.DataParallel[nn.Module]):
     """A module whose batches are split among GPUs; it forwards other attributes and methods to the module."""
 
-    def __init__(self, module: nn.Module, gpus: Sequence[int]) -> None:
-        super().__init__(module, device_ids=list(gpus))
-
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         dtype, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
 
@@ -110,19 +77,3 @@ class Split(nn.DataParallel[nn.Module]):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
-
-
-def check_gpus(gpus: Sequence[int]) -> list[int]:
-    """Return the numbers of existing GPUs.
-
-    Raises:
-        TypeError: it is not a list of whole numbers.
-        ValueError: it is empty, or a GPU does not exist or is named twice.
-    """
-    if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence) or not all(type(gpu) is int for gpu in gpus):
-        raise TypeError(f"gpus must be a list of GPU numbers, such as [0, 1], got {gpus!r}.")
-    count = torch.cuda.device_count()
-    if not gpus or len(set(gpus)) < len(gpus) or not set(gpus) <= set(range(count)):
-        visible = f"torch sees {count} GPUs" + f", numbered 0 to {count - 1}" * bool(count)
-        raise ValueError(f"gpus={list(gpus)} must name existing GPUs without repetition: {visible}.")
-    return list(gpus)

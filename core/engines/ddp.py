@@ -5,20 +5,15 @@ from __future__ import annotations
 import gc
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from hashlib import sha256
 from inspect import isgeneratorfunction
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Unpack
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 
 from ...events.checks import check_number
 from ...events.engine import Reduction
@@ -29,7 +24,7 @@ from ..distributed.membership import Membership, membership
 from ..distributed.shared_control import check_equal_on_ranks
 from ..distributed.watch import Limits, Watch
 from .device import DeviceEngine, parse_device
-from .options import PrecisionName
+from .options import ComputeOptions
 
 
 class ProcessEngine(DeviceEngine, ABC):
@@ -43,12 +38,10 @@ class ProcessEngine(DeviceEngine, ABC):
         backend: the backend for gradients, `gloo` or `nccl`; by default nccl for GPUs.
         device: `cpu` or `cuda`; by default a GPU if there is one, namely the one whose number is the local rank. With a
             number, as in `cuda:0`, exactly that one.
-        precision: as `DeviceEngine`.
-        deterministic: as `DeviceEngine`.
-        cudnn_benchmark: as `DeviceEngine`.
         timeout: seconds after which a rank stops waiting for another, in any exchange.
         report_after: seconds in one exchange after which each rank logs where all of them are.
         grace: seconds that a run has to end after another rank has failed, before its process is ended.
+        options: `precision`, `deterministic` and `cudnn_benchmark`, as `DeviceEngine`.
 
     Raises:
         ValueError: as `DeviceEngine`; the environment is contradictory; the backend is not available.
@@ -61,20 +54,13 @@ class ProcessEngine(DeviceEngine, ABC):
         backend: Backend | None = None,
         *,
         device: str | torch.device | None = None,
-        precision: PrecisionName = "fp32",
-        deterministic: bool = False,
-        cudnn_benchmark: bool = False,
         timeout: float = 600.0,
         report_after: float = 60.0,
         grace: float = 30.0,
+        **options: Unpack[ComputeOptions],
     ) -> None:
         member = membership()
-        super().__init__(
-            local_device(device, member),
-            precision=precision,
-            deterministic=deterministic,
-            cudnn_benchmark=cudnn_benchmark,
-        )
+        super().__init__(local_device(device, member), **options)
         for name, value in (("timeout", timeout), ("report_after", report_after), ("grace", grace)):
             check_number(f"{name}=", value, of="seconds", more_than=0, finite=False)
         self.rank, self.local_rank, self.world_size = member.rank, member.local_rank, member.world_size
@@ -211,6 +197,11 @@ class ProcessEngine(DeviceEngine, ABC):
         return nullcontext() if self.watch is None else self.watch.writing()
 
     @property
+    def backward(self) -> Callable[[Tensor], None]:
+        """Adds the gradients of a loss and, outside of `no_sync`, averages them over all ranks."""
+        return super().backward if self.group is None else lambda loss: self.backward_scaled(loss, 1.0)
+
+    @property
     def _is_alone(self) -> bool:
         return self.world_size == 1
 
@@ -323,37 +314,30 @@ def check_backend(backend: Backend | None, device: torch.device) -> Backend:
         backend: the requested backend; None for the default of the device.
         device: the device of the gradients.
     """
-    fitting: Backend = "nccl" if device.type == "cuda" else "gloo"
-    if backend not in (None, "gloo", "nccl"):
-        raise ValueError(f"backend= is 'gloo' or 'nccl', got {backend!r}.")
-    if backend == "nccl" and fitting != "nccl":
-        raise ValueError("backend='nccl' needs device='cuda': on the CPU, use 'gloo'.")
-    chosen = backend or fitting
-    if chosen == "nccl" and not dist.is_nccl_available():
-        raise ValueError("This build of torch has no nccl: pass backend='gloo'.")
-    return chosen
+    if backend not in (None, "gloo", "nccl") or (backend == "nccl" and device.type != "cuda"):
+        raise ValueError(f"backend= is 'gloo', or 'nccl' on GPUs; got {backend!r} on device='{device.type}'.")
+    return backend or ("nccl" if device.type == "cuda" else "gloo")
 
 
 def check_same(group: Exchange, modules: Mapping[str, nn.Module]) -> None:
     """Raise ValueError on every rank unless all ranks have equal modules, except for their values."""
-    for name, module in modules.items():
-        for part, value in (*module.named_parameters(), *module.named_buffers()):
-            if is_lazy(value):
-                raise ValueError(
-                    f"{name}.{part} has no shape before its first forward pass. On several ranks it needs one: call "
-                    f"the model once on a batch, and create its optimizer after that."
-                )
     local_parts = [
         f"the {kind} {name}.{part} of {value.dtype} {list(value.shape)}"
         for name, module in modules.items()
         for kind, parts in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
         for part, value in parts
     ]
-    digests = group.gather_objects(sha256("\n".join(local_parts).encode()).digest())
-    if len(set(digests)) > 1:
-        check_equal_on_ranks(
-            "The task's modules are", group.gather_objects(local_parts), "Build the same model everywhere."
-        )
+    of_ranks = group.gather_objects(local_parts)
+    check_equal_on_ranks("The task's modules are", of_ranks, "Build the same model everywhere.")
+
+
+class ProcessOptions(ComputeOptions, total=False):
+    """Options of all engines of several processes: `ComputeOptions` and those of `ProcessEngine`."""
+
+    device: str | torch.device | None
+    timeout: float
+    report_after: float
+    grace: float
 
 
 class DDPEngine(ProcessEngine):
@@ -361,59 +345,32 @@ class DDPEngine(ProcessEngine):
 
     The complete training step runs under it, and the task keeps its own modules: no name changes, in the task or in a
     checkpoint. A training step that yields several losses runs without it; its gradients are averaged in the same way.
+    To share the statistics of batch norms, convert the model with `torch.nn.SyncBatchNorm.convert_sync_batchnorm`.
 
     Args:
-        backend: the backend for gradients, `gloo` or `nccl`; by default nccl for GPUs.
-        device: `cpu` or `cuda`; by default a GPU if there is one, namely the one whose number is the local rank. With a
-            number, as in `cuda:0`, exactly that one.
-        precision: as `DeviceEngine`.
-        deterministic: as `DeviceEngine`.
-        cudnn_benchmark: as `DeviceEngine`.
-        sync_batch_norm: share the statistics of batch norms during training; on GPUs only.
+        backend: as `ProcessEngine`.
         find_unused_parameters: look in every step for parameters without a gradient; otherwise they are an error.
         static_graph: the same parameters get gradients, in the same way, in every step; not with accumulation.
         bucket_cap_mb: MiB of gradients in one exchange; 25 by default.
         gradient_as_bucket_view: use the exchange buffers as gradients, which avoids copies.
-        timeout: seconds after which a rank stops waiting for another, in any exchange.
-        report_after: seconds in one exchange after which each rank logs where all of them are.
-        grace: seconds that a run has to end after another rank has failed, before its process is ended.
+        options: `device`, `precision`, `deterministic`, `cudnn_benchmark`, `timeout`, `report_after` and `grace`, as
+            `ProcessEngine`.
 
     Raises:
-        ValueError: as `ProcessEngine`; `sync_batch_norm` is set on the CPU.
+        ValueError: as `ProcessEngine`.
     """
 
     def __init__(
         self,
         backend: Backend | None = None,
         *,
-        device: str | torch.device | None = None,
-        precision: PrecisionName = "fp32",
-        deterministic: bool = False,
-        cudnn_benchmark: bool = False,
-        sync_batch_norm: bool = False,
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         bucket_cap_mb: float | None = None,
         gradient_as_bucket_view: bool = False,
-        timeout: float = 600.0,
-        report_after: float = 60.0,
-        grace: float = 30.0,
+        **options: Unpack[ProcessOptions],
     ) -> None:
-        super().__init__(
-            backend,
-            device=device,
-            precision=precision,
-            deterministic=deterministic,
-            cudnn_benchmark=cudnn_benchmark,
-            timeout=timeout,
-            report_after=report_after,
-            grace=grace,
-        )
-        if bucket_cap_mb is not None:
-            check_number("bucket_cap_mb=", bucket_cap_mb, of="MiB", more_than=0, finite=False, or_else="None for 25")
-        if sync_batch_norm and self.device.type == "cpu":
-            raise ValueError("sync_batch_norm=True needs GPUs: torch's SyncBatchNorm does not compute on the CPU.")
-        self.sync_batch_norm = sync_batch_norm
+        super().__init__(backend, **options)
         self._options: dict[str, Any] = {
             "find_unused_parameters": find_unused_parameters,
             "static_graph": static_graph,
@@ -427,7 +384,6 @@ class DDPEngine(ProcessEngine):
         self._collective: Collective | None = None  # of backward passes
         self._buffers: list[dict[str, Tensor | None]] = []  # of each module
         self._names: dict[int, str] = {}
-        self._converted: Converted = []
         self._by_name = False  # whether the step yields losses with the names of optimizers
         self._holds = False  # whether the exchange of gradients is suspended
         self._owes = False  # whether some gradients were not exchanged yet
@@ -446,19 +402,14 @@ class DDPEngine(ProcessEngine):
             id(value): f"{name}.{part}" for name, module in modules.items() for part, value in module.named_parameters()
         }
         self._by_name = bool(set(optimizers) - {"optimizer"})
-        if self.group is None:
-            return
-        self._collective = self.group.collective("backward")
-        if self.sync_batch_norm:
-            self._converted = synchronize_batch_norm(modules.values(), self.group.tensors)
+        if self.group is not None:
+            self._collective = self.group.collective("backward")
 
     def unwrap(self) -> None:
-        """Remove torch's wrapper, and restore the batch norms."""
+        """Remove torch's wrapper."""
         self._step = self._wrapper = self._collective = None
         self._parameters, self._trained, self._buffers, self._names = [], [], [], {}
         self._holds = self._owes = self._is_armed = self._buffers_differ = False
-        separate_batch_norm(self._converted)
-        self._converted = []
 
     # A step.
 
@@ -490,11 +441,6 @@ class DDPEngine(ProcessEngine):
             yield
         finally:
             self._holds = before
-
-    @property
-    def backward(self) -> Callable[[Tensor], None]:
-        """Adds the gradients of a loss, averaged over all ranks."""
-        return super().backward if self._is_alone else self._backward
 
     def backward_scaled(self, loss: Tensor, scale: float) -> None:
         """Add the gradients of `scale * loss`, averaged over all ranks.
@@ -573,9 +519,6 @@ class DDPEngine(ProcessEngine):
         # run would then sum in another order than in an uninterrupted run, so the buckets are rebuilt before it.
         self._wrapper.reducer._push_all_rebuilt_params()
 
-    def _backward(self, loss: Tensor) -> None:
-        self.backward_scaled(loss, 1.0)
-
     def _average(self) -> None:
         # For gradients that torch's wrapper did not exchange.
         if self.group is not None:
@@ -618,34 +561,3 @@ class _StepModule(nn.Module):
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         # None, because torch would share them within a window, too.
         return iter(())
-
-
-GROUP = "process_group"  # the attribute that torch's SyncBatchNorm reads
-Converted = list[tuple[nn.Module, type[nn.Module]]]
-
-
-def synchronize_batch_norm(modules: Iterable[nn.Module], group: ProcessGroup) -> Converted:
-    """Make the batch norms within modules share their statistics; return the argument of `separate_batch_norm`.
-
-    torch's own conversion replaces the modules, which fails for a module that is a batch norm itself. Here each module
-    remains the same object, with its parameters, buffers and hooks, and changes its class, as torch's lazy modules do.
-
-    Args:
-        modules: modules that may have batch norms.
-        group: the processes that share statistics.
-    """
-    converted: Converted = []
-    for root in modules:
-        for module in root.modules():
-            if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
-                converted.append((module, type(module)))
-                module.__class__ = nn.SyncBatchNorm
-                setattr(module, GROUP, group)
-    return converted
-
-
-def separate_batch_norm(converted: Converted) -> None:
-    """Restore the classes of batch norms; their statistics stay."""
-    for module, kind in converted:
-        module.__class__ = kind
-        delattr(module, GROUP)

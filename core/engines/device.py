@@ -180,9 +180,6 @@ class DeviceEngine:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensor of the only rank."""
-        from ..distributed.exchange import check_gathered
-
-        check_gathered(tensor)
         return [tensor]
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -191,9 +188,6 @@ class DeviceEngine:
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Return the value of the only rank."""
-        from ..distributed.exchange import check_source
-
-        check_source(source, self.world_size)
         return value
 
     def barrier(self) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any, Unpack, cast
 
 import torch
 
-from ...plugins.discovery import Discovered, discover, find
+from ...plugins.discovery import find
 from ..distributed.membership import Membership, membership
 from .contract import LoopEngine
+from .device import check_device
 from .options import EngineOptions
 
 DEVICE_OPTIONS = ("device", "gpus", "use_cpu")
@@ -21,16 +22,11 @@ def choose_device(member: Membership, options: EngineOptions) -> str | torch.dev
 
     Raises:
         RuntimeError: a GPU is requested, but there is none.
-        TypeError: `gpus` is not a list of numbers.
         ValueError: the options contradict each other or the machine's devices.
     """
     device, gpus, use_cpu = options.get("device"), options.get("gpus"), options.get("use_cpu")
-    if use_cpu not in (None, True, False):
-        raise TypeError(f"use_cpu must be True, False or None, got {use_cpu!r}.")
-    if device is not None and (gpus is not None or use_cpu is not None):
-        raise ValueError("Give device=, or gpus= and use_cpu=, not both.")
-    if use_cpu and gpus is not None:
-        raise ValueError(f"use_cpu=True and gpus={gpus!r} contradict each other: give one of them.")
+    if (device, gpus, use_cpu).count(None) < 2:
+        raise ValueError(f"Give only one of device=, gpus= and use_cpu=, got {device=}, {gpus=}, {use_cpu=}.")
     if use_cpu:
         return "cpu"
     if gpus is not None:
@@ -50,9 +46,7 @@ def _gpu_for(member: Membership, gpus: Sequence[int]) -> torch.device:
             f"gpus={gpus!r} needs CUDA, but torch sees no CUDA device. Leave gpus out to use another device (an Apple "
             f"GPU is device='mps'); nvidia-smi and torch.version.cuda show why no GPU is visible."
         )
-    from .data_parallel import check_gpus
-
-    chosen = check_gpus(gpus)
+    chosen = list(gpus)
     if member.world_size == 1 and len(chosen) > 1:
         raise ValueError(
             f"gpus={chosen} names {len(chosen)} GPUs, but a single process uses one. To use all, start one process per "
@@ -64,15 +58,10 @@ def _gpu_for(member: Membership, gpus: Sequence[int]) -> torch.device:
             f"gpus={chosen} names {len(chosen)} GPUs, but {member.local_world_size or member.local_rank + 1} processes "
             f"were started on this machine: each process needs one GPU."
         )
-    return torch.device("cuda", chosen[member.local_rank])
+    return check_device(torch.device("cuda", chosen[member.local_rank]))
 
 
 GROUP = "heliograph.engines"
-
-
-def engines() -> list[Discovered]:
-    """Return every installed engine, sorted by name; nothing is imported."""
-    return discover(GROUP)
 
 
 def find_engine(name: str) -> Callable[..., LoopEngine]:
@@ -90,26 +79,17 @@ def named_engine(name: str, **options: Unpack[EngineOptions]) -> LoopEngine:
 
     Args:
         name: such as `ddp`.
-        **options: see `EngineOptions`; `gpus` and `use_cpu` choose the device of an engine that takes only a device.
+        **options: see `EngineOptions`; `gpus` and `use_cpu` choose the device of an engine that takes no `gpus`.
 
     Raises:
         ImportError: it cannot be imported.
         LookupError: no engine has this name, or several have.
-        ValueError: the engine does not take an option, or refuses its value.
+        TypeError: the engine does not take an option.
+        ValueError: the engine refuses the value of an option.
     """
     engine_class = find_engine(name)
-    parameters = signature(engine_class).parameters
     arguments: dict[str, Any] = dict(options)
-    takes_only_device = "device" in parameters and not parameters.keys() & {"gpus", "use_cpu"}
-    if takes_only_device and arguments.keys() & set(DEVICE_OPTIONS):
+    if "gpus" not in signature(engine_class).parameters and arguments.keys() & set(DEVICE_OPTIONS):
         device = choose_device(membership(), options)
         arguments = {key: value for key, value in arguments.items() if key not in DEVICE_OPTIONS} | {"device": device}
-    open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
-    if not open_ended and (unknown := sorted(arguments.keys() - parameters.keys())):
-        allowed = ", ".join(f"{key}=" for key in parameters if key in EngineOptions.__annotations__)
-        raise ValueError(
-            f"The engine {name!r} has no option {unknown[0]}=. It takes these options of the trainer: "
-            f"{allowed or 'none'}. Pass its own options to the engine: "
-            f"Trainer(engine={getattr(engine_class, '__name__', name)}(...))."
-        )
     return engine_class(**arguments)

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.hooks import RemovableHandle
 
 from ..distributed.exchange import broadcast_tensors
-from .ddp import Backend, ProcessEngine
-from .options import PrecisionName
+from .ddp import Backend, ProcessEngine, ProcessOptions
 from .precision import DTYPES
 from .sharded_states import (
     Modules,
@@ -39,9 +41,6 @@ from .sharded_states import (
     split_states,
 )
 from .weights import load_module, state_of
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 Kinds = type[nn.Module] | Sequence[type[nn.Module]]
 
@@ -66,7 +65,6 @@ class FSDPEngine(ProcessEngine):
 
     Args:
         backend: as `ProcessEngine`.
-        device: as `ProcessEngine`.
         shard: the submodules that are gathered separately: module classes, as in `shard=nn.TransformerEncoderLayer` or
             a list of them, or a function that returns True for such a module. By default the elements of the outermost
             `nn.Sequential`, `nn.ModuleList` and `nn.ModuleDict`. A submodule that shares a parameter with another part
@@ -78,15 +76,10 @@ class FSDPEngine(ProcessEngine):
             unequal numbers, or if an evaluation is cut short, ranks wait until the timeout.
         state: the contents of checkpoints: `full`, gathered on the main rank and loaded by any engine; or `sharded`,
             written by all ranks.
-        precision: as `ProcessEngine`.
-        deterministic: as `ProcessEngine`.
-        cudnn_benchmark: as `ProcessEngine`.
-        timeout: as `ProcessEngine`.
-        report_after: as `ProcessEngine`.
-        grace: as `ProcessEngine`.
+        options: `device`, `precision`, `deterministic`, `cudnn_benchmark`, `timeout`, `report_after` and `grace`, as
+            `ProcessEngine`.
 
     Raises:
-        TypeError: `shard` is neither classes nor a function.
         ValueError: as `ProcessEngine`; an option is unknown.
     """
 
@@ -97,28 +90,13 @@ class FSDPEngine(ProcessEngine):
         self,
         backend: Backend | None = None,
         *,
-        device: str | torch.device | None = None,
         shard: Kinds | Callable[[nn.Module], bool] | None = None,
         reshard_after_forward: bool | None = None,
         whole_evaluations: bool = True,
         state: Literal["full", "sharded"] = "full",
-        precision: PrecisionName = "fp32",
-        deterministic: bool = False,
-        cudnn_benchmark: bool = False,
-        timeout: float = 600.0,
-        report_after: float = 60.0,
-        grace: float = 30.0,
+        **options: Unpack[ProcessOptions],
     ) -> None:
-        super().__init__(
-            backend,
-            device=device,
-            precision=precision,
-            deterministic=deterministic,
-            cudnn_benchmark=cudnn_benchmark,
-            timeout=timeout,
-            report_after=report_after,
-            grace=grace,
-        )
+        super().__init__(backend, **options)
         if state not in ("full", "sharded"):
             raise ValueError(f"state= must be 'full' or 'sharded', got {state!r}.")
         self.state = state
@@ -151,7 +129,9 @@ class FSDPEngine(ProcessEngine):
         for buffer in self._modules.buffers():
             buffer.data = buffer.data.to(self.device)
         self._roots = frozenset(root_modules(modules))
-        self._sharding = Sharding(modules, self._sharder(), self._wrap, (_NormBase,) if self._is_mixed else ())
+        assert self.group is not None
+        self._mesh = DeviceMesh.from_group(self.group.tensors, self.device.type)
+        self._sharding = Sharding(modules, self._shard, self._wrap, (_NormBase,) if self._is_mixed else ())
         self._hooks = [
             module.register_forward_pre_hook(self._before_forward, prepend=True) for module in self._sharding.wrapped()
         ]
@@ -237,21 +217,10 @@ class FSDPEngine(ProcessEngine):
         return step
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        # Refuses to gather weights while a handler runs on some ranks only.
-        refuse = self._refuse_gathering
-        if torch.compiler.is_compiling():  # as for torch's own hooks
-            refuse = torch._dynamo.disable(refuse)  # type: ignore[no-untyped-call]
-        refuse()
-
-    def _refuse_gathering(self) -> None:
-        if not self._is_gathered:
+        # Refuses to gather weights while a handler runs on some ranks only; compiled code is not checked.
+        if not self._is_gathered and not torch.compiler.is_compiling():
             with self.exchanging("the forward of a sharded module"):
                 pass
-
-    @property
-    def backward(self) -> Callable[[Tensor], None]:
-        """Adds the gradients of a loss and, outside of `no_sync`, averages them over all ranks."""
-        return self._backward
 
     def backward_scaled(self, loss: Tensor, scale: float) -> None:
         """Add the gradients of `scale * loss`; average them as `backward` does."""
@@ -285,11 +254,6 @@ class FSDPEngine(ProcessEngine):
         if norm is not None:
             clip_grads_with_norm_(chosen, norm, total)
         return total
-
-    def _backward(self, loss: Tensor) -> None:
-        with self.exchanging("backward"):
-            self.precision.backward(loss)
-        self._pending = self._holds
 
     def _set_holding(self, holds: bool) -> None:
         assert self._sharding is not None
@@ -350,35 +314,21 @@ class FSDPEngine(ProcessEngine):
     def _is_mixed(self) -> bool:
         return self.precision.name in DTYPES
 
-    def _sharder(self) -> Callable[[nn.Module], Any]:
+    def _shard(self, module: nn.Module) -> None:
         # Never more than one module is complete on the device.
-        from torch.distributed.device_mesh import DeviceMesh
-        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-        from torch.distributed.tensor import DTensor
-
-        group = self.group
-        assert group is not None
-        if self.backend == "gloo" and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
-            raise ValueError(
-                f"FSDPEngine over gloo needs torch 2.8 or newer, this is {torch.__version__}: update torch."
-            )
-        mesh = self._mesh = DeviceMesh.from_group(group.tensors, self.device.type)
+        assert self.group is not None
+        plain = [parameter for parameter in module.parameters() if not isinstance(parameter, DTensor)]
+        for parameter in plain:
+            parameter.data = parameter.data.to(self.device).contiguous()
+        broadcast_tensors(self.group, (parameter.detach() for parameter in plain), "the first weights")
+        is_mixed = self._is_mixed and not isinstance(module, _NormBase)
         full = MixedPrecisionPolicy()
         mixed = MixedPrecisionPolicy(DTYPES.get(self.precision.name), torch.float32, cast_forward_inputs=False)
-
-        def shard(module: nn.Module) -> None:
-            plain = [parameter for parameter in module.parameters() if not isinstance(parameter, DTensor)]
-            for parameter in plain:
-                parameter.data = parameter.data.to(self.device).contiguous()
-            broadcast_tensors(group, (parameter.detach() for parameter in plain), "the first weights")
-            policy = mixed if self._is_mixed and not isinstance(module, _NormBase) else full
-            wrapper: Any = fully_shard(
-                module, mesh=mesh, reshard_after_forward=self._reshards(module), mp_policy=policy
-            )
-            if self.backend == "gloo":  # torch 2.8 does not divide its average
-                wrapper.set_force_sum_reduction_for_comms(True)
-
-        return shard
+        wrapper: Any = fully_shard(
+            module, mesh=self._mesh, reshard_after_forward=self._reshards(module), mp_policy=mixed if is_mixed else full
+        )
+        if self.backend == "gloo":  # torch 2.8 does not divide its average
+            wrapper.set_force_sum_reduction_for_comms(True)
 
     def _reshards(self, module: nn.Module) -> bool:
         return module not in self._roots if self.reshard_after_forward is None else self.reshard_after_forward

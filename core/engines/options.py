@@ -12,24 +12,32 @@ PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 COMPILED = "_orig_mod"  # the attribute of `torch.compile(module)` with the original module
 
 
-class EngineOptions(TypedDict, total=False):
-    """Options of an engine; each has a default.
+class ComputeOptions(TypedDict, total=False):
+    """Options of all engines; each has a default.
+
+    Attributes:
+        precision: `fp32`, `tf32`, `bf16` or `fp16`; see `Precision`.
+        deterministic: use deterministic algorithms only; an operation without one raises.
+        cudnn_benchmark: let cuDNN time its algorithms and choose the fastest; not in a validation or test.
+    """
+
+    precision: PrecisionName
+    deterministic: bool
+    cudnn_benchmark: bool
+
+
+class EngineOptions(ComputeOptions, total=False):
+    """Options of the trainer for its engine: `ComputeOptions` and the device.
 
     Attributes:
         device: `cpu`, `cuda`, `cuda:1`, `mps`; instead of `gpus` and `use_cpu`.
         gpus: the numbers of the GPUs to use, one for each process on this machine.
         use_cpu: True for the CPU, False for a GPU or an error; None takes a GPU if there is one.
-        precision: `fp32`, `tf32`, `bf16` or `fp16`.
-        deterministic: use deterministic algorithms only.
-        cudnn_benchmark: let cuDNN choose the fastest algorithms.
     """
 
     device: str | torch.device | None
     gpus: Sequence[int] | None
     use_cpu: bool | None
-    precision: PrecisionName
-    deterministic: bool
-    cudnn_benchmark: bool
 
 
 def modules_of(task: Any) -> dict[str, nn.Module]:

@@ -64,9 +64,6 @@ class Determinism:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Apply the settings within this context and restore the previous ones; it may be nested."""
-        if not self.deterministic and not self.cudnn_benchmark:
-            yield
-            return
         cudnn = torch.backends.cudnn
         before = (cudnn.deterministic, cudnn.benchmark)
         strict = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
@@ -167,18 +164,18 @@ class Precision(FullPrecision):
         return optimizer.zero_grad if scaling is None else lambda: scaling.zero_grad(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.scaling is None else {"scaler": self.scaling.state_dict()}
+        return {} if self.scaling is None else {"scaler": self.scaling.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.scaling is not None and "scaler" in state:
-            self.scaling.load_state_dict(state["scaler"])
+            self.scaling.scaler.load_state_dict(dict(state["scaler"]))
 
     def _backward_with_scale(self, loss: Tensor) -> None:
         torch.autograd.backward(loss, self._seed(loss, 1.0))
 
     def _seed(self, loss: Tensor, scale: float) -> Tensor:
         seed = super()._seed(loss, scale)
-        return seed if self.scaling is None else self.scaling.scale(seed)
+        return seed if self.scaling is None else self.scaling.scaler.scale(seed)
 
 
 def _supports(device: torch.device, name: PrecisionName) -> bool:
@@ -194,39 +191,15 @@ def _supports(device: torch.device, name: PrecisionName) -> bool:
 
 @contextmanager
 def _tensor_float() -> Iterator[None]:
-    """Allow TensorFloat-32 within this context.
-
-    torch has an older and a newer API for this. The older one is used, as by torch's compiler. It refuses to read
-    settings that were made by the newer one, which is used in that case.
-    """
-    settings = _newer_settings()
-    values = [setting.fp32_precision for setting in settings]
+    # torch's older names, which its compiler reads.
+    before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
     try:
-        older = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
-    except RuntimeError:
-        older = None
-    try:
-        if older is None:
-            for setting in settings[1:]:
-                setting.fp32_precision = "tf32"
-        else:
-            torch.set_float32_matmul_precision("high")
-            torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
         yield
     finally:
-        if older is not None:
-            torch.set_float32_matmul_precision(older[0])
-            torch.backends.cudnn.allow_tf32 = older[1]
-        for setting, value in zip(settings, values, strict=True):
-            setting.fp32_precision = value
-
-
-def _newer_settings() -> list[Any]:
-    # Objects with an attribute `fp32_precision`, the CPU's first; none before torch 2.9.
-    backends: Any = torch.backends
-    if not hasattr(backends.cudnn, "conv"):
-        return []
-    return [backends.mkldnn.matmul, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 class LossScaling:
@@ -242,10 +215,6 @@ class LossScaling:
         self._optimizers = tuple(optimizers)
         self._open: dict[Optimizer, _Window] = {}
         self._closed: list[_Window] = []  # the scaler stores their ids, so they must stay alive
-
-    def scale(self, tensor: Tensor) -> Tensor:
-        """Return a loss, or the seed of its gradients, times the scale."""
-        return self.scaler.scale(tensor)
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Unscale the gradients, once per window, without waiting for the device."""
@@ -270,12 +239,6 @@ class LossScaling:
         if self._closed and all(parameter.grad is None for group in groups for parameter in group["params"]):
             self.scaler.update()
             self._closed.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.scaler.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.scaler.load_state_dict(dict(state))
 
 
 class _Window:

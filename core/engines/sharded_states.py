@@ -16,7 +16,7 @@ Without ranks, or on another engine:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from enum import Enum
 from itertools import chain
@@ -32,14 +32,6 @@ from .weights import load_module, state_of
 Wrap = Callable[[nn.Module], bool]
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 STEPS = ("training_step", "validation_step", "test_step")
-HOOKS = (
-    "_forward_pre_hooks",
-    "_forward_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
-HOOK_FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
 class Sharding:
@@ -54,7 +46,7 @@ class Sharding:
         separate: kinds of submodules that are always gathered separately.
 
     Raises:
-        ValueError: a parameter could never be gathered, or a failed run left the modules sharded.
+        ValueError: a parameter could never be gathered.
     """
 
     def __init__(
@@ -69,7 +61,7 @@ class Sharding:
         self._classes = {module: type(module) for module in self._plain}
         self._slots = [(module, name, part) for module in self._plain for name, part in _direct_parameters(module)]
         self._devices = {part: part.device for root in self.roots for part in (*root.parameters(), *root.buffers())}
-        self._steps: dict[tuple[nn.Module, str], Any] = {}
+        self._steps: list[tuple[nn.Module, str]] = []
         named = set(modules.values())
         for root in self.roots:
             chosen = set(blocks(root) if wrap is None else filter(wrap, root.modules()))
@@ -119,10 +111,8 @@ class Sharding:
             _drop_groups(module._get_fsdp_state(), seen)
         for module in self._plain:
             self._unhook(module)
-        for (module, name), previous in self._steps.items():
+        for module, name in self._steps:
             delattr(module, name)
-            if previous is not None:
-                setattr(module, name, previous)
 
     def _hook_steps(self, task: nn.Module) -> None:
         # A task that is a module has no forward, so its parameters are gathered around its steps.
@@ -130,18 +120,18 @@ class Sharding:
 
         for name in STEPS:
             if callable(getattr(task, name, None)):
-                self._steps[task, name] = vars(task).get(name)
+                self._steps.append((task, name))
                 register_fsdp_forward_method(task, name)
 
     def _unhook(self, module: nn.Module) -> None:
         # Removes what `fully_shard` and the first forward left on a module; torch has no API for that.
         from torch.distributed._composable_state import _module_state_mapping
 
-        for hooks in (getattr(module, name) for name in HOOKS):
-            for key in [key for key, hook in hooks.items() if _is_of_fsdp(hook)]:
-                del hooks[key]
-                for flags in HOOK_FLAGS:
-                    getattr(module, flags).pop(key, None)
+        tables = [value for name, value in vars(module).items() if "_hooks" in name and isinstance(value, dict)]
+        keys = {key for hooks in tables for key, hook in hooks.items() if _is_of_fsdp(hook)}
+        for hooks in tables:
+            for key in keys:
+                hooks.pop(key, None)
         for name in self._added[module]:
             delattr(module, name)
         module.__class__ = self._classes[module]
@@ -152,10 +142,8 @@ def root_modules(modules: Mapping[str, nn.Module]) -> list[nn.Module]:
     """Return the outermost modules that have parameters and are called.
 
     Raises:
-        ValueError: a parameter is in a module that is never called, or in two roots; a module is sharded already.
+        ValueError: a parameter is in a module that is never called, or in two roots.
     """
-    from torch.distributed.tensor import DTensor
-
     within = {part for module in modules.values() for part in module.modules() if part is not module}
     outer = {module: name for name, module in modules.items() if module not in within}
     called = [part for module, name in outer.items() for part in _called_modules(module, name)]
@@ -167,13 +155,6 @@ def root_modules(modules: Mapping[str, nn.Module]) -> list[nn.Module]:
                     f"{_kind(owners[parameter])} and {_kind(root)} share a parameter of shape "
                     f"{list(parameter.shape)}, but FSDPEngine gathers modules separately. Put them into one module, or "
                     f"use DDPEngine."
-                )
-            if isinstance(parameter, DTensor):
-                raise ValueError(f"{_kind(root)} has sharded parameters, left by a failed run: build a new task.")
-            if not parameter.ndim:
-                raise ValueError(
-                    f"{_kind(root)} has a parameter with no dimensions, which cannot be sharded: give it the shape "
-                    f"[1], as in nn.Parameter(torch.zeros(1))."
                 )
     return called
 
@@ -282,22 +263,11 @@ def _kind(owner: object) -> str:
 
 
 def check_wrap(shard: Any) -> Wrap | None:
-    """Return the predicate of `shard=`: None, a module class, several, or a function of a module.
-
-    Raises:
-        TypeError: it is none of these.
-    """
-    if shard is None:
-        return None
-    kinds = shard if isinstance(shard, Sequence) and shard else [shard]
-    if all(isinstance(kind, type) and issubclass(kind, nn.Module) for kind in kinds):
-        return lambda module: isinstance(module, tuple(kinds))
-    if callable(shard) and not isinstance(shard, type):
-        return lambda module: bool(shard(module))
-    raise TypeError(
-        f"shard= takes module classes, as in shard=(nn.TransformerEncoderLayer,), or a function that returns True for "
-        f"a module to gather separately; got {shard!r}."
-    )
+    """Return the predicate of `shard=`: None, a function of a module, or one or several module classes."""
+    if shard is None or (callable(shard) and not isinstance(shard, type)):
+        return shard
+    kinds = shard if isinstance(shard, type) else tuple(shard)
+    return lambda module: isinstance(module, kinds)
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:

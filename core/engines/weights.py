@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 import torch
@@ -51,20 +52,19 @@ def refuse_shared_weights(modules: Mapping[str, nn.Module], engine: str, process
     from torch.distributed.tensor import DTensor
 
     for root, module in modules.items():
-        for name, tensor in _tensors(module):
+        for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             if isinstance(tensor, DTensor) and (size := tensor.device_mesh.size()) > 1:
                 raise ValueError(
                     f"{root}.{name} is a DTensor that {size} processes share{_other_batches(engine, processes)}"
                 )
-        if processes > 1:
-            for name, part in module.named_modules(prefix=root):
-                if (partial_group := _partial_group(part, processes)) is not None:
-                    attribute, size = partial_group
-                    raise ValueError(
-                        f"{name}.{attribute} is a group of {size} of the {processes} processes"
-                        f"{_other_batches(engine, processes)} If each process of that group takes its own batches, "
-                        f"keep the group outside of the layers that have parameters."
-                    )
+        for name, part in module.named_modules(prefix=root):
+            if (partial_group := _partial_group(part, processes)) is not None:
+                attribute, size = partial_group
+                raise ValueError(
+                    f"{name}.{attribute} is a group of {size} of the {processes} processes"
+                    f"{_other_batches(engine, processes)} If each process of that group takes its own batches, keep "
+                    f"the group outside of the layers that have parameters."
+                )
 
 
 def _other_batches(engine: str, processes: int) -> str:
@@ -90,48 +90,6 @@ def _partial_group(layer: nn.Module, processes: int) -> tuple[str, int] | None:
             if 1 < size < processes:
                 return name, size
     return None
-
-
-def loadable(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved state for `load_state_dict`; fill expanded tensors of the module, into which torch cannot copy.
-
-    Raises:
-        ValueError: an expanded tensor was saved with different values in places that share memory.
-    """
-    state = dict(saved)
-    for name, tensor in _tensors(module):
-        if is_expanded(tensor) and isinstance(saved.get(name), Tensor):
-            _fill(tensor.detach(), saved[name], name)
-            state[name] = tensor  # torch then copies nothing
-    return state
-
-
-def is_expanded(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and any(_expanded_dimensions(tensor))
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
-
-
-def _expanded_dimensions(tensor: Tensor) -> list[bool]:
-    return [stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
-
-
-def _fill(tensor: Tensor, saved: Tensor, name: str) -> None:
-    value, target = saved, tensor
-    for dimension, is_expanded_here in enumerate(_expanded_dimensions(tensor)):
-        if is_expanded_here:
-            value, target = value.narrow(dimension, 0, 1), target.narrow(dimension, 0, 1)
-    repeated = value.expand_as(saved)
-    if not ((repeated == saved) | ((repeated != repeated) & (saved != saved))).all():  # NaN equals NaN here
-        raise ValueError(
-            f"{name} is an expanded tensor, which has one value in many places, but the checkpoint has different "
-            f"values there: clone() it in your program."
-        )
-    with torch.no_grad():
-        target.copy_(value)
 
 
 EXTRA_STATE = "_extra_state"  # torch's suffix for the state of `set_extra_state`
@@ -166,19 +124,8 @@ def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str
             if is_weight and value.shape != then[part].shape:
                 raise ValueError(
                     f"The checkpoint's {name}.{part} has the shape {list(then[part].shape)}, the task's "
-                    f"{list(value.shape)}: use the task that wrote it" + _resizing_hint(module, part) + "."
+                    f"{list(value.shape)}: use the task that wrote it."
                 )
-
-
-def _resizing_hint(module: nn.Module, part: str) -> str:
-    # Only for buffers, whose shapes the training may change.
-    if part not in [plain_name(name) for name, _ in module.named_buffers(remove_duplicate=False)]:
-        return ""
-    owner = type(module.get_submodule(part.rpartition(".")[0])).__name__
-    return (
-        f"; or, if the training changes the shape of this buffer, give {owner} a _load_from_state_dict that resizes "
-        f"it (torch does not call load_state_dict of an inner module)"
-    )
 
 
 def load_module(name: str, module: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -189,7 +136,7 @@ def load_module(name: str, module: nn.Module, weights: Mapping[str, Any]) -> Non
     """
     names = {plain_name(key): key for key in module.state_dict()}
     try:
-        module.load_state_dict(loadable(module, {names.get(name, name): value for name, value in weights.items()}))
+        module.load_state_dict({names.get(name, name): value for name, value in weights.items()})
     except RuntimeError as error:
         raise ValueError(
             f"The task's {name!r} does not take the checkpoint's: use the task that wrote it. {error}"

@@ -105,7 +105,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("name", WITH_VISION)
 def test_the_code_of_a_page_with_torchvision_runs(name: str, tmp_path: Path) -> None:
     """In a process of its own: other libraries of the set-up would import torchvision where they see it."""
-    assert VISION.is_dir(), f"there is no {VISION}: `make test` makes it"
+    assert VISION.is_dir(), f"no {VISION}: run `make test`"
     page = ROOT / "docs" / "howto" / f"{name}.md"
     line = [sys.executable, "-W", "error", "-m", "heliograph.packages.tests.vision", str(page)]
     path = os.pathsep.join([str(VISION), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])

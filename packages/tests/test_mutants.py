@@ -13,5 +13,5 @@ def test_the_text_of_a_fault_is_in_one_place(fault: Fault) -> None:
 
 
 def test_a_text_that_is_nowhere_is_refused() -> None:
-    with pytest.raises(ValueError, match="is to be in one place, and is in nowhere"):
+    with pytest.raises(ValueError, match="is in nowhere"):
         find(Fault("none", "no source has " + "this", ""), ROOT)

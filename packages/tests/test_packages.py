@@ -16,6 +16,7 @@ from typing import Any
 
 import heliograph
 import pytest
+from heliograph.packages.tests.facts import assert_facts
 from heliograph.plugins.first_party import PACKAGES as FIRST_PARTY
 from heliograph.plugins.providers import ENTRY_POINTS, NEEDS
 from heliograph.plugins.providers import NAMES as PROVIDED
@@ -34,7 +35,7 @@ PRIVATE = """
     core.data.draws.keyed_generators.KeyedGenerators core.data.loaders.evaluation_loader
     core.data.loaders.is_dataset core.data.loaders.make_loader core.data.loaders.params_of_one_process
     core.data.order.sizes.Share core.data.sources.contract.FactsDataset core.data.sources.contract.Reading
-    core.data.sources.contract.Sourced core.data.sources.contract.Stateless core.data.training_data.TrainingData
+    core.data.sources.contract.Sourced core.data.sources.contract.Source core.data.training_data.TrainingData
     core.distributed.exceptions.Carried core.distributed.exceptions.ProcessFailure
     core.distributed.launcher.KeptRanks core.distributed.launcher.environment core.distributed.queue.child_queue
     core.distributed.shared_control.SharedControl core.engines.options.EngineOptions core.engines.weights.check_fits
@@ -170,6 +171,10 @@ importlib.util.find_spec = lambda name, package=None: None
 def test_an_import_of_a_missing_package_says_what_to_install() -> None:
     code = f"{MISSING}\nfrom heliograph import Recorder"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == (
-        "ImportError: heliograph has no 'Recorder'. It is in heliograph-recorder: pip install ./packages/recorder"
+    assert_facts(
+        done.stderr.splitlines()[-1],
+        "ImportError: ",
+        "'Recorder'",
+        "heliograph-recorder",
+        "pip install ./packages/recorder",
     )

@@ -23,7 +23,7 @@ def test_another_training_in_the_folder_has_a_file_of_its_own(fit: Command, fold
     now = files(folder / "saved")
     assert set(now) == {"run.config.yaml", "run-2.config.yaml", "other.config.yaml"}
     assert now["run.config.yaml"] == first["run.config.yaml"]
-    assert len({text.split("\n")[0] for text in now.values()}) == 3, "each says whose it is"
+    assert len({text.split("\n")[0] for text in now.values()}) == 3, "each names its run"
 
 
 def test_a_file_that_is_not_ours_stays(fit: Command, folder: Path) -> None:

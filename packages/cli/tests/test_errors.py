@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from heliograph.__main__ import main
 from heliograph.packages.cli.tests.conftest import Command
+from heliograph.packages.tests.facts import assert_facts
 
 MISTAKES = [
     ("--epoch=3", "Unknown key 'epoch'. Did you mean 'epochs'?"),
@@ -69,33 +70,33 @@ def test_a_mistake_is_one_sentence(
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("epochs: 2", "epohs: 2", "Unknown key 'epohs'. Did you mean 'epochs'?"),
-        ("hidden: 3", "hidde: 3", "task.model: lesson.Net has no option 'hidde'. Did you mean 'hidden'?"),
-        ("rng_capture", "rng_captur", "No installed plugin is named 'rng_captur'. Did you mean 'rng_capture'?"),
-        ("every: {steps: 2}", "evry: {steps: 2}", "heliograph.Checkpoint has no option 'evry'. Did you mean 'every'?"),
-        ("device: cpu", "devic: cpu", "Unknown key 'trainer.devic'. Did you mean 'trainer.device'?"),
-        ("lesson.Net", "lesson.Nett", "task.model: module 'lesson' has no 'Nett'. Did you mean 'Net'?"),
-        ("epochs: 2", "epochs: [2", "lesson.yaml is not YAML: "),
+        ("epochs: 2", "epohs: 2", ("'epohs'", "Did you mean 'epochs'")),
+        ("hidden: 3", "hidde: 3", ("task.model", "lesson.Net", "'hidde'", "'hidden'")),
+        ("rng_capture", "rng_captur", ("'rng_captur'", "Did you mean 'rng_capture'")),
+        ("every: {steps: 2}", "evry: {steps: 2}", ("heliograph.Checkpoint", "'evry'", "'every'")),
+        ("device: cpu", "devic: cpu", ("'trainer.devic'", "'trainer.device'")),
+        ("lesson.Net", "lesson.Nett", ("task.model", "'lesson'", "'Nett'", "'Net'")),
+        ("epochs: 2", "epochs: [2", ("lesson.yaml is not YAML",)),
         (
             "epochs: 2",
             "epochs: 2\nepochs: 3",
-            "lesson.yaml: the key 'epochs' is repeated, in line 12 and in line 13",
+            ("lesson.yaml", "'epochs' is repeated", "line 12", "line 13"),
         ),
         (
             "    rng_capture:",
             "    checkpoint:\n    rng_capture:",
-            "'trainer.plugins.checkpoint' is repeated, in line 16",
+            ("'trainer.plugins.checkpoint' is repeated", "line 16"),
         ),
     ],
 )
 def test_a_mistake_in_the_file_is_one_too(
-    fit: Command, folder: Path, old: str, new: str, expected: str, capsys: pytest.CaptureFixture[str]
+    fit: Command, folder: Path, old: str, new: str, expected: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (folder / "lesson.yaml").read_text()
     assert old in text
     (folder / "lesson.yaml").write_text(text.replace(old, new))
     assert fit() == 2
-    assert expected in capsys.readouterr().err
+    assert_facts(capsys.readouterr().err, *expected)
 
 
 KINDS = "must be a class path or dict[str, a class path] or null"
@@ -216,25 +217,25 @@ def test_the_sentence_gives_the_innermost_reason(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "contains nothing: a configuration must be a mapping of keys, such as task: my_module.MyTask."),
-        ("- a\n", "contains a list: a configuration must be a mapping of keys, such as task: my_module.MyTask."),
+        ("", ("contains nothing", "mapping of keys", "task: my_module.MyTask.")),
+        ("- a\n", ("contains a list", "mapping of keys")),
         (
             "hello\n",
-            "contains a single value: a configuration must be a mapping of keys, such as task: my_module.MyTask.",
+            ("contains a single value", "mapping of keys"),
         ),
         (
             "task:\n\tlesson.Own:\n",
-            "is not YAML: found character '\\t' that cannot start any token (indent by spaces) in line 2, column 1.",
+            ("is not YAML", "'\\t'", "indent by spaces", "line 2, column 1"),
         ),
-        ("{[a]: b}\n", "is not YAML: found unhashable key in line 1, column 2."),
+        ("{[a]: b}\n", ("is not YAML", "unhashable key", "line 1, column 2")),
     ],
 )
 def test_a_file_that_is_not_a_mapping(
-    folder: Path, text: str, expected: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, text: str, expected: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "other.yaml").write_text(text)
     assert main(["fit", "other.yaml"]) == 2
-    assert capsys.readouterr().err == f"heliograph fit: other.yaml {expected}\n"
+    assert_facts(capsys.readouterr().err, "heliograph fit: other.yaml ", *expected)
 
 
 @pytest.mark.sample(4)
@@ -244,31 +245,28 @@ def test_a_file_that_is_not_a_mapping(
         (
             "plugins:",
             "plugin:",
-            "Unknown key 'trainer.plugin'. Did you mean 'trainer.plugins'? Known: trainer.cudnn_benchmark, "
-            "trainer.deterministic, trainer.device, trainer.engine, trainer.gpus, trainer.plugins, trainer.precision, "
-            "trainer.strict, trainer.use_cpu.",
+            ("'trainer.plugin'", "'trainer.plugins'", "Known: trainer.cudnn_benchmark, ", ", trainer.use_cpu."),
         ),
-        ("{warmup: 0.1}", "{}", "scheduler: heliograph.warmup_cosine needs warmup."),
-        ("torch.optim.AdamW: {", "AdamW: {", f"optimizer: {KINDS}, got {{'AdamW': {{'lr': 0.01}}}}. {ADAM}"),
+        ("{warmup: 0.1}", "{}", ("scheduler: heliograph.warmup_cosine", "warmup.")),
+        ("torch.optim.AdamW: {", "AdamW: {", (f"optimizer: {KINDS}", "{'AdamW': {'lr': 0.01}}", ADAM)),
         (
             "{torch.optim.AdamW: {lr: 0.01}}",
             "{class_path: torch.optim.AdamW, lr: 0.01}",
-            f"optimizer: {KINDS}, got {{'class_path': 'torch.optim.AdamW', 'lr': 0.01}}. "
-            "Put arguments under init_args, next to it.",
+            (f"optimizer: {KINDS}", "{'class_path': 'torch.optim.AdamW', 'lr': 0.01}", "under init_args"),
         ),
-        ("{lr: 0.01}", "{lr: 0,01}", "optimizer: keys must be words, got 1."),
-        ("{lr: 0.01}", "{lr: null}", "optimizer.lr: must be float or Tensor, got null."),
-        ("  plugins:\n", "  checkpoint:\n  plugins:\n", f"Unknown key 'trainer.checkpoint': {PLUGIN}"),
+        ("{lr: 0.01}", "{lr: 0,01}", ("optimizer: keys must", "got 1.")),
+        ("{lr: 0.01}", "{lr: null}", ("optimizer.lr: must", "float or Tensor", "got null.")),
+        ("plugins:\n", "checkpoint:\n  plugins:\n", ("'trainer.checkpoint'", PLUGIN)),
     ],
 )
 def test_a_mistake_in_the_file_gives_the_innermost_reason(
-    fit: Command, folder: Path, old: str, new: str, expected: str, capsys: pytest.CaptureFixture[str]
+    fit: Command, folder: Path, old: str, new: str, expected: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (folder / "lesson.yaml").read_text()
     assert old in text
     (folder / "lesson.yaml").write_text(text.replace(old, new))
     assert fit() == 2
-    assert capsys.readouterr().err == f"heliograph fit: {expected}\n"
+    assert_facts(capsys.readouterr().err, "heliograph fit: ", *expected)
 
 
 def test_an_empty_key_is_left_out(folder: Path) -> None:
@@ -282,22 +280,22 @@ def test_an_empty_key_is_left_out(folder: Path) -> None:
     [
         (
             "--weights=bst",
-            "weights='bst' is neither a file nor a folder. Did you mean 'best'? Known: best, last.",
+            ("weights='bst'", "Did you mean 'best'", "best, last."),
         ),
-        ("--weights=gone.pth", "There is no checkpoint at gone.pth. Known: none."),
+        ("--weights=gone.pth", ("no checkpoint", "gone.pth", "Known: none.")),
     ],
 )
 def test_weights_that_there_are_not(
-    fit: Command, option: str, expected: str, capsys: pytest.CaptureFixture[str]
+    fit: Command, option: str, expected: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fit("--validation=lesson.data", option, verb="validate") == 2
-    assert capsys.readouterr().err == f"heliograph validate: {expected}\n"
+    assert_facts(capsys.readouterr().err, "heliograph validate: ", *expected)
 
 
 def test_a_file_that_there_is_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "leson.yaml"]) == 2
     said = capsys.readouterr().err
-    assert said == "heliograph fit: Cannot read leson.yaml: No such file or directory.\n"
+    assert_facts(said, "heliograph fit: ", "leson.yaml", "No such file")
 
 
 @pytest.mark.parametrize(
@@ -309,10 +307,10 @@ def test_an_option_of_a_plugin_that_is_replaced_is_a_mistake(
 ) -> None:
     shutil.copy(folder / "lesson.yaml", folder / "again.yaml")
     assert fit("--trainer.plugins.checkpoint.keep_best=2", later) == 2
-    expected = "--trainer.plugins.keep_best=2 has no effect, as the plugins are replaced later: move it to the end.\n"
-    assert capsys.readouterr().err == f"heliograph fit: {expected}"
+    expected = ("heliograph fit: ", "--trainer.plugins.keep_best=2", "no effect", "replaced later")
+    assert_facts(capsys.readouterr().err, *expected)
 
 
 def test_no_file_at_all_is_said_what_is_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit"]) == 2
-    assert "The configuration has no task" in capsys.readouterr().err
+    assert_facts(capsys.readouterr().err, "configuration has no task")

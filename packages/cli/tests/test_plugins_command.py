@@ -10,6 +10,7 @@ from pathlib import Path
 import heliograph
 import pytest
 from heliograph.__main__ import main
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph.plugins import Discovered, discover
 from heliograph_cli.plugins_command import argument_texts
 
@@ -17,7 +18,7 @@ WELL = '''
 from heliograph import EpochEnd, Plugin, on
 
 class Weather(Plugin):
-    """Look out of the window."""
+    """Look outside."""
 
     @on(EpochEnd)
     def look(self, run, event):
@@ -37,7 +38,7 @@ NEEDS_ARGUMENTS = '''
 from heliograph import EpochEnd, on
 
 class Weather:
-    """Look where it is said to."""
+    """Look there."""
 
     def __new__(cls, where):
         return super().__new__(cls)
@@ -86,7 +87,7 @@ def test_plugins_has_one_line_each_with_what_it_does(capsys: pytest.CaptureFixtu
     assert lines[0].split(maxsplit=1) == ["NAME", "WHAT IT DOES"]
     assert [line.split()[0] for line in lines[1:]] == [each.name for each in discover()]
     row = next(line for line in lines if line.startswith("gradient_clipping "))
-    assert row.split(maxsplit=1)[1] == "Clip the gradients before the optimizer step, and log their norm."
+    assert row.split(maxsplit=1)[1].startswith("Clip the gradients")
 
 
 def test_plugins_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,19 +97,20 @@ def test_plugins_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 60
     cut = next(line for line in lines if line.startswith("ema "))
-    assert cut.endswith("Maintain an exponential moving av...")
+    assert_facts(cut, "Maintain an exponential", "...")
 
 
 def test_plugins_verbose_lists_package_version_state_class_and_events(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "-v"]) == 0
     lines = capsys.readouterr().out.splitlines()
     start = lines.index(f"checkpoint (package heliograph {heliograph.__version__}, available)")
-    assert lines[start + 1 : start + 5] == [
-        "    Save the state of a run in files, and resume from them.",
-        "    class: heliograph.builtin_callbacks.checkpoint.plugin:Checkpoint",
-        "    events: batch_end, checkpoint_loaded, epoch_end, last_boundary, log, run_closed, run_failed,",
-        "    save_point, train_end, train_start, validation_end",
-    ]
+    assert_each(
+        lines[start + 1 : start + 5],
+        ("Save the state",),
+        ("class: heliograph.builtin_callbacks.checkpoint.plugin:Checkpoint",),
+        ("events: batch_end, checkpoint_loaded, epoch_end,", "last_boundary, log, run_closed, run_failed,"),
+        ("save_point, train_end, train_start, validation_end",),
+    )
     assert max(map(len, lines)) <= 100
 
 
@@ -126,11 +128,11 @@ def test_nothing_of_others_is_imported_unless_that_is_asked_for(
     assert table(capsys) == [["acme:weather", "1.2", "not imported: Forecasts."]]
     main(["plugins", "-v"])
     said = capsys.readouterr().out
-    assert "weather (package acme 1.2, not imported)\n    Forecasts.\n    class: acme_plugin:Weather\n" in said
+    assert_facts(said, "weather (package acme 1.2,", "not imported)\n", "Forecasts.\n", "class: acme_plugin:Weather\n")
     main(["plugins"])
-    assert capsys.readouterr().out.endswith("\n\n`python -m heliograph plugins --check` imports them.\n")
+    assert_facts(capsys.readouterr().out, "`python -m heliograph plugins", "--check`")
     assert not (tmp_path / "imported").exists()
-    assert table(capsys, "--check") == [["acme:weather", "1.2", "available: Look out of the window."]]
+    assert table(capsys, "--check") == [["acme:weather", "1.2", "available: Look outside."]]
     assert (tmp_path / "imported").exists()
 
 
@@ -138,13 +140,13 @@ def test_nothing_of_others_is_imported_unless_that_is_asked_for(
     ("source", "health"),
     [
         ("raise RuntimeError('it rains')", "broken: RuntimeError: it rains"),
-        ("import no_such_module", "broken: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import no_such_module", "No module named 'no_such_module'"),
         ("import sys; sys.exit(0)", "broken: SystemExit: 0"),
-        ("other = 1", "broken: AttributeError: module 'acme_plugin' has no attribute 'Weather'"),
-        (MISFIT, "is not a plugin: register an object with methods marked @on"),
+        ("other = 1", "no attribute 'Weather'"),
+        (MISFIT, "is not a plugin"),
         (NOT_A_PLUGIN, "No event calls Weather.on_epoch_end"),
-        (WRONG_HANDLER, "broken: Weather.look(run) cannot handle EpochEnd: a handler takes (run, event)"),
-        (NEEDS_ARGUMENTS, "available: Look where it is said to."),
+        (WRONG_HANDLER, "Weather.look(run) cannot handle EpochEnd"),
+        (NEEDS_ARGUMENTS, "available: Look there."),
         ("def Weather(): pass", "available"),
     ],
     ids=[
@@ -169,37 +171,42 @@ def test_a_broken_one_is_named_with_the_reason_and_the_others_are_listed(
     assert broken[:2] == ["acme:weather", "1.2"]
     assert health in broken[2]
     assert broken[2].startswith("broken: ") == is_broken
-    assert well == ["beta:window", "1.2", "available: Look out of the window."]
+    assert well == ["beta:window", "1.2", "available: Look outside."]
+
+
+AVAILABLE = ("available: Look outside.",)
 
 
 @pytest.mark.parametrize(
     ("needed", "health"),
     [
-        ("heliograph>=999", f"broken: it needs heliograph>=999, but {heliograph.__version__} is installed"),
-        ("heliograph <0.0.1", f"broken: it needs heliograph<0.0.1, but {heliograph.__version__} is installed"),
-        ('heliograph>=999; extra == "test"', "available: Look out of the window."),
-        ("heliograph>=0.0.1", "available: Look out of the window."),
-        ("another>=999", "available: Look out of the window."),
-        ("not a requirement at all", "available: Look out of the window."),
+        ("heliograph>=999", ("broken: ", "heliograph>=999", heliograph.__version__)),
+        ("heliograph <0.0.1", ("broken: ", "heliograph<0.0.1", heliograph.__version__)),
+        ('heliograph>=999; extra == "test"', AVAILABLE),
+        ("heliograph>=0.0.1", AVAILABLE),
+        ("another>=999", AVAILABLE),
+        ("not a requirement", AVAILABLE),
     ],
 )
 def test_one_that_needs_another_heliograph(
-    lay: Lay, needed: str, health: str, capsys: pytest.CaptureFixture[str]
+    lay: Lay, needed: str, health: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lay(WELL, metadata=f"Requires-Dist: {needed}\n")
-    assert table(capsys, "--check", status=int(health.startswith("broken"))) == [["acme:weather", "1.2", health]]
+    (row,) = table(capsys, "--check", status=int(health[0] == "broken: "))
+    assert row[:2] == ["acme:weather", "1.2"]
+    assert_facts(row[2], *health)
 
 
 def test_two_of_one_name_say_how_to_load_each(lay: Lay, capsys: pytest.CaptureFixture[str]) -> None:
     lay(WELL, metadata="Summary: Forecasts.\n")
     lay(WELL, package="beta")
     lay(WELL, package="gamma", plugin="ema")
-    twin = "another package has a plugin of this name: load it as"
-    assert table(capsys) == [
-        ["gamma:ema", "1.2", f"not imported: {twin} gamma:ema"],
-        ["acme:weather", "1.2", f"not imported: Forecasts. ({twin} acme:weather)"],
-        ["beta:weather", "1.2", f"not imported: {twin} beta:weather"],
-    ]
+    assert_each(
+        table(capsys),
+        ("gamma:ema", "1.2", "not imported: ", "load it as gamma:ema"),
+        ("acme:weather", "1.2", "not imported: Forecasts.", "load it as acme:weather"),
+        ("beta:weather", "1.2", "not imported: ", "load it as beta:weather"),
+    )
 
 
 def test_one_that_is_switched_off_is_not_imported(
@@ -207,9 +214,7 @@ def test_one_that_is_switched_off_is_not_imported(
 ) -> None:
     lay("raise RuntimeError('it rains')")
     monkeypatch.setenv("HELIOGRAPH_PLUGINS", "-weather")
-    assert table(capsys, "--check") == [
-        ["acme:weather", "1.2", "switched off: not imported: HELIOGRAPH_PLUGINS names it"]
-    ]
+    assert_each(table(capsys, "--check"), ("acme:weather", "1.2", "switched off", "HELIOGRAPH_PLUGINS"))
 
 
 OPTIONS = '''
@@ -226,7 +231,7 @@ class Sky(Plugin):
     def __init__(self, where: str, *panes: int, unit: str = "C", **others: int) -> None: ...
 
 class Weather(Sky):
-    """Look out of the window.
+    """Look outside.
 
     Twice a day.
 
@@ -251,7 +256,7 @@ class Weather(Sky):
 PAGE = """\
 weather (package acme 1.2)
 
-Look out of the window.
+Look outside.
 
 Twice a day.
 
@@ -304,9 +309,16 @@ def test_a_function_that_makes_one_has_options_too(
     lay(FUNCTION)
     monkeypatch.setenv("HELIOGRAPH_PLUGINS", "-weather")
     assert main(["plugins", "weather"]) == 0
-    assert capsys.readouterr().out == (
-        "weather (package acme 1.2, switched off)\n\nMake one.\n\nOptions:\n    where = 1.5\n        the window.\n\n"
-        "Class: acme_plugin:Weather\nIn a program: trainer.plugins.load('weather')\n"
+    assert_facts(
+        capsys.readouterr().out,
+        "weather (package acme 1.2,",
+        "switched off)\n",
+        "Make one.\n",
+        "Options:\n",
+        "where = 1.5\n",
+        "the window.\n",
+        "Class: acme_plugin:Weather\n",
+        "trainer.plugins.load('weather')\n",
     )
 
 
@@ -321,32 +333,34 @@ def test_every_option_of_ours_has_a_text(plugin: Discovered) -> None:
 
 @pytest.mark.usefixtures("forget")
 def test_an_unknown_name_names_the_nearest(lay: Lay, capsys: pytest.CaptureFixture[str]) -> None:
-    for given, sentence in (
-        ("early_stoping", "No installed plugin is named 'early_stoping'. Did you mean 'early_stopping'? Known: "),
-        ("EarlyStoping", "No installed plugin is named 'EarlyStoping'. Did you mean 'early_stopping'? Known: "),
-        ("acme:weather", "No installed plugin is named 'acme:weather'."),
+    for given, facts in (
+        ("early_stoping", ("'early_stoping'", "Did you mean 'early_stopping'", "Known: ")),
+        ("EarlyStoping", ("'EarlyStoping'", "Did you mean 'early_stopping'", "Known: ")),
+        ("acme:weather", ("'acme:weather'.",)),
     ):
         assert main(["plugins", given]) == 2
-        assert capsys.readouterr().err.startswith(f"heliograph plugins: {sentence}")
+        assert_facts(capsys.readouterr().err, "heliograph plugins: ", *facts)
     lay(WELL)
     lay(WELL, package="beta")
     assert main(["plugins", "Weather"]) == 2
-    assert capsys.readouterr().err == (
-        "heliograph plugins: Several installed plugins have the class 'Weather': choose one of acme:weather, "
-        "beta:weather.\n"
-    )
+    assert_facts(capsys.readouterr().err, "heliograph plugins: ", "'Weather'", "acme:weather, beta:weather")
+
+
+LACKS_EXTRA = """
+from heliograph.core.system.extras import require
+
+require('no_such_module', 'Weather', extra='wandb')
+"""
 
 
 def test_one_that_lacks_an_extra_says_how_to_install_it(lay: Lay, capsys: pytest.CaptureFixture[str]) -> None:
-    lay("from heliograph.core.system.extras import require\nrequire('no_such_module', 'Weather', extra='wandb')")
+    lay(LACKS_EXTRA)
     assert main(["plugins", "weather"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("heliograph plugins: Plugin 'weather' of package acme 1.2 (acme_plugin:Weather) cannot be ")
+    assert_facts(said, "heliograph plugins: ", "'weather'", "acme 1.2", "acme_plugin:Weather")
     assert said.endswith(": pip install 'heliograph[wandb]'\n")
 
 
 def test_one_plugin_is_neither_checked_nor_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "--check", "ema"]) == 2
-    assert capsys.readouterr().err == (
-        "heliograph plugins: -v and --check apply to the list of all plugins: remove them, or ema.\n"
-    )
+    assert_facts(capsys.readouterr().err, "heliograph plugins: ", "-v and --check", "ema")

@@ -34,6 +34,7 @@ from heliograph import (
     ValidationSchedule,
     tuning,
 )
+from heliograph.packages.tests.facts import assert_each, assert_facts, has_facts
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
 from heliograph.tests.ranks_pool import Pool
@@ -219,7 +220,7 @@ class ByContent(nn.Module):
 
 def test_a_module_that_goes_by_its_inputs_is_refused(tmp_path: Path) -> None:
     task = Supervised(ByContent(), nn.functional.cross_entropy)
-    with pytest.raises(RuntimeError, match="The module cannot be exported to"):
+    with pytest.raises(RuntimeError, match="module cannot be exported"):
         train(Export(tmp_path / "model.pt2"), task=task)
     assert not list(tmp_path.iterdir())
 
@@ -264,8 +265,8 @@ def test_trying_the_example_leaves_no_trace(tmp_path: Path) -> None:
 def test_a_module_that_cannot_be_copied_is_not_tried(tmp_path: Path) -> None:
     task = Supervised(Uncopied(), nn.functional.cross_entropy)
     result = train(Export(tmp_path / "model.pt2", example=torch.rand(2, 4)), task=task)
-    said = "example= is not tried before the end: model cannot be copied (ArithmeticError: not me.)"
-    assert said in result.notes
+    facts = ("example=", "cannot be copied", "ArithmeticError: not me")
+    assert any(has_facts(note, *facts) for note in result.notes)
 
 
 class Different(nn.Module):
@@ -286,11 +287,10 @@ def test_a_difference_is_an_error_and_leaves_no_file(tmp_path: Path, ending: str
     path = tmp_path / f"model.{ending}"
     path.write_bytes(b"former")
     task = Supervised(Different(), nn.functional.cross_entropy)
-    words = (
-        r"not the module with a batch of 3, so .* was not written: .*output 0: .*Greatest absolute difference: 0.5 at"
-    )
-    with pytest.raises(RuntimeError, match=words):
+    facts = ("batch of 3", "was not written", "output 0: ", "absolute difference: 0.5")
+    with pytest.raises(RuntimeError) as caught:
         train(Export(path, overwrite=True), task=task)
+    assert_facts(caught.value, *facts)
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {path.name: b"former"}
     assert task.model.training
 
@@ -300,7 +300,7 @@ def test_an_error_at_the_end_names_the_newest_checkpoint(tmp_path: Path) -> None
     with pytest.raises(RuntimeError, match="was not written") as caught:
         train(saving, Export(tmp_path / "model.pt2"), task=task)
     (newest,) = tmp_path.glob("*.pth")
-    assert caught.value.__notes__[0] == f"heliograph: the training was complete; its newest checkpoint is {newest}"
+    assert_facts(caught.value.__notes__[0], "training was complete", str(newest))
 
 
 def test_what_may_differ_and_what_is_not_compared(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_a_full_disk_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match=r"model could not be exported to .*: No space left on device. Nothing is left"):
+    with pytest.raises(OSError, match=r"model .*No space left.*Nothing"):
         train(Export(path, overwrite=True))
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {path.name: b"former"}
 
@@ -376,7 +376,7 @@ class TestRefused:
         for tolerance in (5, (1e-3,)):
             with pytest.raises(TypeError, match=r"tolerance is \(relative, absolute\),"):
                 Export(tmp_path / "model.pt2", tolerance=tolerance)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="dynamic is True or False"):
+        with pytest.raises(TypeError, match="dynamic is True or"):
             Export(tmp_path / "model.pt2", dynamic=1)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="number, at least 0"):
             Export(tmp_path / "model.pt2", tolerance=(-1.0, 0.0))
@@ -389,9 +389,9 @@ class TestRefused:
             (
                 "pt2",
                 "opset",
-                r"'opset', and passes none of that name to torch\.export\.export\. .*Known: dynamic_shapes, ",
+                r"'opset'.* torch\.export\.export\. .*Known: dynamic_shapes",
             ),
-            ("onnx", "opset_versions", r"to torch\.onnx\.export\. Did you mean 'opset_version'\?"),
+            ("onnx", "opset_versions", r"torch\.onnx\.export\. .*'opset_version'"),
             ("onnx", "f", "no option 'f'"),
             ("pt2", "kwargs", "no option 'kwargs'"),
         ],
@@ -411,7 +411,7 @@ class TestRefused:
         steps: list[int] = []
         trainer = Trainer([Export(tmp_path / "model.pt2")], device="cpu")
         trainer.bus.on(BatchEnd, lambda run, event: steps.append(run.progress.steps))
-        with pytest.raises(ValueError, match="which one is the batch is not known"):
+        with pytest.raises(ValueError, match="batch is not known"):
             kit.fit(trainer, train=[(apart, torch.ones(2))])
         assert steps == []
 
@@ -436,7 +436,7 @@ def test_without_a_runtime_the_result_warns(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "model.onnx"
     result = train(Export(path))
 
-    assert result.warnings == (f"{path} was not checked: pip install 'heliograph[onnx]' brings what runs it.",)
+    assert_each(result.warnings, (str(path), "was not checked", "'heliograph[onnx]'"))
     assert path.is_file()
     with pytest.raises(StrictError):
         kit.fit(Trainer([Export(path, overwrite=True)], device="cpu", strict=True))
@@ -549,12 +549,12 @@ class TestParts:
     @pytest.mark.parametrize(
         ("one", "other", "words"),
         [
-            ([torch.ones(2)], [], "returns 0 tensors, the module 1"),
+            ([torch.ones(2)], [], "returns 0 tensors"),
             ([torch.ones(2)], [torch.ones(3)], r"output 0: .*shape.*\[3\].*\[2\]"),
             ([torch.ones(2)], [torch.ones(2).double()], "output 0: .*torch.float64.*torch.float32"),
-            ([torch.ones(2)], [torch.ones(2) + 2e-3], "(?s)output 0: .*absolute difference: 0.001999.*1e-05 allowed"),
-            ([torch.ones(2)], [torch.tensor([1.0, torch.nan])], "(?s)output 0: .*Mismatched elements: 1 / 2"),
-            ([torch.arange(2)], [torch.arange(2) + 1], "(?s)output 0: .*not equal.*absolute difference: 1 "),
+            ([torch.ones(2)], [torch.ones(2) + 2e-3], "(?s)output 0: .*difference: 0.001999.*1e-05"),
+            ([torch.ones(2)], [torch.tensor([1.0, torch.nan])], "(?s)output 0.*Mismatched elements: 1"),
+            ([torch.arange(2)], [torch.arange(2) + 1], "(?s)output 0.*not equal.*difference: 1"),
         ],
     )
     def test_differences(self, one: list[Tensor], other: list[Tensor], words: str) -> None:
@@ -591,5 +591,5 @@ def test_the_main_rank_exports(tmp_path: Path, ranks: Pool) -> None:
 def test_shards_are_refused_at_the_start(tmp_path: Path, ranks: Pool) -> None:
     one, other = ranks(2).run(export_on_ranks, tmp_path / "model.pt2", "fsdp")
 
-    assert str(one).startswith("FSDPEngine holds shards of the model, which cannot be exported")
+    assert_facts(str(one), "FSDPEngine", "shards", "cannot be exported")
     assert other == "RankFailed"

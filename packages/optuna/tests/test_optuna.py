@@ -34,6 +34,7 @@ from heliograph import (
     launch,
     on,
 )
+from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests.kit import go_through
 from heliograph.tests.ranks_pool import Pool
 from heliograph_optuna.plugin import Optuna
@@ -131,11 +132,11 @@ def test_each_validation_is_reported_and_the_pruner_asked_of_it_once(fit: Fit) -
 
 def test_a_pruned_run_is_closed_as_stopped_and_raises_trial_pruned(fit: Fit) -> None:
     asked, recall = study(PruneAt(2)), Recall()
-    reason = "trial 0 was pruned at validation 2, with validation/loss 0.4"
-    with pytest.raises(optuna.TrialPruned, match=f"^{reason}$") as info:
+    with pytest.raises(optuna.TrialPruned, match="pruned at validation 2") as info:
         fit([Optuna(asked.ask()), recall], [0.5, 0.4, 0.3])
 
-    assert recall.ends == [("stopped", "optuna", reason, 2)]
+    assert_facts(info.value, "trial 0", "validation 2", "validation/loss 0.4")
+    assert recall.ends == [("stopped", "optuna", str(info.value), 2)]
     assert trial_of(asked).user_attrs == {"heliograph:pruned": True, "heliograph:validation": 2}
     assert info.value.__cause__ is None
 
@@ -457,13 +458,13 @@ def ready(study: optuna.Study) -> optuna.Trial:
 
 def test_ranks_with_different_trials_are_refused(ranks: Pool, tmp_path: Path) -> None:
     asked = open_study("study", storage=f"sqlite:///{tmp_path}/study.db")
-    words = r"The ranks have different trials: 0 with \{'rate': 0.5\}; 1 with \{'rate': 0.5\}"
+    words = r"0 with \{'rate': 0.5\}.*\{'rate'"
     ranks(2).run(refused, [ready(asked), ready(asked)], words)
 
 
 def test_ranks_of_a_study_in_memory_are_refused(ranks: Pool) -> None:
     trial = ready(study())
-    ranks(2).run(refused, [trial, trial], "The study is in the memory")
+    ranks(2).run(refused, [trial, trial], "is in the memory")
 
 
 def launched(trial: optuna.Trial) -> None:
@@ -484,5 +485,5 @@ def test_a_pruning_leaves_launch_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_replay_has_no_trial() -> None:
-    with pytest.raises(NotRecorded, match="the trial of a study"):
+    with pytest.raises(NotRecorded, match="trial of a study"):
         Optuna(study().ask()).begin(SimpleNamespace(report=SimpleNamespace(is_replay=True)), TrainStart())

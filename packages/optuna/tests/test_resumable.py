@@ -9,6 +9,7 @@ from typing import Any
 
 import optuna
 import pytest
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph_optuna.resumable_study import ResumableStudy
 from heliograph_optuna.study import open_study
 from optuna.samplers import BruteForceSampler, GPSampler, RandomSampler, TPESampler
@@ -83,7 +84,7 @@ def test_an_interrupt_leaves_the_trial_running_and_the_next_call_continues_with_
         study.optimize(failing, n_trials=5)
     plain = optuna.create_study(sampler=RandomSampler(seed=1))
     plain.optimize(Failing(error, -1), n_trials=5)
-    assert caplog.messages == ["trial 2 of study 'study' continues"]
+    assert_each(caplog.messages, ("trial 2", "'study'", "continues"))
     assert failing.called == [0, 1, 2, 2, 3, 4]
     assert study.trials[2].params["x"] == chosen["x"]
     assert [each.params for each in study.trials] == [each.params for each in plain.trials]
@@ -150,7 +151,7 @@ def test_one_process_at_a_time(url: str, tmp_path: Path) -> None:
 
     open_study("study", storage=url).optimize(also, n_trials=1)
     assert len(refused) == 1
-    assert refused[0].endswith("or open a study of another name.")
+    assert_facts(refused[0], "study of another name")
     assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
 
 
@@ -165,7 +166,7 @@ def test_one_of_several_ranks_is_refused(url: str, monkeypatch: pytest.MonkeyPat
     for name, value in {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
 
-    with pytest.raises(RuntimeError, match=r"one of 2 ranks.* launch the ranks in the objective"):
+    with pytest.raises(RuntimeError, match=r"one of 2 ranks.*objective"):
         study.optimize(objective, n_trials=1)
 
 
@@ -198,14 +199,14 @@ def test_a_study_of_several_objectives_is_refused(url: str) -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "words"),
     [
-        ({"name": 3}, TypeError, "name must be a string, got 3"),
-        ({"storage": None}, TypeError, "storage= must be the URL of a database"),
-        ({"storage": "study.db"}, ValueError, "storage= must be the URL of a database, .* got 'study.db'"),
-        ({"storage": "sqlite:////nowhere/study.db"}, FileNotFoundError, "/nowhere .* does not exist"),
-        ({"sampler": "tpe"}, TypeError, r"sampler= must be .* got 'tpe'"),
-        ({"sampler": TPESampler}, TypeError, "sampler= must be an optuna sampler"),
-        ({"pruner": "median"}, TypeError, r"pruner= must be .* got 'median'"),
-        ({"direction": "min"}, ValueError, "direction= must be 'minimize' or 'maximize', got 'min'"),
+        ({"name": 3}, TypeError, "name .*got 3"),
+        ({"storage": None}, TypeError, "URL of a database"),
+        ({"storage": "study.db"}, ValueError, "database, .* got 'study.db'"),
+        ({"storage": "sqlite:////nowhere/study.db"}, FileNotFoundError, "/nowhere .*not exist"),
+        ({"sampler": "tpe"}, TypeError, r"sampler= .*got 'tpe'"),
+        ({"sampler": TPESampler}, TypeError, "must be an optuna"),
+        ({"pruner": "median"}, TypeError, r"pruner= .*got 'median'"),
+        ({"direction": "min"}, ValueError, "or 'maximize', got 'min'"),
     ],
 )
 def test_what_makes_no_study_is_refused(url: str, given: dict[str, Any], kind: type[Exception], words: str) -> None:
@@ -221,7 +222,7 @@ def test_a_sampler_that_keeps_more_is_warned_of(url: str, caplog: pytest.LogCapt
         open_study("study", storage=url, sampler=GPSampler())
 
     (message,) = caplog.messages
-    assert message.startswith("GPSampler may have more state than random generators: study 'study'")
+    assert_facts(message, "GPSampler", "study 'study'")
 
 
 def test_a_relative_path_means_the_same_file_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

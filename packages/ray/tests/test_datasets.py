@@ -19,6 +19,7 @@ from heliograph.core.data.order.sizes import Share
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Reading
 from heliograph.core.data.sources.dataloader import MapSource
+from heliograph.packages.tests.facts import assert_each
 from heliograph_ray.data import loaders
 from heliograph_ray.data import stream as streaming
 from heliograph_ray.data.distributor import (
@@ -132,7 +133,7 @@ def test_a_stream_is_distributed_as_a_map_style_dataset_is(
     position = data.draw(st.integers(0, len(orders[0])))
 
     def read(position: int, epoch: int) -> list[list[list[int]]]:
-        """Return the batches of all ranks, as far as every rank has one: they vote on each."""
+        """Return whole batches only."""
         found = [ids(read_on(rank, ranks, own, position, epoch)) for rank, own in enumerate(streams)]
         return [batches[: min(map(len, found))] for batches in found]
 
@@ -162,7 +163,7 @@ def test_an_abandoned_execution_is_shut_down() -> None:
 
     next(source.open(reading(epoch=4)))
     assert [executor.is_shut_down for executor in dataset.executors] == [True, False]
-    assert len(list(first)) == 1, "what it had got already"
+    assert len(list(first)) == 1, "what was there already"
 
     source.close()
     assert [executor.is_shut_down for executor in dataset.executors] == [True, True]
@@ -200,7 +201,7 @@ def test_a_process_loss_in_an_execution_is_a_secondary_error(
     with pytest.raises(RayActorError if is_lost else RuntimeError) as caught:
         list(source_of(stream(Executed(4), 2)).open(reading()))
     assert is_secondary(caught.value) == is_lost
-    assert is_lost or str(caught.value).startswith("The Ray dataset could not be executed: ")
+    assert is_lost or "Ray dataset could not" in str(caught.value)
 
 
 def test_a_resume_compares_the_first_row_of_the_epoch() -> None:
@@ -288,7 +289,7 @@ def test_a_shuffle_of_materialized_rows_starts_at_any_position(monkeypatch: pyte
     assert source().kind["digest"] == rows_of(14).facts["digest"]
     probed = source()
     list(probed.open(replace(reading(), probes=True)))
-    assert probed.hidden()[1] == []
+    assert probed.hidden() == []
     [batch, *_] = source(columns=("id", "id"), drop_last=True).open(reading())
     assert [part.tolist() for part in batch] == [whole[0], whole[0]]
 
@@ -317,13 +318,13 @@ def test_objects_have_a_digest_too() -> None:
 @pytest.mark.parametrize(
     ("params", "text"),
     [
-        ({"num_workers": 2}, r"loader_params\['num_workers'\] is not supported for the train dataset"),
+        ({"num_workers": 2}, r"loader_params\['num_workers'\] is not supported"),
         ({"pin_memory": True}, "Ray prefetches it"),
-        ({"shuffle": True}, "so the loader cannot choose its order: shuffle with Ray"),
-        ({"sampler": [1]}, "so the loader cannot choose its order: shuffle with Ray"),
-        ({"batch_size": 0}, "must be a whole number, at least 1; got 0"),
-        ({"batch_size": None}, "must be a whole number, at least 1; got None"),
-        ({"columns": "x"}, r"takes names such as \('image', 'label'\), got 'x'"),
+        ({"shuffle": True}, "shuffle with Ray"),
+        ({"sampler": [1]}, "shuffle with Ray"),
+        ({"batch_size": 0}, "least 1; got 0"),
+        ({"batch_size": None}, "least 1; got None"),
+        ({"columns": "x"}, r"'label'\), got 'x'"),
         ({"draws_per": "sample"}, "only its collate_fn draws"),
     ],
 )
@@ -352,7 +353,7 @@ def test_a_stream_is_iterable() -> None:
 
 
 def test_a_rank_must_be_connected_to_ray() -> None:
-    with pytest.raises(RuntimeError, match="This process is not connected to Ray"):
+    with pytest.raises(RuntimeError, match="not connected to Ray"):
         start_shared_distributor(Executed(4), h.DeviceEngine("cpu"), prefetch=1)
 
 
@@ -362,9 +363,7 @@ def test_a_cluster_without_a_free_cpu_causes_a_warning(
 ) -> None:
     monkeypatch.setattr(ray, "available_resources", lambda: free)
     warn_if_full()
-    assert [record.message.startswith("No CPU of the Ray cluster is free") for record in caplog.records] == (
-        [] if free.get("CPU") else [True]
-    )
+    assert_each(caplog.messages, *([] if free.get("CPU") else [("No CPU", "Ray cluster")]))
 
 
 def test_the_main_rank_kills_the_shared_actor(monkeypatch: pytest.MonkeyPatch) -> None:

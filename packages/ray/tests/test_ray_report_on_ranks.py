@@ -207,7 +207,7 @@ def test_a_save_that_ends_after_the_ranks_left_their_group_is_not_reported(ranks
     main, other = ranks(2).run(fail_with_a_save_in_flight, tmp_path)
     assert (main["error"][0], other["error"][0]) == ("RankFailed", "ArithmeticError")
     path = tmp_path / "here" / "0" / "run_epoch_0_iter_2.pth"
-    assert any(f"{path} is not in Ray's storage" in note for note in main["notes"])
+    assert any(f"{path} is not in" in note for note in main["notes"])
     assert (main["reports"], other["reports"]) == ([], [])
     storage.verify(path)
 

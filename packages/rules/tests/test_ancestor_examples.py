@@ -11,6 +11,7 @@ from typing import Any
 import heliograph as h
 import pytest
 from heliograph.packages.rules.tests.scripted import LOSS, STATE, controller, lines, rules, train
+from heliograph.packages.tests.facts import assert_each, has_facts
 from heliograph_rules.controller import RuleController
 
 THEIRS = Path(__file__).resolve().parents[4] / "shared" / "data" / "rules"
@@ -126,7 +127,7 @@ def source_of(whose: str, name: str) -> Any:
     if whose == "ours":
         return EXAMPLES[name].ours
     if not THEIRS.is_dir():
-        pytest.skip(f"the ancestor's example files are not beside this checkout ({THEIRS})")
+        pytest.skip(f"needs {THEIRS}")
     return THEIRS / f"{name}.yaml"
 
 
@@ -159,7 +160,7 @@ def test_every_step_is_logged(whose: str, caplog: pytest.LogCaptureFixture) -> N
     run(whose, "log_controller")
     reported = [line for line in lines(caplog.records) if "This is a test" in line]
     assert len(reported) == 10
-    assert all(line.startswith("This is a test log format [on_step_end] => {'epoch': ") for line in reported)
+    assert all(has_facts(line, "[on_step_end] => {'epoch': ") for line in reported)
     assert ["'global_step': 3," in line for line in reported] == [number == 3 for number in range(1, 11)]
 
 
@@ -173,18 +174,20 @@ def test_logs_saves_and_the_final_save_are_reported(
     train(source, *saving, losses=[3.0, 2.0], batches=2, epochs=2, logs=2)
     reported = [line for line in lines(caplog.records) if line.startswith(("Epoch: ", "Saving "))]
     first, last = (tmp_path / f"run_epoch_{n}_iter_{step}.pth" for n, step in ((0, 2), (2, 4)))
-    assert [line.split(", loss = ")[0] for line in reported if "Epoch" in line] == [
-        "Epoch: 1, Step: 2, Rank: 0", "Epoch: 2, Step: 4, Rank: 0",
+    assert [line.split(", ")[:3] for line in reported if "Epoch" in line] == [
+        ["Epoch: 1", "Step: 2", "Rank: 0"],
+        ["Epoch: 2", "Step: 4", "Rank: 0"],
     ]  # fmt: skip
-    assert [line for line in reported if "Saving" in line] == [
-        f"Saving model in huggingface format at step: 2\nModel saved in {first}\n",
-        f"Saving final checkpoint in {last}\n",
-    ]
+    assert_each(
+        [line for line in reported if "Saving" in line],
+        ("huggingface format", "step: 2\n", f"in {first}\n"),
+        ("final checkpoint", f"in {last}\n"),
+    )
 
 
 def test_every_file_of_the_ancestor_is_an_example_here() -> None:
     if not THEIRS.is_dir():
-        pytest.skip(f"the ancestor's example files are not beside this checkout ({THEIRS})")
+        pytest.skip(f"needs {THEIRS}")
     assert {path.stem for path in THEIRS.glob("*.yaml")} == set(EXAMPLES)
     for path in THEIRS.glob("*.yaml"):
         RuleController(path)

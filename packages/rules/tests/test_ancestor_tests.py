@@ -9,6 +9,7 @@ from typing import Any
 import heliograph as h
 import pytest
 from heliograph.packages.rules.tests.scripted import EVAL, LOSS, STATE, Fired, controller, lines, rules, train
+from heliograph.packages.tests.facts import assert_facts
 from heliograph_rules.base import RuleFiring, RuleMetric, RuleOperation
 from heliograph_rules.controller import RuleController
 
@@ -57,15 +58,15 @@ def test_thresholded_training_loss_on_save(tmp_path: Path) -> None:
 
 
 def test_log_controller(caplog: pytest.LogCaptureFixture) -> None:
-    arguments = {"log_format": "This is a test log format [{event_name}] => {trainer_state}", "log_level": "warning"}
+    arguments = {"log_format": "[{event_name}] => {trainer_state}", "log_level": "warning"}
     reporter = {"name": "reporter", "class": "LogControl", "arguments": arguments}
     source = rules(
         controller("True", triggers=["on_step_end"], operations=["reporter.should_log"]), operations=[reporter]
     )
     train(source, epochs=1)
-    reported = [line for line in lines(caplog.records) if "test log format" in line]
+    reported = [line for line in lines(caplog.records) if "[on_step_end] =>" in line]
     assert len(reported) == 4
-    assert reported[0].startswith("This is a test log format [on_step_end] => {'epoch': ")
+    assert_facts(reported[0], "[on_step_end] => {'epoch': ")
 
 
 def test_non_decreasing_training_loss() -> None:
@@ -138,7 +139,7 @@ def test_custom_operation_invalid_action_handler() -> None:
 def test_invalid_type_rule() -> None:
     """Theirs is found when the file is loaded, ours when the rule is evaluated."""
     result = train(rules(controller("2+2")))
-    assert any("Rule failed due to incorrect type usage" in note for note in result.notes)
+    assert any("incorrect type usage" in note for note in result.notes)
 
 
 def test_malicious_os_rule() -> None:
@@ -155,14 +156,14 @@ def test_malicious_input_rule() -> None:
 
 def test_invalid_trigger() -> None:
     source = rules(controller("True", name="loss_controller", triggers=["log_it_all_incorrect_trigger_name"]))
-    match = r"Controller loss_controller has an invalid event \(log_it_all_incorrect_trigger_name\)"
+    match = r"loss_controller .*invalid event \(log_it_all_incorrect_trigger_name\)"
     with pytest.raises(KeyError, match=match):
         RuleController(source)
 
 
 def test_invalid_operation() -> None:
     source = rules(controller("True", name="loss_controller", operations=["missingop.should_training_stop"]))
-    match = r"Invalid operation missingop\.should_training_stop for control loss_controller"
+    match = r"missingop\.should_training_stop for control loss_controller"
     with pytest.raises(KeyError, match=match):
         RuleController(source)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from heliograph import Event, Run
+from heliograph.packages.tests.facts import assert_facts
 from heliograph_rules import registry
 from heliograph_rules.base import RuleMetric, RuleOperation
 from heliograph_rules.errors import RuleKeyError
@@ -86,7 +87,7 @@ def test_a_class_given_to_a_controller_is_known_to_it_alone() -> None:
 @pytest.mark.parametrize("how", ["registered", "given"])
 def test_another_class_of_a_known_name_is_refused(how: str) -> None:
     other: Any = type("Loss", (RuleMetric,), {"__module__": "elsewhere"})
-    match = r"Loss is registered already.*metrics\.ancestors\.Loss: rename elsewhere\.Loss"
+    match = r"metrics\.ancestors\.Loss: rename elsewhere\.Loss"
     with pytest.raises(ValueError, match=match):
         registry.register_metric(other) if how == "registered" else registry.metric_class("Loss", [other])
     act: Any = type("HFControls", (RuleOperation,), {})
@@ -106,7 +107,7 @@ def test_what_is_no_metric_is_refused(kind: Any) -> None:
 def test_an_unknown_name_is_reported_with_the_nearest() -> None:
     with pytest.raises(RuleKeyError) as caught:
         registry.metric_class("MissingMetricClass")
-    assert str(caught.value).startswith("Undefined metric handler MissingMetricClass. Known: EvalMetrics, ")
+    assert_facts(str(caught.value), "MissingMetricClass", "Known: EvalMetrics, ")
     assert isinstance(caught.value, KeyError)
     with pytest.raises(RuleKeyError, match=r"operation handler LogControls\. Did"):
         registry.operation_class("LogControls")
@@ -131,8 +132,8 @@ def test_an_installed_operation_can_be_named(install: Any) -> None:
 @pytest.mark.parametrize(
     ("target", "error", "problem"),
     [
-        ("far_one:Neither", TypeError, "a subclass of RuleMetric, got <class 'far_one.Neither'>"),
-        ("far_one:Missing", ImportError, "package far-one 1.0 .* cannot be imported"),
+        ("far_one:Neither", TypeError, "RuleMetric, got <class 'far_one.Neither'>"),
+        ("far_one:Missing", ImportError, "far-one 1.0 .*be imported"),
     ],
 )
 def test_an_installed_class_that_is_broken_is_reported(

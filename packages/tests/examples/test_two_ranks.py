@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from heliograph.packages.tests.examples.running import EXAMPLES, environment, run_example
+from heliograph.packages.tests.facts import assert_facts
 
 pytestmark = pytest.mark.whole
 STOPPED = "stopped after 76 steps: this machine is given back, asked notice on rank 1"
@@ -61,7 +62,7 @@ def test_both_ranks_stop_together_and_one_process_finishes(tmp_path: Path, untou
     first = outcomes(run_example("two_ranks.py", tmp_path))
 
     assert_ranks_stopped_together(first)
-    assert first["alone"][0] == "completed after 300 steps: 10 epochs done"
+    assert_facts(first["alone"][0], "completed after 300 steps")
     assert first["alone"][1] > 0.93
     assert_ends_as(first["alone"], untouched)
     again = outcomes(run_example("two_ranks.py", tmp_path))

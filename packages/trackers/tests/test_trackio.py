@@ -12,6 +12,7 @@ from typing import Any
 import heliograph as h
 import numpy as np
 import pytest
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph.packages.trackers.tests.tracker_runs import end_as, in_the_middle, places, trackio_losses, trackio_rows
 from heliograph.tests.kit import class_batches, fit
 from heliograph_testing import check_tracker
@@ -50,7 +51,7 @@ def test_it_keeps_what_trackers_promise(in_folder: Callable[[Path], None]) -> No
 
 def test_it_says_where_the_database_is(tmp_path: Path) -> None:
     said = Trackio("tests").describe(None)  # type: ignore[arg-type]  # it does not look
-    assert said == f"logs to Trackio's project tests, in {tmp_path}"
+    assert_facts(said, "Trackio's project tests", str(tmp_path))
 
 
 def test_a_run_in_the_database() -> None:
@@ -123,7 +124,8 @@ def test_images_texts_histograms_and_files(tmp_path: Path) -> None:
     assert sum(shown["weights"]["values"]) == 3
     (known,) = SQLiteStorage.get_run_records("tests")
     assert [each["name"] for each in SQLiteStorage.get_artifacts("tests")] == [f"run-{known['id']}-the-notes"]
-    assert (result.warnings, result.notes) == ((), ("trackio cannot show values logged as curve (1 times)",))
+    assert result.warnings == ()
+    assert_each(result.notes, ("trackio", "curve (1 times)"))
 
 
 def test_rows_that_wait_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +226,7 @@ def test_a_database_that_stays_locked_keeps_all_rows_waiting() -> None:
 
     assert saved == [6]
     (warning,) = result.warnings
-    assert warning == "trackio lost rows of metrics (8), the ending (1): OperationalError: database is locked."
+    assert_facts(warning, "trackio lost rows", "(8)", "the ending (1)", "OperationalError: database is locked")
 
 
 @pytest.mark.parametrize("lasts", [False, True])
@@ -250,8 +252,8 @@ def test_a_row_that_is_refused_loses_no_other(lasts: bool) -> None:
     assert refused[0] > 1
     steps = [1, 2, 4, 5, 6, 6] if lasts else [1, 2, 3, 4, 5, 6, 6]
     assert [row["step"] for row in trackio_rows("tests")] == steps
-    lost = ("trackio lost rows of metrics (1): ValueError: a bad row.",)
-    assert result.warnings == (lost if lasts else ())
+    lost = [("trackio lost rows", "(1)", "ValueError: a bad row")]
+    assert_each(result.warnings, *(lost if lasts else []))
 
 
 @pytest.mark.parametrize("variable", ["TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"])
@@ -269,5 +271,5 @@ def test_a_network_file_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio.sqlite_storage", None)
-    with pytest.raises(ImportError, match=r"Trackio needs trackio, .*: pip install 'heliograph\[trackio\]'"):
+    with pytest.raises(ImportError, match=r"Trackio needs trackio.* 'heliograph\[trackio\]'"):
         Trackio("tests")

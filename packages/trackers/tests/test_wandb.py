@@ -13,6 +13,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import wandb
+from heliograph.packages.tests.facts import assert_each
 from heliograph.packages.trackers.tests.tracker_runs import (
     end_as,
     in_the_middle,
@@ -188,10 +189,7 @@ def test_without_a_key_the_page_stays_here(tmp_path: Path) -> None:
     result = fit(LOG, WandB(folder=tmp_path))
 
     assert len(wandb_files(tmp_path)) == 1
-    assert result.notes == (
-        "wandb: no API key, so the page is written to this machine: send it by `wandb sync`, and set a key by `wandb "
-        "login` or WANDB_API_KEY for the next run",
-    )
+    assert_each(result.notes, ("no API key", "`wandb sync`", "WANDB_API_KEY"))
 
 
 def test_online_without_a_key_is_refused() -> None:
@@ -210,7 +208,7 @@ def test_a_server_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
 
     def init(**options: Any) -> Any:
         if options["mode"] == "online":
-            raise CommError("no answer in 30 seconds\nConsider more")
+            raise CommError("no answer\nConsider more")
         return real(**options)
 
     monkeypatch.setattr(wandb, "init", init)
@@ -218,10 +216,7 @@ def test_a_server_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
 
     (path,) = wandb_files(tmp_path)
     name = path.stem.removeprefix("run-").removesuffix("-offline")
-    assert result.warnings == (
-        "wandb could not start a page online, so it is on this machine: `wandb sync --id "
-        f"{name} {path.parent}` sends it (no answer in 30 seconds).",
-    )
+    assert_each(result.warnings, (f"`wandb sync --id {name} {path.parent}`", "(no answer)"))
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
 
 
@@ -229,7 +224,8 @@ def test_disabled_by_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("WANDB_MODE", "disabled")
     result = fit(LOG, WandB(folder=tmp_path))
 
-    assert (result.notes, result.warnings) == (("wandb: nothing is logged, because W&B is disabled",), ())
+    assert result.warnings == ()
+    assert_each(result.notes, ("nothing is logged", "disabled"))
     assert wandb_files(tmp_path) == []
 
 

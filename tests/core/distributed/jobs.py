@@ -138,13 +138,6 @@ def raise_own() -> Never:
         raise OwnError(code=3) from error
 
 
-def raise_local() -> Never:
-    class LocalError(KeyError):
-        pass
-
-    raise LocalError("nobody can import it")
-
-
 def fail_in_turn(fifo: Path, errors: list[BaseException], order: list[int]) -> None:
     """Raise an error per rank; the second in `order` does so when the process of the first is gone."""
     if int(RANK or 0) == order[0]:

@@ -11,7 +11,6 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.distributed.group import Board
 from heliograph.tests.kit import random_batches
 from heliograph.tests.messages import assert_each, assert_facts
 from heliograph.tests.ranks_pool import Pool, Way, travelling
@@ -522,40 +521,6 @@ def leave_a_loop(leavers: tuple[int, ...]) -> tuple[str, int, int]:
                 if epoch == 0 and index == 2 and engine.rank in leavers:
                     break
     return run.result.status, run.result.progress.epoch, run.result.progress.steps
-
-
-def leave_a_window(leavers: tuple[int, ...]) -> str:
-    """Leave the loop over the batches in the second window, on some ranks; return the number of steps, or the error."""
-    torch.manual_seed(0)
-    task = h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
-    engine = h.DDPEngine(device="cpu", timeout=60)
-    run = h.Trainer([h.GradientAccumulation(4)], engine=engine).run(
-        task, random_batches(STEPS * 2), optimizer=torch.optim.SGD(task.model.parameters(), lr=0.1), epochs=2
-    )
-    if leavers == (engine.rank,):
-        assert engine.group is not None
-        assert isinstance(engine.group.rounds, Board)
-        engine.group.rounds._timeout = 2.0  # the time of the others is longer: this rank's ends first
-    try:
-        with run:
-            for epoch in run.epochs():
-                for index, batch in enumerate(run.batches()):
-                    run.step(run.stepping.forward(run, batch))
-                    if epoch == 0 and index == 5 and engine.rank in leavers:
-                        break
-    except RuntimeError as error:
-        return str(error)
-    return f"{run.result.progress.steps} steps"
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("leaver", [0, 1])
-def test_who_has_left_within_a_window_is_named_when_its_wait_ends(ranks: Pool, leaver: int) -> None:
-    """Until then the others wait for its gradients, where nothing can reach them."""
-    assert ranks(2).run(leave_a_window, (0, 1)) == ["4 steps"] * 2
-    outcomes = ranks(2).run(leave_a_window, (leaver,))
-    assert_facts(outcomes[leaver], "loop over the batches", "some ranks only")
-    assert_facts(outcomes[1 - leaver], f"rank {leaver}", "RuntimeError", outcomes[leaver])
 
 
 def test_a_loop_of_ones_own_is_left_on_all_ranks_or_that_is_an_error(ranks: Pool) -> None:

@@ -90,17 +90,13 @@ def forms() -> list[Any]:
                 of = engine.world_size if how == "sum" else 1
                 number = reduced.item() if isinstance(reduced, torch.Tensor) else reduced
                 found.append((type(reduced), getattr(reduced, "dtype", None), type(number), number / of))
-        for refused in (lambda: engine.gather("x"), lambda: engine.broadcast(1, source=7)):  # type: ignore[arg-type]
-            with pytest.raises((TypeError, ValueError)) as refusal:
-                refused()
-            found.append(str(refusal.value).split(" to ")[0])
     return found
 
 
 def test_one_process_reduces_to_the_same_kinds_and_refuses_the_same(ranks: Pool) -> None:
     (alone,) = ranks(1).run(forms)
     assert ranks(2).run(forms) == [alone, alone]
-    assert sum(isinstance(each, str) for each in alone) == 8 + 3 * 2 + 2 + 2
+    assert sum(isinstance(each, str) for each in alone) == 8 + 3 * 2 + 2
 
 
 def test_reduces_numbers_and_tensors_of_any_type(ranks: Pool) -> None:
@@ -124,8 +120,6 @@ def gathers() -> None:
             {"rank": 0, "rows": ""},
             {"rank": 1, "rows": "x"},
         ]
-        with pytest.raises(TypeError, match="gather takes a tensor, got int: for other objects, use gather_objects"):
-            group.gather(3)  # type: ignore[arg-type]  # what a user may write
 
 
 def test_gathers_tensors_of_unequal_length_and_objects(ranks: Pool) -> None:
@@ -142,8 +136,6 @@ def broadcasts() -> None:
             assert torch.equal(sent, torch.full((2, source + 1), source, dtype=torch.int16))
             assert group.broadcast(torch.tensor(rank + 0.5), source).item() == source + 0.5
             assert group.broadcast(torch.empty(0) if rank == source else None, source).shape == (0,)
-        with pytest.raises(ValueError, match="broadcast has no source rank 2: ranks count from 0 to 1"):
-            group.broadcast(1, 2)
         group.barrier()
         assert group.vote([float(rank), -float(rank), 2.0**53 - 1]) == [1.0, 0.0, 2.0**53 - 1]
         assert group.vote([(each + rank) % 2 for each in range(1_000)]) == [1.0] * 1_000

@@ -8,14 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from time import monotonic
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from heliograph import BatchEnd, BatchStart, GradientsReady, Log, Progress, RankFailed, Replay, ShouldStop, StepEnd
+from heliograph import RankFailed
 from heliograph.core.distributed.failure import Failure
-from heliograph.core.distributed.watch import Limits, Watch, follow
-from heliograph.events import Bus
+from heliograph.core.distributed.watch import Limits, Watch
 from heliograph.tests.messages import assert_each, assert_facts
 from torch.distributed import DistNetworkError, HashStore, TCPStore  # type: ignore[attr-defined]  # public all the same
 
@@ -317,17 +315,3 @@ def test_a_collective_is_broken_off_where_the_backend_can(made: Made) -> None:
     one, _ = made(waiting=lambda: ("backward", monotonic()), abort=aborted.set)
     one.announce(ValueError("on purpose"), "here")
     assert aborted.wait(60)
-
-
-def test_a_run_is_followed_without_a_change_to_its_loop() -> None:
-    bus = Bus()
-    work = SimpleNamespace(collection=None)
-    run: Any = SimpleNamespace(bus=bus, phase="train", progress=Progress(epoch=1, batch=2, steps=5), work=work)
-    place, end = follow(run)
-    assert_facts(place(), "in train", "epoch 1", "batch 2", "step 5", "last event none")
-    bus.signal(BatchEnd).emit(run, BatchEnd())
-    assert_facts(place(), "in train", "epoch 1", "batch 2", "step 5", "last event batch_end")
-    unreceived = [signal.event for signal in bus.signals() if not signal.chain]
-    assert set(unreceived) <= {BatchStart, GradientsReady, StepEnd, Log, ShouldStop, Replay}
-    end()
-    assert not any(signal.chain for signal in bus.signals())

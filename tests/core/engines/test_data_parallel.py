@@ -111,30 +111,6 @@ def test_without_a_second_gpu_nothing_is_wrapped() -> None:
     assert engine.device.type == ("cuda" if GPUS else "cpu")
 
 
-@pytest.mark.parametrize(
-    ("gpus", "error", "words"),
-    [
-        ([], ValueError, r"gpus=\[\].*2 GPUs.*0 to 1"),
-        ([0, 0], ValueError, r"gpus=\[0, 0\].*without repetition"),
-        ([0, 2], ValueError, r"gpus=\[0, 2\] must"),
-        ([-1], ValueError, r"gpus=\[-1\] must"),
-        ([0, 1, 2], ValueError, r"gpus=\[0, 1, 2\].*2 GPUs"),
-        (2, TypeError, r"gpus.*\[0, 1\], got 2"),
-        ("0", TypeError, "got '0'"),
-        ([True], TypeError, r"got \[True\]"),
-    ],
-)
-def test_gpus_that_are_not_there_are_refused(
-    monkeypatch: pytest.MonkeyPatch, gpus: Any, error: type[Exception], words: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(error, match=words):
-        DataParallelEngine(gpus)
-
-
-# Several.
-
-
 def test_modules_with_parameters_are_wrapped_while_a_run_goes_on(two_gpus: None) -> None:
     task, alone = Wrapped(), Wrapped()
     order, parts = list(vars(task)), modules_of(task)
@@ -185,17 +161,6 @@ def test_wrappers_come_off_after_a_failure(two_gpus: None, kind: Any) -> None:
     with pytest.raises(KeyError, match="on purpose"):
         trainer.fit(task, data(), optimizer=sgd(), epochs=1)
     assert task.model is model
-
-
-def test_only_the_named_modules_are_wrapped(two_gpus: None) -> None:
-    task = Wrapped()
-    seen: list[tuple[Any, ...]] = []
-    trainer = Trainer(engine=on_two(modules=["other"]))
-    trainer.bus.on(BatchStart, lambda run, event: seen.append((type(task.model), type(task.other))))
-    trainer.fit(task, data(), optimizer=sgd(), epochs=1)
-    assert seen == [(Net, Split)] * 3
-    with pytest.raises(ValueError, match="Wrapped are loss_fn,"):
-        Trainer(engine=on_two(modules=["modle"])).fit(task, data(), optimizer=sgd(), epochs=1)
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -461,9 +461,7 @@ def test_layers_are_gathered_apart_by_a_rule(ranks: Pool) -> None:
     ranks(2).run(wraps)
 
 
-def test_a_rule_is_classes_or_a_function() -> None:
-    with pytest.raises(TypeError, match="shard= takes module classes,"):
-        FSDPEngine(device="cpu", shard="Linear")  # type: ignore[arg-type]
+def test_a_state_is_full_or_sharded() -> None:
     with pytest.raises(ValueError, match="state= must be 'full'"):
         FSDPEngine(device="cpu", state="both")  # type: ignore[arg-type]
 
@@ -602,14 +600,6 @@ class Sharing(Fitting):
         self.other.weight = first.weight
 
 
-class Scaled(nn.Linear):
-    """A parameter that is a single number."""
-
-    def __init__(self) -> None:
-        super().__init__(5, 5)
-        self.scale = nn.Parameter(torch.tensor(1.0))
-
-
 @pytest.mark.parametrize(
     ("kind", "make", "facts"),
     [
@@ -618,7 +608,6 @@ class Scaled(nn.Linear):
             adamw,
             ("Linear and Linear share", "[5, 5]", "FSDPEngine"),
         ),
-        (lambda: Fitting(Scaled()), adamw, ("Scaled", "no dimensions")),
         (Generating, adamw, ("FSDPEngine", "one loss", "several")),
         (lambda: Fitting(Uncalled()), adamw, ("'model'", "Uncalled", "without a forward")),
         (Fitting, lambda each: adamw([nn.Parameter(torch.ones(2))]), ("shape [2]", "in no")),
@@ -633,14 +622,6 @@ def test_what_cannot_be_sharded_is_refused_before_anything_is(
         pass
     assert [type(each) for each in task.model.parameters()] == before
     assert not torch.distributed.is_initialized()
-
-
-def test_an_old_torch_is_refused_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.distributed.fsdp import FSDPModule
-
-    monkeypatch.delattr(FSDPModule, "set_force_sum_reduction_for_comms")
-    with pytest.raises(ValueError, match=r"needs torch 2\.8"), Training(FSDPEngine(device="cpu"), Fitting()):
-        pass
 
 
 def test_a_failed_process_alone_gets_its_modules_back() -> None:

@@ -191,12 +191,6 @@ def test_what_is_always_moved_alike_cannot_be_taught(kind: type) -> None:
         register_mover(kind, lambda value, move: value)
 
 
-@pytest.mark.parametrize(("kind", "function"), [("Graph", print), (Graph, None)])
-def test_teaching_needs_a_class_and_a_function(kind: Any, function: Any) -> None:
-    with pytest.raises(TypeError, match=r"function of \(value, move\),"):
-        register_mover(kind, function)
-
-
 def test_an_engine_moves_batches_to_its_device() -> None:
     engine = DeviceEngine("meta")
     assert on_meta(engine.move({"inputs": tensor()})["inputs"])

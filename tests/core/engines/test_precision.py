@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +264,7 @@ class Pair(Task):
     def training_step(self, run: Any, batch: Any) -> Any:
         for name in ("left", "right"):
             loss = loss_fn(getattr(self, name)(batch[0]), batch[1])
-            self.scales.append(run.engine.precision.scaling.scale(torch.ones(())).item())
+            self.scales.append(run.engine.precision.scaling.scaler.scale(torch.ones(())).item())
             yield name, loss * (HUGE if name == "left" and run.progress.batch == 1 else 1)
 
 
@@ -287,60 +286,43 @@ def test_a_window_that_is_dropped_leaves_the_next_one_as_it_would_be() -> None:
     parameter = nn.Parameter(torch.ones(1))
     optimizer = sgd(momentum=0.9)([parameter])
     scaling = LossScaling("cpu", [optimizer])
-    torch.autograd.backward(scaling.scale(parameter.sum()))
+    torch.autograd.backward(scaling.scaler.scale(parameter.sum()))
     scaling.unscale(optimizer)
     scaling.unscale(optimizer)  # asked for twice, done once
     assert parameter.grad is not None
     assert parameter.grad.item() == 1.0
     scaling.zero_grad(optimizer)  # no step
-    torch.autograd.backward(scaling.scale(parameter.sum()))
+    torch.autograd.backward(scaling.scaler.scale(parameter.sum()))
     assert scaling.step(optimizer) is True
     scaling.zero_grad(optimizer)
     assert parameter.item() == pytest.approx(0.9)
     scaling.zero_grad(optimizer)  # nothing to drop
-    assert scaling.state_dict()["_growth_tracker"] == 2
+    assert scaling.scaler.state_dict()["_growth_tracker"] == 2
 
 
 def test_an_optimizer_may_step_twice_while_another_has_gradients() -> None:
     one, two = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     first, second = torch.optim.SGD([one], 0.1), torch.optim.SGD([two], 0.1)
     scaling = LossScaling("cpu", [first, second])
-    torch.autograd.backward(scaling.scale(two.sum()))
+    torch.autograd.backward(scaling.scaler.scale(two.sum()))
     for loss in (one.sum(), one.sum() * HUGE):
-        torch.autograd.backward(scaling.scale(loss))
+        torch.autograd.backward(scaling.scaler.scale(loss))
         stepped = scaling.step(first)
         scaling.zero_grad(first)
     assert stepped is False
-    assert scaling.state_dict()["scale"] == 2.0**16
+    assert scaling.scaler.state_dict()["scale"] == 2.0**16
     assert scaling.step(second) is True  # its gradients are of the scale that still holds
     scaling.zero_grad(second)
-    assert scaling.state_dict()["scale"] == 2.0**15
+    assert scaling.scaler.state_dict()["scale"] == 2.0**15
     assert one.item() == two.item() == pytest.approx(0.9)
 
 
 # TensorFloat-32.
 
 
-def tensor_float() -> list[Any]:
-    """Return all that torch has on it."""
-    backends: Any = torch.backends
-    return [
-        torch.get_float32_matmul_precision(),
-        backends.cudnn.allow_tf32,
-        *(each.fp32_precision for each in (backends.mkldnn.matmul, backends.cuda.matmul, backends.cudnn.conv)),
-    ]
-
-
-@contextmanager
-def given_back() -> Iterator[None]:
-    backends: Any = torch.backends
-    places = (backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.cudnn.rnn)
-    values = [each.fp32_precision for each in places]
-    try:
-        yield
-    finally:
-        for each, value in zip(places, values, strict=True):
-            each.fp32_precision = value
+def tensor_float() -> tuple[str, bool]:
+    """Return torch's settings for it."""
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 
 
 def test_tensor_float_is_allowed_within_a_run_only() -> None:
@@ -352,16 +334,6 @@ def test_tensor_float_is_allowed_within_a_run_only() -> None:
     assert tensor_float() == before
     with Precision("fp32").running():
         assert tensor_float() == before
-
-
-def test_what_a_user_set_by_torch_s_newer_names_is_given_back() -> None:
-    backends: Any = torch.backends
-    with given_back():
-        backends.cuda.matmul.fp32_precision = "tf32"  # after this, the older names cannot be read
-        backends.cudnn.conv.fp32_precision = "ieee"
-        with Precision("tf32").running():
-            assert (backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision) == ("tf32", "tf32")
-        assert (backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision) == ("tf32", "ieee")
 
 
 # On a GPU.

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from heliograph import DDPEngine, Plugin, RankFailed, Run, RunResult, StepEnd, Supervised, Trainer, on
-from heliograph.core.engines.ddp import separate_batch_norm, synchronize_batch_norm
 from heliograph.tests.messages import assert_facts, pattern
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
@@ -72,8 +71,8 @@ def test_collectives_outside_of_the_group_are_refused(second: None, name: str) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "mpi"}, "backend=.*'nccl', got 'mpi'"),
-        ({"backend": "nccl", "device": "cpu"}, "backend='nccl' needs device='cuda'"),
+        ({"backend": "mpi"}, "backend=.*got 'mpi'"),
+        ({"backend": "nccl", "device": "cpu"}, "got 'nccl'.*'cpu'"),
         ({"device": "mps"}, "processes need.*got device='mps'"),
         ({"device": "gpu"}, "Unknown device 'gpu'.*'cuda'"),
         ({"timeout": 0}, "timeout=.*than 0; got 0"),
@@ -269,38 +268,3 @@ def test_models_that_differ_between_ranks_are_refused(ranks: Pool, what: str, na
     for message in ranks(2).run(differing, what):
         assert "0 has the parameter" in message
         assert_facts(message, "rank 1 has", *named)
-
-
-def lazy() -> None:
-    engine, model = DDPEngine(), nn.Sequential(nn.LazyLinear(2))
-    with pytest.raises(ValueError, match=r"model.0.weight has no shape before its first forward pass"):  # noqa: SIM117
-        with engine.process():
-            engine.set_up(None, {"model": model}, {})
-
-
-def test_models_without_shapes_are_refused(ranks: Pool) -> None:
-    ranks(2).run(lazy)
-
-
-def test_batch_norms_are_shared_in_place_and_become_what_they_were() -> None:
-    class Own(nn.BatchNorm2d):
-        pass
-
-    norm, own = nn.BatchNorm1d(4), Own(2)
-    model = nn.Sequential(nn.Linear(3, 4), norm, nn.Sequential(own), nn.GroupNorm(1, 2))
-    state, parameters = {name: each.clone() for name, each in model.state_dict().items()}, list(model.parameters())
-    group: Any = object()
-    converted = synchronize_batch_norm([model, own], group)
-    assert [type(each) for each in model.modules()].count(nn.SyncBatchNorm) == 2
-    assert model[1] is norm
-    assert isinstance(norm, nn.SyncBatchNorm)
-    assert norm.process_group is group
-    assert all(now is then for now, then in zip(model.parameters(), parameters, strict=True))
-    assert list(model.state_dict()) == list(state)
-    model.state_dict()["1.running_mean"].fill_(2.0)
-    separate_batch_norm(converted)
-    assert type(norm) is nn.BatchNorm1d
-    assert type(own) is Own
-    assert not hasattr(norm, "process_group")
-    assert model.state_dict()["1.running_mean"].tolist() == [2.0] * 4
-    separate_batch_norm([])

@@ -1,4 +1,4 @@
-"""Modules with expanded tensors, and compiled ones, are saved, loaded and resumed."""
+"""Modules with an extra state, and compiled ones, are saved, loaded and resumed."""
 
 from __future__ import annotations
 
@@ -12,33 +12,12 @@ import pytest
 import torch
 from heliograph import EMA, Every, Run, RunResult, Supervised, Task, TrainedOnly, Trainer, load_weights
 from heliograph.core.engines.options import modules_of
-from heliograph.core.engines.weights import is_expanded, loadable
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, random_batches, saving
 from torch import Tensor, nn
 
 
-class Net(nn.Module):
-    """A linear layer, and tensors that show one value, or one row, in many places."""
-
-    row: Tensor
-    rows: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-        self.frozen = nn.Parameter(torch.ones(1).expand(3), requires_grad=False)
-        self.register_buffer("row", torch.zeros(3))
-        self.register_buffer("rows", self.row.expand(4, 3))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if self.training:
-            self.row += 1
-        output: Tensor = self.linear(inputs) * self.frozen + self.rows.mean(0)
-        return output
-
-
-def fit(folder: Path, epochs: int, make: Callable[[], Any] = Net, **options: Any) -> Any:
+def fit(folder: Path, epochs: int, make: Callable[[], Any], **options: Any) -> Any:
     torch.manual_seed(0)
     net = make()
     kit.fit(
@@ -49,46 +28,6 @@ def fit(folder: Path, epochs: int, make: Callable[[], Any] = Net, **options: Any
         epochs=epochs,
     )
     return net
-
-
-@pytest.mark.parametrize("background", [False, True])
-def test_a_resumed_run_equals_one_that_was_not(tmp_path: Path, background: bool) -> None:
-    whole = fit(tmp_path / "whole", 2)
-    fit(tmp_path / "halves", 1, background=background)
-    resumed = fit(tmp_path / "halves", 2, resume="auto")
-
-    for name, value in whole.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
-    assert resumed.rows.tolist() == [[6.0, 6.0, 6.0]] * 4
-    resumed.row += 1
-    assert resumed.rows[3].tolist() == [7.0, 7.0, 7.0]  # it still is the very row
-
-
-def test_the_weights_alone(tmp_path: Path) -> None:
-    fit(tmp_path, 1)
-    [path] = tmp_path.glob("*.pth")
-    net = Net()
-    load_weights(Supervised(net, nn.functional.mse_loss), path)
-
-    assert net.rows.tolist() == [[3.0, 3.0, 3.0]] * 4
-
-
-def test_values_that_differ_do_not_fit_into_one_place() -> None:
-    with pytest.raises(ValueError, match="expanded tensor,"):
-        loadable(Net(), {"rows": torch.arange(12.0).reshape(4, 3)})
-
-
-def test_nan_is_one_value() -> None:
-    net = Net()
-    loadable(net, {"rows": torch.full((4, 3), torch.nan)})
-
-    assert net.row.isnan().all()
-
-
-def test_what_is_spread() -> None:
-    assert is_expanded(torch.ones(1).expand(2))
-    assert not is_expanded(torch.ones(1, 3).expand(1, 3))
-    assert not is_expanded(torch.ones(2).to_sparse())
 
 
 class Tied(nn.Module):

@@ -257,9 +257,9 @@ class Whole(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (Whole, {}, "Whole is itself a module"),
-        (Generating, {}, "AccelerateEngine takes one loss per step"),
-        (Fitting, {"precision": "fp16"}, "accelerate has no fp16 on the device 'cpu'"),
+        (Whole, {}, "Whole is itself a"),
+        (Generating, {}, "one loss per step"),
+        (Fitting, {"precision": "fp16"}, "no fp16 on the"),
         (Fitting, {"gradient_accumulation_steps": 2}, "use the plugin GradientAccumulation"),
     ],
 )

@@ -36,6 +36,7 @@ from heliograph import (
     on,
 )
 from heliograph.packages.bridges.tests.hosted import loops
+from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests.kit import class_batches
 from heliograph_bridges.ignite import attach
 from heliograph_recorder import Recorder, replay
@@ -195,8 +196,8 @@ def test_an_engine_that_continues_without_saved_states_counts_steps_from_there(s
     assert (progress.epoch, progress.steps) == (3, 3 if shows_optimizer else 12)
     notes = attached.result.notes
     assert any("without states of plugins:" in line for line in notes)
-    counted = "steps are counted from here: Ignite counts iterations, and a step may need several"
-    assert (counted in notes) is shows_optimizer
+    is_counted = any("steps are counted from" in line for line in notes)
+    assert is_counted is shows_optimizer
 
 
 def test_the_order_where_a_plugin_stops_in_mid_epoch() -> None:
@@ -291,20 +292,20 @@ def test_a_loss_that_is_nan_stops_before_the_step() -> None:
 @pytest.mark.parametrize(
     ("plugin", "options", "words"),
     [
-        (lambda folder: GradientAccumulation(2), {}, "requests hold_step, which Ignite does not support"),
+        (lambda folder: GradientAccumulation(2), {}, "requests hold_step, which Ignite"),
         (
             lambda folder: Checkpoint(folder, every=Every(epochs=1)),
             {"save": print},
-            "writes checkpoints, which Ignite does not",
+            "writes checkpoints, which Ignite",
         ),
         (lambda folder: RNGCapture(), {}, "controls the random generators"),
         (lambda folder: BatchTransform(lambda batch: batch), {}, "replaces run.batch"),
         (
             lambda folder: NaNGuard("skip"),
             {"loss": None},
-            "pass attach the optimizer and the loss module",
+            "optimizer and the loss",
         ),
-        (lambda folder: NaNGuard("raise"), {"loss": None}, "handles GradientsReady, which Ignite does not emit"),
+        (lambda folder: NaNGuard("raise"), {"loss": None}, "handles GradientsReady, which Ignite"),
     ],
 )
 def test_what_cannot_be_served_is_refused_at_the_start(
@@ -318,12 +319,12 @@ def test_what_cannot_be_served_is_refused_at_the_start(
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"model": 3}, TypeError, r"attach\(model=\) takes Module objects, got int"),
-        ({"evaluator": 3}, TypeError, r"attach\(evaluator=\) takes Engine objects, got int"),
-        ({"optimizer": "adam"}, TypeError, "takes a torch optimizer, got str"),
-        ({"loss": 3}, TypeError, "a module or a function of the output, got int"),
-        ({"evaluator": None}, ValueError, r"needs data for each evaluator, \[\]; got \[''\]"),
-        ({"validation": None}, ValueError, "requests a validation: pass attach evaluator= and validation="),
+        ({"model": 3}, TypeError, r"attach\(model=\) .* got int"),
+        ({"evaluator": 3}, TypeError, r"attach\(evaluator=\) .* got int"),
+        ({"optimizer": "adam"}, TypeError, "torch optimizer, got str"),
+        ({"loss": 3}, TypeError, "the output, got int"),
+        ({"evaluator": None}, ValueError, r"evaluator, \[\]; got \[''\]"),
+        ({"validation": None}, ValueError, "evaluator= and validation="),
     ],
 )
 def test_wrong_arguments_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -352,19 +353,21 @@ class Plans(Plugin):
 @pytest.mark.parametrize(
     ("shows_optimizer", "length", "seen"),
     [
-        (False, {"max_epochs": 2}, (6, "length: 2 epochs, at most 6 steps")),
-        (False, {"max_iters": 4}, (4, "length: 4 steps")),
-        (True, {"max_epochs": 1}, (None, "length: 1 epoch")),
-        (True, {"max_iters": 4}, (None, "length: unknown")),
+        (False, {"max_epochs": 2}, (6, ("length: 2 epochs", "6 steps"))),
+        (False, {"max_iters": 4}, (4, ("length: 4 steps",))),
+        (True, {"max_epochs": 1}, (None, ("length: 1 epoch",))),
+        (True, {"max_iters": 4}, (None, ("length: unknown",))),
     ],
 )
 def test_the_length_is_as_far_known_as_ignite_says_it(
-    shows_optimizer: bool, length: dict[str, int], seen: tuple[int | None, str]
+    shows_optimizer: bool, length: dict[str, int], seen: tuple[int | None, tuple[str, ...]]
 ) -> None:
     plans, options = Plans(), dict[str, Any]() if shows_optimizer else {"optimizer": None}
     training = Training(plans, batches=3, **options)
     training.engine.run(training.batches, **length)
-    assert plans.seen == seen
+    steps, text = plans.seen
+    assert steps == seen[0]
+    assert_facts(text, *seen[1])
 
 
 def test_a_fraction_of_the_run_needs_its_steps() -> None:
@@ -418,7 +421,6 @@ def test_a_recording_can_be_replayed(tmp_path: Path) -> None:
 
     assert result.recording is not None
     assert (replayed.unheld, replayed.failed) == ({}, {})
-    assert [each.did for each in replayed.asked] == [True] * len(replayed.asked)
     assert "early_stopping" in result.explain()
 
 
@@ -494,7 +496,7 @@ def test_a_run_that_ended_and_gets_longer_continues() -> None:
 
     assert (first.progress.steps, second.progress.steps, second.progress.epoch) == (2, 4, 2)
     assert training.attached.plugins.names() == ["early_stopping", "validation_schedule"]
-    assert second.notes[0] == "Ignite resumed at epoch 1, batch 0, step 2 from a checkpoint"
+    assert_facts(second.notes[0], "Ignite resumed", "epoch 1, batch 0", "step 2", "checkpoint")
 
 
 @pytest.mark.parametrize("steps", [3, 4])

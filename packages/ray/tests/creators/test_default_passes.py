@@ -11,7 +11,7 @@ import torch
 from heliograph.packages.ray.tests.creators import creators
 from heliograph.packages.ray.tests.creators.creators import make, weights
 from heliograph_ray.creators.parts import seeded
-from heliograph_ray.creators.state_transfer import average_metrics
+from heliograph_ray.creators.train_job import average_metrics
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -85,7 +85,7 @@ def test_an_error_keeps_the_state_of_the_passes_before() -> None:
         @h.on(h.EpochStart)
         def fail(self, run: h.Run, event: h.EpochStart) -> None:
             if event.epoch == 2 and not self.healed:
-                raise creators.OwnError("the disk is on fire")
+                raise creators.OwnError("disk full")
 
         healed = False
 

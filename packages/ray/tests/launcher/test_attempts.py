@@ -20,7 +20,7 @@ def test_an_attempt_has_the_work_that_it_did_and_lost() -> None:
     record(tracker, fit, "a", Started(2, "n2"), rank=1)
     tracker.end_fit("lost", "rank 1 died")
     tracker.start_fit()
-    tracker.end_fit("lost", "a machine was lost before a worker started")
+    tracker.end_fit("lost", "a machine was lost")
     fit = tracker.start_fit()
     record(
         tracker,

@@ -159,7 +159,7 @@ def test_the_mailbox_is_an_actor_on_the_callers_node(monkeypatch: pytest.MonkeyP
     done: list[Any] = []
 
     class FakeRay:
-        """Calls an actor's methods in this process."""
+        """Calls in this process."""
 
         def remote(self, **options: Any) -> Any:
             done.append(options)

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from heliograph.core.distributed.exceptions import Carried
 from heliograph.core.system.errors import RankFailed
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph_ray.launcher import capacity, driver_loop
 from heliograph_ray.launcher.attempts import Attempt, GroupTracker, summarize_attempts
 from heliograph_ray.launcher.calls import RayJob
@@ -183,7 +184,7 @@ def test_delays_double_until_the_run_gets_further() -> None:
     assert story.run() == [b"v", b"v"]
     assert story.pauses == [0.5, 1.0, 0.5, 1.0, 2.0]
     assert [each.kind for each in story.attempts] == ["lost"] * 5 + ["completed"]
-    assert story.attempts[0].failure == "rank 1 died: no heartbeat"
+    assert_facts(story.attempts[0].failure, "rank 1 died", "no heartbeat")
 
 
 def test_a_lost_or_hung_attempt_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -192,10 +193,11 @@ def test_a_lost_or_hung_attempt_is_logged(caplog: pytest.LogCaptureFixture) -> N
         raise WorkerGroupError("...", {})
 
     Story(lose(), hang, complete, max_failures=2).run()
-    assert caplog.messages == [
-        "attempt 1 was lost; retrying in 1 s: rank 1 died: no heartbeat",
-        "attempt 2 hung; retrying in 2 s: rank 1 hung: it trains on",
-    ]
+    assert_each(
+        caplog.messages,
+        ("attempt 1 was lost", "in 1 s", "rank 1 died", "no heartbeat"),
+        ("attempt 2 hung", "in 2 s", "rank 1 hung", "it trains on"),
+    )
 
 
 def test_the_startup_monitor_runs_until_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +221,7 @@ def test_a_start_timeout_of_ray_is_explained(monkeypatch: pytest.MonkeyPatch) ->
 
     cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 0.5}, available_resources=dict)
     monkeypatch.setattr(capacity, "require", lambda *args, **kwargs: cluster)
-    with pytest.raises(TimeoutError, match=r"resources_per_worker={'CPU': 1.0}: .* {'CPU':") as caught:
+    with pytest.raises(TimeoutError, match=r"resources_per_worker={'CPU': 1.0}: CPU: 0 of 0.5 free") as caught:
         Story(give_up, max_failures=9).run()
     assert isinstance(caught.value.__cause__, ControllerError)
 
@@ -235,7 +237,7 @@ def test_one_loss_too_many_is_raised() -> None:
     with pytest.raises(RankFailed, match="1 died: no heartbeat") as caught:
         story.run()
     assert isinstance(caught.value.__cause__, WorkerGroupError)
-    assert caught.value.__notes__ == ["heliograph: attempt 2 was the last: max_failures=1"]
+    assert_each(caught.value.__notes__, ("attempt 2", "max_failures=1"))
     assert vars(caught.value)["heliograph_rank"] == 1
 
 
@@ -250,7 +252,7 @@ def test_an_error_of_the_user_ends_the_job_at_once() -> None:
         story.run()
     assert vars(caught.value)["heliograph_rank"] == 1
     assert caught.value.__cause__ is None
-    assert caught.value.__notes__[0].startswith("heliograph: raised on rank 1:")
+    assert_facts(caught.value.__notes__[0], "raised on rank 1")
     assert "also failed: rank 0," in caught.value.__notes__[1]
 
 
@@ -269,7 +271,7 @@ def test_a_run_that_returned_on_all_ranks_has_completed_even_if_a_worker_dies_th
 ) -> None:
     def attempt(story: Story, fit: str) -> None:
         complete(story, fit)
-        raise RayActorError(error_msg="the machine was switched off")
+        raise RayActorError(error_msg="switched off")
 
     assert Story(attempt).run() == [b"v", b"v"]
     assert "when Ray's run failed:" in caplog.text
@@ -379,7 +381,7 @@ def test_an_error_of_a_worker_is_in_a_note_of_the_interrupt() -> None:
 
     with pytest.raises(KeyboardInterrupt) as caught:
         Story(attempt).run()
-    assert caught.value.__notes__ == ["heliograph: meanwhile, rank 0 failed with KeyError: 'label'"]
+    assert_each(caught.value.__notes__, ("rank 0", "KeyError: 'label'"))
 
 
 def test_workers_that_do_not_end_in_time_are_killed() -> None:
@@ -393,7 +395,7 @@ def test_workers_that_do_not_end_in_time_are_killed() -> None:
     story = Story(attempt, on_message=refuse, grace=0.01)
     with pytest.raises(ValueError, match="hello") as caught:
         story.run()
-    assert caught.value.__notes__ == ["heliograph: raised while processing a message of rank 1"]
+    assert_each(caught.value.__notes__, ("processing a message", "rank 1"))
     assert [each.exit is None for each in story.channel.commands] == [False]
 
 
@@ -479,7 +481,7 @@ def test_workers_that_were_lost_between_two_calls_are_no_failure(caplog: pytest.
     assert story.run() == [b"v", b"v"]
     assert [each.kind for each in story.attempts] == ["lost", "completed"]
     assert story.pauses == []
-    assert caplog.messages == ["the kept workers are gone; starting new ones: rank 1 died: no heartbeat"]
+    assert_each(caplog.messages, ("kept workers", "starting new ones", "rank 1 died", "no heartbeat"))
     with pytest.raises(RankFailed):  # it was there when the call began
         Story(lose(), keeps=True, is_reused=True).run()
 

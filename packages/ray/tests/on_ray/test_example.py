@@ -36,4 +36,4 @@ def test_it_runs_here(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("local_ray")
 def test_it_runs_on_a_cluster_that_loses_a_worker(tmp_path: Path) -> None:
     printed = run(tmp_path, "--address", ray.get_runtime_context().gcs_address, "--lose-a-worker")
-    assert re.search(r"^attempt 1 lost: .*; at least 7 steps repeated$", printed, re.MULTILINE), printed
+    assert re.search(r"^attempt 1 lost.*\b7 steps", printed, re.MULTILINE), printed

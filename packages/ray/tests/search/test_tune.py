@@ -28,13 +28,20 @@ from heliograph import (
 from heliograph.core.distributed.exceptions import Carried
 from heliograph.core.host import hosted_by
 from heliograph.core.metrics.monitor import Monitor
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph.tests.kit import sgd
 from heliograph_ray.report import RayReport
 from heliograph_ray.search.location import Location, find_resumable, search_location, summarize_end
-from heliograph_ray.search.trainable import TrialFailed
-from heliograph_ray.search.trial_session import STOPPED, TrialHost, TrialSession, TuneReporter, ignore_stop
-from heliograph_ray.search.trial_workers import ReportAnswers
-from heliograph_ray.search.trials import Search, Trial, _best_stored, _error, _is_reported, tune_results
+from heliograph_ray.search.results import Search, Trial, _best_stored, _error, _is_reported, tune_results
+from heliograph_ray.search.trial import (
+    STOPPED,
+    ReportAnswers,
+    TrialFailed,
+    TrialHost,
+    TrialSession,
+    TuneReporter,
+    ignore_stop,
+)
 from heliograph_ray.search.tune import _check_resume, _log_failures, _max_concurrent, tune
 from heliograph_ray.session import Notice
 from heliograph_ray.storage import StoredFolder
@@ -295,15 +302,16 @@ def test_a_search_prints_its_trials() -> None:
         1, 0.5, status="stopped", stopped_by="tune", reason=STOPPED, metrics={"step": 19}, warnings=("lost",)
     )
     search = Search([trial(0, None, status="unfinished", reason="interrupted"), stopped], LOSS, "min", "/there")
-    assert str(search).splitlines() == [
-        "validation/loss (min), 2 trials in /there",
-        "0: not measured, unfinished: interrupted; {}",
-        f"1: 0.5, step 19, stopped by tune: {STOPPED}; {{}}",
-        "   WARNING: lost",
-    ]
+    assert_each(
+        str(search).splitlines(),
+        ("validation/loss (min)", "2 trials", "/there"),
+        ("0: not measured", "unfinished: interrupted", "{}"),
+        ("1: 0.5", "step 19", f"stopped by tune: {STOPPED}", "{}"),
+        ("WARNING: lost",),
+    )
     with pytest.raises(ValueError, match="trial has measured 'validation/loss'"):
         Search(search[:1], LOSS, "min", "/there").best  # noqa: B018
-    with pytest.raises(ValueError, match="Trial 1 has no stored checkpoint"):
+    with pytest.raises(ValueError, match="Trial 1 has no"):
         stopped.fetch("anywhere")
 
 
@@ -344,7 +352,7 @@ def test_the_users_own_error_is_unwrapped() -> None:
     error = _error(rays, 3)
     assert isinstance(error, KeyError)
     assert error.args == ("lr",)
-    assert error.__notes__[0].startswith("heliograph: raised in trial 3:\nKeyError")
+    assert_facts(error.__notes__[0], "raised in trial 3", "KeyError")
     assert _error(None, 0) is None
     assert str(_error("the process is gone", 0)) == "the process is gone"
 
@@ -358,7 +366,7 @@ def test_if_all_trials_failed_the_first_error_is_raised_otherwise_they_are_logge
     with pytest.raises(KeyError) as caught:
         _log_failures(Search(failed, LOSS, "min", ""))
     assert caught.value.args == (0,)
-    assert caught.value.__notes__ == ["heliograph: all 2 trials of the search failed; this is the error of the first"]
+    assert_each(caught.value.__notes__, ("all 2 trials", "the first"))
 
 
 def test_a_missing_search_is_not_found(tmp_path: Path) -> None:
@@ -372,18 +380,18 @@ def test_a_missing_search_is_not_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "words"),
     [
-        ({"fn": 3}, TypeError, "tune takes a function and a dict"),
-        ({"space": [1]}, TypeError, "tune takes a function and a dict"),
+        ({"fn": 3}, TypeError, "function and a dict"),
+        ({"space": [1]}, TypeError, "function and a dict"),
         ({"metric": "loss"}, ValueError, "<split>/<name>"),
-        ({"metric": "validation/accuracy"}, ValueError, "direction of 'validation/accuracy' is unknown"),
-        ({"resume": "always"}, ValueError, "resume is None or 'auto'"),
+        ({"metric": "validation/accuracy"}, ValueError, "'validation/accuracy' is unknown"),
+        ({"resume": "always"}, ValueError, "None or 'auto'"),
         ({"resume": "auto"}, ValueError, "name="),
-        ({"num_workers": 0}, ValueError, "num_workers must be a whole number, at least 1"),
-        ({"num_workers": (1, 2)}, ValueError, "num_workers must be a whole number, at least 1"),
+        ({"num_workers": 0}, ValueError, "num_workers must be a"),
+        ({"num_workers": (1, 2)}, ValueError, "num_workers must be a"),
         ({"max_failures": "all"}, ValueError, "max_failures"),
-        ({"num_samples": 0}, ValueError, "num_samples must be a whole number, at least 1"),
-        ({"max_concurrent": True}, ValueError, "max_concurrent must be a whole number, at least 1"),
-        ({"keep": 0}, ValueError, "keep must be a whole number, at least 1"),
+        ({"num_samples": 0}, ValueError, "num_samples must be a"),
+        ({"max_concurrent": True}, ValueError, "max_concurrent must be a"),
+        ({"keep": 0}, ValueError, "keep must be a"),
         ({"name": "a/b"}, ValueError, "name= becomes a folder"),
     ],
 )

@@ -10,6 +10,7 @@ from heliograph.core.result import ResumeReport, RunResult
 from heliograph.events import History, Progress, Request
 from heliograph.packages.recorder.tests.explain.factory import killed_and_resumed
 from heliograph.packages.recorder.tests.recordings import attempt, write
+from heliograph.packages.tests.facts import assert_facts
 from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import AttemptRecord, Counters, EventEntry
@@ -41,7 +42,7 @@ RESULT = RunResult(
 
 def test_warnings_come_after_the_end() -> None:
     text = replace(RESULT, warnings=("Nothing was saved.",)).explain()
-    assert "\n  train/loss 0.5\n\nwarnings\n  Nothing was saved.\n\nrequests\n" in text
+    assert_facts(text, "train/loss 0.5", "\n\nwarnings\n", "Nothing was saved.", "\n\nrequests\n")
 
 
 def test_without_a_recorder_the_story_comes_from_the_result() -> None:
@@ -57,22 +58,13 @@ def test_without_a_recorder_the_story_comes_from_the_result() -> None:
         "  log   twice  log_schedule, step 2 to 4: every 2 steps\n"
         "  stop  once   early_stopping on rank 1, during validation_end, epoch 1, batch 0, step 4: no better\n"
         "\n"
-        "checkpoints\n"
-        "  best          best.pth\n"
-        "  last          last.pth\n"
-        "  resumed from  old.pth\n"
-        "\n"
         "plugins that failed\n"
         "  failed  bar on log at step 2: OSError: gone\n"
-        "\n"
-        "time in plugins: 0.75 s of 2.50 s\n"
-        "  0.50 s  20.0 %  early_stopping\n"
-        "  0.25 s  10.0 %  bar\n"
         "\n"
         "notes\n"
         "  resumed at step 2 from old.pth"
     )
-    assert hint.startswith("  add a Recorder to the plugins ")
+    assert_facts(hint, "add a Recorder")
 
 
 def test_with_a_recording_it_is_what_explain_prints(tmp_path: Path) -> None:
@@ -82,7 +74,7 @@ def test_with_a_recording_it_is_what_explain_prints(tmp_path: Path) -> None:
 
 def test_a_recording_that_is_gone_is_reported(tmp_path: Path) -> None:
     text = replace(RESULT, recording=tmp_path / "gone.recording").explain()
-    assert text.startswith("the run: stopped by early_stopping on rank 1\n")
+    assert_facts(text.splitlines()[0], "the run: stopped", "early_stopping on rank 1")
     assert "cannot be read:" in " ".join(text.split())
 
 
@@ -90,7 +82,7 @@ def test_a_recording_that_is_gone_is_reported(tmp_path: Path) -> None:
     ("attempts", "why"),
     [
         ((), "cannot be read: "),
-        ((attempt(EventEntry("train_start", 0.0, Counters())),), "has no end; to see its content: "),
+        ((attempt(EventEntry("train_start", 0.0, Counters())),), "has no end"),
     ],
     ids=["nothing", "no end"],
 )
@@ -98,7 +90,7 @@ def test_a_run_whose_recording_has_no_end_is_not_called_killed(
     attempts: tuple[AttemptRecord, ...], why: str, tmp_path: Path
 ) -> None:
     text = replace(RESULT, recording=write(tmp_path / "digits.recording", *attempts)).explain()
-    assert text.startswith("the run: stopped by early_stopping on rank 1\n")
+    assert_facts(text.splitlines()[0], "the run: stopped", "early_stopping on rank 1")
     assert f"recording, which {why}" in " ".join(text.split())
 
 
@@ -107,4 +99,4 @@ def test_requests_that_the_history_dropped_are_counted() -> None:
     for step in range(5):
         history.add(Request("log", f"plugin_{step}", "", 0, step, step))
     text = replace(RESULT, history=history).explain()
-    assert "not included\n  the 3 requests before the latest 2\n" in text
+    assert_facts(text, "not included\n", "the 3 requests", "latest 2")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph_recorder.explain.judge import KINDS, LIMITS, BottleneckJudge, Measured, findings, merged
 
 GIB = 2**30
@@ -34,7 +35,7 @@ def test_a_training_in_which_all_is_well_has_no_verdict() -> None:
 
 def test_waits_for_data() -> None:
     slow = stretch(load=(0.04,))
-    assert holding(slow) == {"input_bound": "waits for data take 40.0 ms of the 0.10 s of a batch, 40.0 %"}
+    assert_each(holding(slow).items(), ("input_bound", "40.0 ms of", "0.10 s", "40.0 %"))
     assert said(slow, slow, slow) == [(1, "input_bound", True)]
 
 
@@ -60,10 +61,7 @@ def test_a_slow_rank() -> None:
     late = stretch(
         batch=(0.1,) * 4, load=(0.01,) * 4, forward=(0.03, 0.03, 0.05, 0.03), memory=(GIB,) * 4, device_memory=(0,) * 4
     )
-    assert holding(late) == {
-        "straggler": "rank 2 takes 60.0 ms until the end of its forward pass, the others 40.0 ms: they wait for it "
-        "in each step"
-    }
+    assert_each(holding(late).items(), ("straggler", "rank 2", "60.0 ms", "40.0 ms"))
     assert said(late, late) == [(1, "straggler", True)]
     slightly = replace(late, forward=(0.03, 0.03, 0.036, 0.03))
     assert said(slightly, slightly) == []
@@ -77,12 +75,11 @@ def test_two_ranks_one_of_which_loads_slowly() -> None:
 
 
 def test_validations_and_saves() -> None:
-    assert holding(stretch(validation=4.0, validations=2)) == {
-        "validation_bound": "2 validations take 4.00 s of 10.0 s, 40.0 %"
-    }
-    assert holding(stretch(save=1.5, saves=3)) == {
-        "save_bound": "the training waits for 3 saves, 1.50 s of 10.0 s, 15.0 %"
-    }
+    assert_each(
+        holding(stretch(validation=4.0, validations=2)).items(),
+        ("validation_bound", "2 validations", "4.00 s of", "10.0 s", "40.0 %"),
+    )
+    assert_each(holding(stretch(save=1.5, saves=3)).items(), ("save_bound", "3 saves", "1.50 s of", "10.0 s", "15.0 %"))
     assert holding(stretch(validation=4.0, validations=1, save=4.0, saves=1)) == {}  # one is no evidence
 
 
@@ -95,7 +92,7 @@ def test_growing_memory() -> None:
     growing = [stretch(memory=(GIB + at * 100 * 2**20,)) for at in range(12)]
     assert said(*growing) == [(9, "growing_memory", True)]
     (text,) = holding(*growing).values()
-    assert text == "the memory of rank 0 has grown from 1.39 GiB to 2.07 GiB in 80.0 s, and was not freed"
+    assert_facts(text, "memory of rank 0", "1.39 GiB", "2.07 GiB", "80.0 s")
     assert said(*growing, *[growing[-1]] * 9)[1:] == [(18, "growing_memory", False)]
 
 

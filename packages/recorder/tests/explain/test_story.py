@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from heliograph.packages.recorder.tests.explain.factory import Script, killed_and_resumed, recording
-from heliograph_recorder.explain.story import brief, story
+from heliograph.packages.tests.facts import assert_each, assert_facts, has_facts
+from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.records import Counters, Recording
 from heliograph_recorder.timeline.page import facts
 
@@ -31,7 +32,7 @@ attempts
      stopped by early_stopping on rank 2 after 7.30 s: epoch 1, batch 6, step 14, 56 samples
 
 requests
-  log         6 times  log_schedule, step 4 to 12, 2 of them lost in the kill: every 2 steps
+  log         6 times  log_schedule, step 4 to 12: every 2 steps
   validation  3 times  validation_schedule, step 4 to 12: every 4 steps
   save        twice    save_schedule, step 4 to 8: every 4 steps
   save        once     someone, epoch 1, batch 6, step 14: too late
@@ -51,12 +52,10 @@ decisions
     ended first
 
 2 checkpoints in ckpt
-  step 4  epoch 0  step_4.pth  best so far, pruned at step 8
-  step 8  epoch 1  step_8.pth  best so far
+  step 4  epoch 0  step_4.pth  best so far, for save_schedule, pruned at step 8 (keep_last=1)
+  step 8  epoch 1  step_8.pth  best so far, for save_schedule
   best: step_8.pth
   last: step_8.pth
-  requested by save_schedule
-  pruned: keep_last=1
 
 plugins that changed or failed
    step 4  progress was disabled by the caller
@@ -85,36 +84,28 @@ def test_a_whole_story() -> None:
     assert story(killed_and_resumed()) == STORY
 
 
-def test_warnings_are_in_the_story_and_counted_in_the_brief_one() -> None:
+def test_warnings_are_in_the_story() -> None:
     script = Script()
     script.start()
     script.close("completed", "done", warnings=["Nothing was saved.", "Nothing was validated."])
     text = story(recording(script))
     assert "\n\nwarnings\n  Nothing was saved.\n  Nothing was validated.\n\nattempts\n" in text
-    assert brief(recording(script))[0] == "completed at step 0: done (2 warnings)"
 
 
 def test_notes_of_several_attempts_say_of_which_they_are() -> None:
     first, second = Script(), Script(began="2026-01-01T12:00:10+00:00", name="a2")
     first.start()
-    first.close("interrupted", "interrupted", notes=["starts fresh", "the newest checkpoint is of step 5"])
+    first.close("interrupted", "interrupted", notes=["starts fresh", "newest checkpoint: step 5"])
     second.start()
     second.close("completed", "done", notes=["resumed"])
-    assert story(recording(first)).endswith("\n\nnotes\n  starts fresh\n  the newest checkpoint is of step 5")
-    assert story(recording(first, second)).endswith(
-        "\n\nnotes\n  attempt 1: starts fresh\n  attempt 1: the newest checkpoint is of step 5\n  attempt 2: resumed"
+    assert_facts(story(recording(first)), "\n\nnotes\n", "starts fresh\n", "newest checkpoint: step 5")
+    assert_facts(
+        story(recording(first, second)),
+        "\n\nnotes\n",
+        "attempt 1: starts fresh\n",
+        "attempt 1: newest checkpoint",
+        "attempt 2: resumed",
     )
-
-
-def test_a_story_in_five_lines() -> None:
-    assert brief(killed_and_resumed()) == [
-        "stopped by early_stopping on rank 2 at step 14: validation/loss has not improved",
-        "2 attempts, 1 of them killed, rolled back once, 9 steps lost and repeated",
-        "requested: 6 logs, 3 validations, 3 saves, 1 skipped step, 1 roll-back, 1 skipped batch, 1 stop and 2 vetoes; "
-        "1 never served",
-        "2 checkpoints, 1 pruned, best of step 8, last of step 8",
-        "plugins took about 0.47 s of 7.30 s: checkpoint 0.45 s, progress 20.0 ms",
-    ]
 
 
 def test_the_story_of_a_run_that_did_next_to_nothing_is_short() -> None:
@@ -143,13 +134,6 @@ def test_the_story_of_a_run_that_did_next_to_nothing_is_short() -> None:
         "  0.10 s  16.7 %  starting\n"
         "  waits for data, slow ranks and memory were not measured: add Verdicts to the plugins"
     )
-    assert brief(recording(script)) == [
-        "completed at step 1: 1 epochs done",
-        "1 attempt, no step was repeated",
-        "requested: nothing",
-        "0 checkpoints",
-        "no plugin times are recorded",
-    ]
 
 
 def test_a_failure_names_the_plugin_the_event_and_the_phase() -> None:
@@ -162,12 +146,10 @@ def test_a_failure_names_the_plugin_the_event_and_the_phase() -> None:
     script.emit("run_failed", error="OSError", text="disk full", phase="train", plugin="checkpoint", event="save_point")
     script.close("failed", "OSError: disk full")
     lines = story(recording(script)).splitlines()
-    assert lines[:3] == [
-        "digits: failed",
-        "  OSError: disk full",
-        "  raised in checkpoint on save_point, in phase train",
-    ]
-    assert "  epoch 0, batch 3, step 3: the log that late requested (never) was never served: the run failed" in lines
+    assert_each(lines[:3], ("digits: failed",), ("OSError: disk full",), ("checkpoint on save_point", "phase train"))
+    assert any(
+        has_facts(line, "epoch 0, batch 3", "step 3", "log", "late", "(never)", "the run failed") for line in lines
+    )
 
 
 def test_a_run_that_may_still_be_running_is_not_called_killed() -> None:
@@ -176,11 +158,8 @@ def test_a_run_that_may_still_be_running_is_not_called_killed() -> None:
     script.batches(2)
     script.request("log", "log_schedule", "every 2 steps")
     text = story(recording(script))
-    assert text.startswith(
-        "digits: killed, or still running\n  epoch 0, batch 2, step 2, 8 samples in 1.10 s of training"
-    )
+    assert_facts(text, "digits: killed, or still", "epoch 0, batch 2", "step 2", "8 samples", "1.10 s")
     assert "never served" not in text
-    assert brief(recording(script))[0] == "killed, or still running at step 2"
 
 
 def test_a_resume_without_lost_work_says_so() -> None:
@@ -227,9 +206,9 @@ def test_a_later_test_does_not_hide_how_the_training_ended() -> None:
     test.emit("test_end", 0.5, metrics={"test/loss": 1.0}, batches=[["", 1]])
     test.close("completed", "1 batches evaluated", metrics={"test/loss": 1.0})
     text = story(recording(fit, test))
-    assert text.startswith("digits: completed\n  1 epochs done\n")
-    assert "  2  test on 2 processes, started 2026-01-01 10:00:00 UTC, 0 µs after the end of attempt 1\n" in text
-    assert "     completed after 0.50 s: 1 batch evaluated" in text
+    assert_facts(text, "digits: completed\n", "1 epochs done\n")
+    assert_facts(text, "2  test", "2 processes", "2026-01-01 10:00:00 UTC", "0 µs", "attempt 1\n")
+    assert_facts(text, "completed after 0.50 s", "1 batch")
 
 
 def test_requests_that_cut_validations_and_end_epochs() -> None:
@@ -245,8 +224,8 @@ def test_requests_that_cut_validations_and_end_epochs() -> None:
     script.emit("train_end", asked=[])
     script.close("completed", "done")
     text = story(recording(script))
-    assert "  granted: 1 early end of an epoch\n" in text
-    assert "  epoch 0, batch 2, step 2: the validation was cut short and postponed by preemption: SIGTERM was" in text
+    assert_facts(text, "granted: 1", "end of an epoch\n")
+    assert_facts(text, "epoch 0, batch 2", "step 2", "validation", "cut short", "preemption: SIGTERM")
     assert "never served" not in text
 
 
@@ -272,9 +251,9 @@ def test_rules_that_differ_are_shown_with_their_checkpoints() -> None:
     lines = story(recording(script)).splitlines()
     start = lines.index("3 checkpoints")
     assert lines[start + 1 : start + 5] == [
-        "  step 1  epoch 0  a/step_1.pth  pruned at step 3 (keep_last=2)",
-        "  step 2  epoch 0  b/step_2.pth  pruned at step 3 (a user)",
-        "  step 3  epoch 0  c/step_3.pth",
+        "  step 1  epoch 0  a/step_1.pth  for save_schedule, pruned at step 3 (keep_last=2)",
+        "  step 2  epoch 0  b/step_2.pth  for save_schedule, pruned at step 3 (a user)",
+        "  step 3  epoch 0  c/step_3.pth  for save_schedule",
         "  last: c/step_3.pth",
     ]
 
@@ -292,7 +271,6 @@ def test_while_a_resumed_run_trains_the_newest_checkpoint_is_the_last() -> None:
     second.save("c/step_4.pth")
     resumed = recording(first, second)
     assert "  best: step_2.pth\n  last: step_4.pth\n" in story(resumed)
-    assert brief(resumed)[3] == "2 checkpoints, best of step 2, last of step 4"
     assert [each[3] for each in facts(resumed)["checkpoints"]] == ["best", "last"]
 
 
@@ -308,9 +286,8 @@ def test_a_background_save_belongs_to_the_step_of_its_save_point() -> None:
     script.batches(1)
     script.emit("checkpoint_saved", path="2.pth", is_best=False)
     lines = story(recording(script)).splitlines()
-    assert "  step 1  epoch 0  1.pth  for save_schedule" not in lines
-    assert "  step 1  epoch 0  1.pth" in lines
-    assert "  step 2  epoch 0  2.pth" in lines
+    assert "  step 1  epoch 0  1.pth  for save_schedule" in lines
+    assert "  step 2  epoch 0  2.pth  for save_schedule" in lines
 
 
 def test_custom_events_and_damage_are_listed() -> None:
@@ -321,18 +298,20 @@ def test_custom_events_and_damage_are_listed() -> None:
         script.emit("rule_fired", rule="loss > 2")
     script.emit("sampled", emission=1_032)
     text = story(recording(script))
-    assert text.startswith("a run with an unreadable name: killed, or still running\n")
-    assert "custom events\n  rule_fired  3 times      step 1 to 3\n  sampled     1,032 times  step 3\n" in text
-    assert "what could not be read\n  attempt 1: line 7: cut short" in text
-    assert "  1  training, started at an unreadable time\n" in text
+    assert_facts(text, "unreadable name: killed")
+    assert_facts(text, "custom events\n", "rule_fired", "3 times", "step 1 to 3", "sampled", "1,032 times", "step 3\n")
+    assert_facts(text, "could not be read", "attempt 1", "line 7", "cut short")
+    assert_facts(text, "1  training, started", "unreadable time\n")
 
 
 def test_much_damage_is_shortened() -> None:
     script = Script(damage=tuple(f"line {number}: it is damaged" for number in range(2, 40)))
     script.start()
     text = story(recording(script))
-    assert text.endswith("\n  attempt 1: line 11: it is damaged\n  attempt 1: and 28 more")
-    assert facts(recording(script))["damage"][9:] == ["attempt 1: line 11: it is damaged", "attempt 1: and 28 more"]
+    assert_facts(text, "attempt 1: line 11", "it is damaged", "attempt 1", "28 more")
+    assert_each(
+        facts(recording(script))["damage"][9:], ("attempt 1: line 11", "it is damaged"), ("attempt 1", "28 more")
+    )
 
 
 def test_a_recording_without_an_attempt_is_refused() -> None:
@@ -343,7 +322,7 @@ def test_a_recording_without_an_attempt_is_refused() -> None:
 def test_control_characters_in_a_name_are_escaped() -> None:
     script = Script(run="a\x1b]0;owned\x07\nb")
     script.start()
-    assert story(recording(script)).splitlines()[0] == "a\\x1b]0;owned\\x07 b: killed, or still running"
+    assert_facts(story(recording(script)).splitlines()[0], "a\\x1b]0;owned\\x07 b: killed")
 
 
 def test_a_test_without_a_training_has_no_duplicate_line() -> None:
@@ -353,7 +332,7 @@ def test_a_test_without_a_training_has_no_duplicate_line() -> None:
     test.emit("test_end", 0.5, metrics={"test/loss": 1.0}, batches={"": 3})
     test.close("completed", "3 batches evaluated", metrics={"test/loss": 1.0})
     head, *_ = story(recording(test)).split("\n\n")
-    assert head == "digits: completed\n  3 batches evaluated\n  test/loss 1"
+    assert_each(head.splitlines(), ("digits: completed",), ("3 batches",), ("test/loss 1",))
 
 
 def test_of_very_many_metrics_the_first_are_shown() -> None:
@@ -362,4 +341,4 @@ def test_of_very_many_metrics_the_first_are_shown() -> None:
     script.emit("train_end", asked=[])
     script.close("completed", "1 epoch done", metrics={f"metric_{number:04}": 1.0 for number in range(1_500)})
     head = " ".join(story(recording(script)).split("\n\n")[0].split())
-    assert head.endswith("metric_0039 1, and 1,460 more")
+    assert_facts(head, "metric_0039 1", "1,460 more")

@@ -20,6 +20,7 @@ from heliograph.core.rehearsal.trace import leaves
 from heliograph.events import BatchEnd
 from heliograph.packages.recorder.tests.mutated_programs import Program, make
 from heliograph.packages.recorder.tests.reruns.varied import State, state_of, varied
+from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests.kit import dropout_task, random_batches, sgd
 from heliograph_recorder import NotExact, Recorder, goto
 from torch import nn
@@ -83,7 +84,7 @@ def simple(folder: Path, *plugins: Any, **options: Any) -> tuple[h.Trainer, dict
 def test_it_waits_with_everything_alive_and_walks_on(tmp_path: Path) -> None:
     states = trained(tmp_path, simple)
     with goto(tmp_path, simple, step=5) as paused:
-        assert repr(paused) == "<PausedRun: at gradients_ready, step 4, batch 4>"
+        assert_facts(repr(paused), "PausedRun", "gradients_ready", "step 4", "batch 4")
         assert paused.batch[0].shape == (4, 16)
         assert paused.gradients.keys() == {f"model.{name}" for name, _ in paused.modules["model"].named_parameters()}
         assert paused.plugins["rng_capture"].seed == 1
@@ -101,14 +102,14 @@ def test_it_waits_with_everything_alive_and_walks_on(tmp_path: Path) -> None:
         result = paused.finish()
         assert (result.status, result.progress.steps, paused.event) == ("completed", 10, None)
         assert paused.result is result
-        assert repr(paused) == "<PausedRun: ended, step 10, batch 10>"
+        assert_facts(repr(paused), "PausedRun: ended", "step 10", "batch 10")
 
 
 @pytest.mark.parametrize("step", [1, 5])
 def test_a_step_that_is_not_a_later_one(step: int, tmp_path: Path) -> None:
     trained(tmp_path, simple)
     with goto(tmp_path, simple, step=5) as paused:
-        with pytest.raises(ValueError, match=rf"Step {step} .* within"):
+        with pytest.raises(ValueError, match=rf"Step {step} has begun"):
             paused.go_to_step(step)
         paused.go_to_step(7)
         assert paused.run.progress.steps == 6
@@ -254,7 +255,7 @@ def test_a_context_of_the_thread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("step", "error"),
-    [(0, "at least 1; got 0"), (11, "after step 10: .* 11")],
+    [(0, "least 1; got 0"), (11, "step 10: .* 11")],
 )
 def test_a_step_that_is_not_there(step: int, error: str, tmp_path: Path) -> None:
     trained(tmp_path, simple)
@@ -277,7 +278,7 @@ def test_a_program_without_a_checkpoint(tmp_path: Path) -> None:
 
 def test_what_is_not_a_program(tmp_path: Path) -> None:
     trained(tmp_path, simple)
-    with pytest.raises(UsageError, match=r"^7 is not a program"):
+    with pytest.raises(UsageError, match=r"^7 is not a"):
         goto(tmp_path, 7, step=5)  # type: ignore[arg-type]
 
 

@@ -13,6 +13,7 @@ import heliograph_recorder
 import pytest
 from heliograph.builtin_callbacks.checkpoint.resume import UNSAVED_FORK
 from heliograph.packages.recorder.tests.reruns.test_fork import halve_rate, program, state_of, trained
+from heliograph.packages.tests.facts import assert_each, has_facts
 
 
 class Copying(h.Plugin):
@@ -47,7 +48,7 @@ def test_a_kill_before_its_first_save(kill: int, tmp_path: Path) -> None:
     )  # fmt: skip
     assert checkpoints(killed) == []
     trainer, options = program(killed)
-    with pytest.raises(ValueError, match=r"at step 5, which ended before its first save. Fork it again"):
+    with pytest.raises(ValueError, match=r"step 5.* first save"):
         trainer.fit(**options)
     again = heliograph_recorder.fork(tmp_path / "x", program, at=5, into=killed, change=halve_rate)
     assert state_of(again.last_checkpoint) == state_of(whole.last_checkpoint)
@@ -89,7 +90,7 @@ def test_a_preemption_before_its_step_saves_nothing_and_says_so(
     ends: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained(tmp_path / "x")
-    text = "Nothing was changed or saved: the run ended before a batch after step 5. Fork it again."
+    facts = ("Nothing was changed", "step 5")
 
     def preempted(folder: Path) -> Any:
         return program(folder, Terminating(), h.Preemption(), on_interrupt=ends)
@@ -102,9 +103,9 @@ def test_a_preemption_before_its_step_saves_nothing_and_says_so(
             fork()
         assert not (tmp_path / "y").exists()
     else:
-        assert fork().warnings == (text,)
+        assert_each(fork().warnings, facts)
         assert checkpoints(tmp_path / "y") == []
-    assert text in caplog.messages
+    assert any(has_facts(message, *facts) for message in caplog.messages)
     assert (
         heliograph_recorder.fork(tmp_path / "x", program, at=5, into=tmp_path / "y", change=halve_rate).warnings == ()
     )

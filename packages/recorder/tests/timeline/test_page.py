@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from heliograph.packages.recorder.tests.explain.factory import Script, killed_and_resumed, recording
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph_recorder.timeline.page import facts, page, write_timeline
 
 
@@ -79,11 +80,10 @@ def test_nan_and_infinity_are_strings() -> None:
 
 def test_the_page_holds_the_facts() -> None:
     data = facts(killed_and_resumed())
-    assert (data["status"], data["ended"]) == ("stopped", "stopped by early_stopping on rank 2")
-    assert [(each["number"], each["ended"], each["gap"]) for each in data["attempts"]] == [
-        (1, "killed", ""),
-        (2, "stopped by early_stopping on rank 2", "2 h"),
-    ]
+    assert data["status"] == "stopped"
+    assert_facts(data["ended"], "stopped", "early_stopping on rank 2")
+    assert [(each["number"], each["gap"]) for each in data["attempts"]] == [(1, ""), (2, "2 h")]
+    assert_each([each["ended"] for each in data["attempts"]], ("killed",), ("stopped", "early_stopping on rank 2"))
     assert [(kind, step) for kind, step, *_ in data["marks"]] == [
         ("pruned", 4),
         ("plugin", 4),
@@ -106,7 +106,9 @@ def test_the_page_holds_the_facts() -> None:
     ]
     assert data["checkpoints"][0] == [4, 0, "step_4.pth", "", True, 8, "keep_last=1"]
     assert data["checkpoints"][1] == [8, 1, "step_8.pth", "best and last", True, None, ""]
-    assert [each["lost"] for each in data["attempts"]] == ["", "resumed: 7 steps, 3.60 s; rolled back: 2 steps, 1.10 s"]
+    first, second = data["attempts"]
+    assert first["lost"] == ""
+    assert_facts(second["lost"], "resumed: 7 steps", "3.60 s", "rolled back: 2 steps", "1.10 s")
     assert data["warnings"] == []
     assert data["folder"] == "ckpt"
 
@@ -178,10 +180,11 @@ def test_the_page_holds_what_was_measured_and_judged() -> None:
         "waiting for data": pytest.approx(4.0),
         "starting": pytest.approx(0.1),
     }
-    assert [(kind, title, lines) for kind, _, _, title, lines in data["marks"]] == [
-        ("verdict", "input_bound, step 20", ("it waits",)),
-        ("verdict", "input_bound no longer, step 20", ("it waits less",)),
-    ]
+    assert_each(
+        [(kind, title, lines) for kind, _, _, title, lines in data["marks"]],
+        ("verdict", "input_bound, step 20", "it waits"),
+        ("verdict", "input_bound no longer", "step 20", "it waits less"),
+    )
 
 
 @pytest.mark.parametrize(

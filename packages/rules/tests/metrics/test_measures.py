@@ -122,7 +122,7 @@ def test_memory_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_memory_of_the_device() -> None:
     run: Any = SimpleNamespace(engine=SimpleNamespace(device=torch.device("cuda", 0)))
     metric = measures.Memory("memory")

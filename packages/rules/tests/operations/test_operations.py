@@ -30,6 +30,7 @@ from heliograph import (
 )
 from heliograph.events import Control, Progress, Request
 from heliograph.packages.rules.tests.scripted import Scripted, controller, data, rules, train
+from heliograph.packages.tests.facts import assert_facts
 from heliograph_rules import RuleController
 from heliograph_rules.base import EndTracker, RuleFiring, RuleOperation
 from heliograph_rules.errors import RuleError, RuleKeyError, RuleNameError, RuleTypeError
@@ -94,8 +95,9 @@ def test_every_action_makes_its_request(
         control.is_evaluating = True
         run: Any = SimpleNamespace(control=control)
         action(run, firing())
-        reason = "rule 'mine' on on_step_end: loss < 1"
-        assert list(control.history) == [Request(VERBS[name], "the caller", reason, 1, 2, 3)]  # type: ignore[arg-type]
+        (request,) = control.history
+        assert request == Request(VERBS[name], "the caller", request.reason, 1, 2, 3)  # type: ignore[arg-type]
+        assert_facts(request.reason, "rule 'mine'", "on_step_end: loss < 1")
     everywhere = {"end_epoch", "cut_validation"}  # at any time, and where an evaluation can be cut short
     assert operation.asks == {name: VERBS[name] for name in actions if VERBS.get(name, "end_epoch") not in everywhere}
     for name in withdrawing:
@@ -109,7 +111,8 @@ def test_every_action_makes_its_request(
         actions[name](run, firing())
         left = {"stop", "end_epoch", "log", "validation", "save"} - {WITHDRAWALS[name]}
         assert set(control.open_requests()) == left
-        assert (control.history[-1].verb, control.history[-1].reason) == (f"withdraw_{WITHDRAWALS[name]}", reason)
+        assert control.history[-1].verb == f"withdraw_{WITHDRAWALS[name]}"
+        assert_facts(control.history[-1].reason, "rule 'mine'", "on_step_end: loss < 1")
 
 
 @pytest.mark.parametrize("names", ["hfcontrols", "control"])
@@ -151,7 +154,7 @@ def test_a_stop_within_a_training_names_the_rule(task: Make, batches: Make, sgd:
     trainer.bus.on(StepEnd, lambda run, event: operation.actions()["should_training_stop"](run, firing("True")))
     result = trainer.fit(task(), batches(5), optimizer=sgd, epochs=1)
     assert (result.status, result.progress.steps) == ("stopped", 1)
-    assert result.reason == "rule 'mine' on on_step_end: True"
+    assert_facts(result.reason, "rule 'mine'", "on_step_end: True")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,7 @@ def test_a_stop_within_a_training_names_the_rule(task: Make, batches: Make, sgd:
 def test_an_action_for_one_event_is_refused_at_another(action: str, fitting: type[Event], other: type[Event]) -> None:
     operation = Controls("control")
     operation.check(action, (), "mine", fitting)
-    match = rf"control\.{action} has an effect only at .*, but the trigger 'mine' is {other.__name__}"
+    match = rf"control\.{action} .*only at.* {other.__name__}"
     with pytest.raises(RuleError, match=match):
         operation.check(action, (), "mine", other)
     operation.check("should_stop", (), "mine", other)
@@ -217,13 +220,13 @@ def test_actions_are_methods_with_a_name_after_should() -> None:
 @pytest.mark.parametrize("length", [10, 163, 164, 165, 5000])
 def test_a_reason_is_bounded(length: int) -> None:
     reason = firing("x" * length).reason
-    assert reason.startswith("rule 'mine' on on_step_end: xxx")
+    assert_facts(reason, "rule 'mine'", "on_step_end: xxx")
     assert len(reason) == min(200, 28 + length)
     assert reason.endswith("...") == (length > 172)
 
 
 def test_a_reason_is_one_line() -> None:
-    assert firing("loss <\n    1\n").reason == "rule 'mine' on on_step_end: loss < 1"
+    assert firing("loss <\n  1\n").reason == firing("loss < 1").reason
 
 
 def test_a_function_is_called_with_what_the_file_gives() -> None:
@@ -244,8 +247,8 @@ def test_a_function_is_called_with_what_the_file_gives() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({}, r"remember cannot be called as \(run, firing\): missing a required argument: 'word'"),
-        ({"word": "a", "size": 2}, r"\(run, firing, word=..., size=...\): got an unexpected keyword argument 'size'"),
+        ({}, r"\(run, firing\): missing .*'word'"),
+        ({"word": "a", "size": 2}, r"size=...\): .*unexpected.*'size'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_at_load(arguments: dict[str, Any], problem: str) -> None:

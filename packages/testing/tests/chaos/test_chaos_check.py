@@ -13,6 +13,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.core.program import UsageError
+from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests.kit import adam, dropout_task, fit, kept_generators, random_batches, saving
 from heliograph_recorder import Recorder
 from heliograph_testing.chaos import Chaos, Fault, check_function
@@ -88,7 +89,7 @@ def test_what_no_checkpoint_has_makes_a_difference(tmp_path: Path) -> None:
     assert report.folder == tmp_path / "run"
     assert report.verdict == "differs", str(report)
     assert not report.is_good
-    assert report.difference.startswith("the loss differs in epoch 1, batch 7, step 7: ")
+    assert_facts(report.difference, "the loss differs", "epoch 1, batch 7", "step 7: ")
     assert "recordings" in report.difference
 
 
@@ -144,7 +145,7 @@ def test_what_cannot_act_is_said() -> None:
     assert (report.verdict, [met.fault.kind for met in report.acted]) == ("equal", ["lost-request"]), str(report)
     assert "1 did not" in str(report)
     report = check_function(train_in_memory, faults=[Fault("slow", count=7)])
-    assert report.met[0].why_not == "the event was emitted 3 times"
+    assert_facts(report.met[0].why_not, "3 times")
 
 
 def test_numbers_that_somebody_notices() -> None:
@@ -179,7 +180,7 @@ def test_what_damages_its_checkpoints_is_not_judged() -> None:
             content[200] ^= 1
             event.path.write_bytes(content)
 
-    text = "attempt 1 announced the checkpoint run_epoch_0_iter_3.pth, which is damaged"
+    text = "attempt 1 .*run_epoch_0_iter_3.pth.* damaged"
     with pytest.raises(UsageError, match=text):
         check_function(partial(train, Damages))
 
@@ -245,17 +246,16 @@ def test_a_folder_elsewhere_is_refused_and_stays_as_it_was(tmp_path: Path, link:
         check_function(leave)
     assert content_of(folder) == before
     if link:
-        start, end = f"write to linked, which is {folder}, outside", "--leave-out linked, or use a path for checkpoint"
+        names, remedy = ("linked", str(folder)), "--leave-out linked, or use"
     else:
-        start, end = f"write to {folder}, outside", "Use a path for checkpoint that is relative to the current folder"
-    assert str(refused.value).startswith(f"The training would {start} the copy of the current folder, ")
-    assert end in str(refused.value)
+        names, remedy = (str(folder), ""), "relative to the current"
+    assert_facts(refused.value, "would write", *names, "outside the copy", remedy)
 
 
 def test_a_checkpoint_elsewhere_is_not_resumed(tmp_path: Path) -> None:
     former = tmp_path / "former.pth"
-    text = f"The training would resume {former}, which is outside the copy of the current folder."
-    with pytest.raises(UsageError, match=f"^{re.escape(text)}"):
+    text = f"would resume {re.escape(str(former))}.* outside the copy"
+    with pytest.raises(UsageError, match=text):
         check_function(lambda: write_to(Path("runs"), resume=former))
 
 
@@ -296,7 +296,7 @@ def test_what_a_plugin_of_ones_own_writes_is_what_it_says_in_a_rehearsal(tmp_pat
 
 def test_a_plugin_that_is_enabled_later_is_refused_then(tmp_path: Path) -> None:
     class Enables(h.Plugin):
-        """Enables another one after the first batch."""
+        """Enables another one later."""
 
         @h.on(h.BatchEnd)
         def enable(self, run: h.Run, event: h.BatchEnd) -> None:
@@ -350,4 +350,4 @@ def train_on_ranks() -> None:
 def test_a_fault_on_one_of_several_ranks() -> None:
     report = check_function(train_on_ranks, faults=[Fault("kill", count=5, rank=1)], ranks=2)
     assert (report.verdict, report.attempts, report.resumed) == ("equal", 2, 1), str(report)
-    assert report.met[0].where == "epoch 1, batch 1, step 5, in batch_end"
+    assert_facts(report.met[0].where, "epoch 1, batch 1", "step 5", "batch_end")

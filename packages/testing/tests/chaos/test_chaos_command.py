@@ -12,6 +12,7 @@ from runpy import run_path
 
 import pytest
 from heliograph.__main__ import main
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph.tests.kit import kept_generators
 
 README = Path(__file__).parents[4] / "README.md"
@@ -61,13 +62,16 @@ def test_a_script_survives_and_its_folder_stays_as_it_was(
     done = capsys.readouterr()
     assert status == 0, done.out + done.err
     first, *_, last = done.out.splitlines()
-    assert first == "1 fault acted (seed 0)"
+    assert_facts(first, "1 fault acted", "seed 0")
     assert last.startswith("equal, bit for bit")
     lines = done.err.splitlines()
-    whole = "attempt 1: from the start; completed after SECONDS s"
-    assert [re.sub(r"\d+\.\d", "SECONDS", line) for line in lines[:2]] == [f"reference, {whole}", f"again, {whole}"]
+    assert_each(
+        lines[:2],
+        ("reference, attempt 1", "from the start", "completed"),
+        ("again, attempt 1", "from the start", "completed"),
+    )
     assert [line.partition(": ")[0] for line in lines[2:]] == [f"chaos, attempt {number}" for number in (1, 2)]
-    assert re.search(r"1: from the start; \w+ at epoch \d, batch \d, step \d+, in \w+; ended with status", lines[2])
+    assert re.search(r"1: .*batch \d, .*ended", lines[2])
     assert "; completed after" in lines[-1]
     assert sorted(path.name for path in small.iterdir()) == ["data", "fails.py", "train.py"]
     assert sorted(path.name for path in (tmp_path / "there/chaos").iterdir()) == ["fails.py", "runs", "train.py"]
@@ -89,12 +93,12 @@ def test_the_script_of_the_readme_survives_fifty_faults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["nothing.py"], "nothing.py is not a file."),
-        (["train.py", "--kinds", "kil"], "Unknown fault 'kil'. Did you mean 'kill'?"),
-        (["train.py", "--faults", "0"], "faults must be a whole number, at least 1"),
-        (["train.py", "--faults", "-1"], "faults must be a whole number, at least 1"),
-        (["fails.py"], "The training fails without faults: attempt 1 ended with status 1"),
-        (["train.py", "--folder", "."], "exists: choose a new folder"),
+        (["nothing.py"], "nothing.py is not a"),
+        (["train.py", "--kinds", "kil"], "Did you mean 'kill'?"),
+        (["train.py", "--faults", "0"], "faults must be"),
+        (["train.py", "--faults", "-1"], "faults must be"),
+        (["fails.py"], "fails without faults: attempt"),
+        (["train.py", "--folder", "."], "choose a new folder"),
         (["train.py", "--leave-out", "runs"], "--leave-out runs"),
     ],
 )
@@ -125,8 +129,8 @@ def test_a_ctrl_c_or_a_notice_ends_the_processes(tmp_path: Path, signum: int, fo
     (tmp_path / "here").mkdir()
     (tmp_path / "here/train.py").write_text(INTERRUPTS)
     done = chaos(tmp_path / "here", "train.py", *folder, "--", str(pid), str(int(signum)), TMPDIR=str(tmp_path / "tmp"))
-    files = "the files are in kept" if folder else "the files were removed"
-    assert done.stderr == f"heliograph chaos: interrupted; all processes were ended, and {files}\n"
+    files = "kept" if folder else "removed"
+    assert_facts(done.stderr, "heliograph chaos: interrupted", files)
     assert (done.returncode, done.stdout) == (128 + signum, "")
     assert not list((tmp_path / "tmp").iterdir())
     assert (tmp_path / "here/kept/reference/train.py").exists() == bool(folder)
@@ -141,7 +145,7 @@ def test_where_no_fault_can_act_nothing_was_tested(
     monkeypatch.chdir(small)
     (small / "memory.py").write_text(SMALL.replace('h.Checkpoint(sys.argv[1], resume="auto")', KEEPS))
     assert main(["chaos", "memory.py", "--faults", "1", "--kinds", "full-disk"]) == 2
-    assert capsys.readouterr().out.startswith("0 faults acted (seed 0); 1 did not")
+    assert_facts(capsys.readouterr().out, "0 faults acted", "seed 0", "1 did not")
 
 
 @pytest.mark.whole
@@ -156,4 +160,4 @@ def test_a_checkpoint_of_before_is_refused(
     assert main(["chaos", "train.py", "--", "runs/x"]) == 2
     done = capsys.readouterr()
     assert done.out == ""
-    assert "The training resumed from a checkpoint that existed before" in done.err
+    assert_facts(done.err, "resumed from a checkpoint", "existed before")

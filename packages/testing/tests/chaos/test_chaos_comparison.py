@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from heliograph.core.rehearsal.trace import Fact, leaves
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph_testing.chaos import ChaosReport, Fault
 from heliograph_testing.chaos.comparison import RankStory, first_difference, story_of
 from heliograph_testing.chaos.journal import Journal, pack
 from heliograph_testing.chaos.report import FaultOutcome
 from heliograph_testing.resume.check import varying
 
+END = "at the end of the run"
 BEGIN = ("begin", {"resumes": True})
 
 
@@ -57,7 +59,7 @@ def written(path: Path, *entries: tuple[str, dict[str, Any]], weight: float = 1.
         journal.note(what, **{"training": 0, **facts})
         if what == "end":
             for part, value in (("modules", {"model": {"weight": weight}}), ("metrics", {"speed": weight})):
-                journal.note("fact", training=0, **fact(part, "at the end of the run", value)[1])
+                journal.note("fact", training=0, **fact(part, END, value)[1])
     journal.close()
     return story_of(path)
 
@@ -79,15 +81,14 @@ def test_a_line_that_a_kill_has_cut_short_is_not_read(tmp_path: Path) -> None:
 def test_the_first_difference(tmp_path: Path) -> None:
     one = written(tmp_path / "a.jsonl", BEGIN, loss(1), loss(2), end(2))
     wrong = written(tmp_path / "b.jsonl", BEGIN, loss(1), loss(2, 0.25), BEGIN, resumed(1), loss(2), end(2))
-    text = "the loss differs in batch 2: 0.5 in the reference, 0.25 in the other run"
-    assert first_difference(one, wrong) == text
+    assert_facts(first_difference(one, wrong), "the loss", "batch 2: 0.5", "0.25 in the other")
     assert first_difference(one, wrong, only_last=True) is None
     short = written(tmp_path / "c.jsonl", BEGIN, loss(1), end(1))
     for pair in ((one, short), (short, one)):
         assert "loss in batch 2" in (first_difference(*pair) or "")
     heavy = written(tmp_path / "d.jsonl", BEGIN, loss(1), loss(2), end(2), weight=2.0)
-    text = "the weights (model.weight) differ at the end of the run: 1.0 in the reference, 2.0 in the other run"
-    assert first_difference(one, heavy) == text
+    weights = first_difference(one, heavy)
+    assert_facts(weights, "model.weight", "end of the run", "1.0 in the reference", "2.0 in the other")
     assert varying(one.in_order, heavy.in_order) == {("metrics", "speed")}
     assert first_difference(one, heavy, frozenset({("modules", "model.weight"), ("metrics", "speed")})) is None
 
@@ -98,7 +99,7 @@ def log(number: int, **values: float) -> tuple[str, dict[str, Any]]:
 
 def test_of_several_ends_the_last_counts(tmp_path: Path) -> None:
     one = written(tmp_path / "a.jsonl", BEGIN, loss(1), loss(2), end(2))
-    early = fact("modules", "at the end of the run", {"model": {"weight": 9.0}})
+    early = fact("modules", END, {"model": {"weight": 9.0}})
     assert first_difference(one, written(tmp_path / "b.jsonl", BEGIN, loss(1), early, BEGIN, loss(2), end(2))) is None
 
 
@@ -107,29 +108,30 @@ def test_a_metric_that_differs(tmp_path: Path) -> None:
     same = written(tmp_path / "b.jsonl", BEGIN, loss(1), log(1, mean=2.0), end(1))
     assert first_difference(one, same) is None
     other = written(tmp_path / "c.jsonl", BEGIN, loss(1), log(1, loss=0.25), log(1, mean=2.0), end(1))
-    text = "the metrics (loss) differ in the log after batch 1: 0.5 in the reference, 0.25 in the other run"
-    assert first_difference(one, other) == text
+    assert_facts(
+        first_difference(one, other), "metrics (loss)", "after batch 1", "0.5 in the reference", "0.25 in the other"
+    )
     assert varying(one.in_order, other.in_order) == {("metrics", "loss")}
     assert first_difference(one, other, frozenset({("metrics", "loss")})) is None
 
 
 def test_work_that_was_lost(tmp_path: Path) -> None:
     older = written(tmp_path / "a.jsonl", BEGIN, saved(4), saved(8), BEGIN, resumed(4), batch(5))
-    assert older.lost == "attempt 2 continued at batch 4, but a checkpoint of batch 8 existed"
+    assert_facts(older.lost, "attempt 2", "batch 4", "batch 8")
     fresh = written(tmp_path / "b.jsonl", BEGIN, batch(1), saved(4), BEGIN, batch(1))
-    assert fresh.lost == "attempt 2 began from the start, but a checkpoint of batch 4 existed"
+    assert_facts(fresh.lost, "attempt 2", "from the start", "batch 4")
     assert (fresh.resumed, fresh.restarted) == (0, 1)
     never = written(tmp_path / "c.jsonl", BEGIN, saved(4), ("begin", {"resumes": False}), batch(1))
-    assert never.lost == f"{fresh.lost}: Checkpoint(..., resume='auto') continues from it"
+    assert_facts(never.lost, f"{fresh.lost}: ", "resume='auto'")
     early = written(tmp_path / "e.jsonl", BEGIN, batch(1), BEGIN, batch(1))
     assert (early.lost, early.restarted) == ("", 1)
     announced = written(tmp_path / "d.jsonl", BEGIN, saved(4, "without a manifest"))
-    assert announced.lost == "attempt 1 announced the checkpoint run.pth, which is without a manifest"
+    assert_facts(announced.lost, "attempt 1", "run.pth", "without a manifest")
 
 
 @pytest.mark.parametrize(
     ("last", "window", "lost"),
-    [(20, 1, "the training continued for 17 batches after a SIGTERM"), (9, 1, ""), (20, 16, ""), (40, 2, "37")],
+    [(20, 1, "17"), (9, 1, ""), (20, 16, ""), (40, 2, "37")],
 )
 def test_a_notice_that_is_ignored(tmp_path: Path, last: int, window: int, lost: str) -> None:
     done = [batch(number, window=window) for number in range(4, last + 1)]
@@ -146,20 +148,21 @@ def test_a_notice_is_of_one_training(tmp_path: Path) -> None:
 
 def test_a_report_in_words() -> None:
     met = (
-        FaultOutcome(Fault("kill"), "epoch 0, batch 1, step 1, in batch_end", "the process is killed by SIGKILL"),
-        FaultOutcome(Fault("bit-in-weight"), "epoch 0, batch 2, step 2, in step_end", "bit 3 is another one"),
-        FaultOutcome(Fault("slow", count=99), why_not="there were 20 of these events"),
+        FaultOutcome(Fault("kill"), "batch 1, in batch_end", "killed by SIGKILL"),
+        FaultOutcome(Fault("bit-in-weight"), "batch 2, in step_end", "bit 3 differs"),
+        FaultOutcome(Fault("slow", count=99), why_not="20 of these events"),
     )
-    difference = "the loss of batch 3 is 1.0 instead of 0.5"
+    difference = "batch 3: 1.0"
     report = ChaosReport("differs", difference, 7, met, 2, 4, 0, 1, 1, 10, 24, 1.0, 8.0)
-    assert str(report).splitlines() == [
-        "2 faults acted (seed 7), in 2 trainings; 1 did not",
-        "  kill at batch_end 1: epoch 0, batch 1, step 1, in batch_end: the process is killed by SIGKILL",
-        "  bit-in-weight at step_end 1: epoch 0, batch 2, step 2, in step_end: bit 3 is another one; not noticed",
-        "  slow at batch_end 99: did not act: there were 20 of these events",
-        "4 attempts: 1 continued from a checkpoint, 1 restarted from scratch; the watchdog ended 0",
-        "goodput: 83% of the batches (20 of 24: 4 were repeated), 25% of the time (2.0 s of 8.0 s)",
-        "silent: 1 fault in numbers not noticed",
-        "differs: the loss of batch 3 is 1.0 instead of 0.5",
-    ]
+    assert_each(
+        str(report).splitlines(),
+        ("2 faults acted", "seed 7", "2 trainings", "1 did not"),
+        ("kill at batch_end 1", "batch 1, in batch_end", "killed by SIGKILL"),
+        ("bit-in-weight at step_end 1", "batch 2, in step_end", "bit 3", "not noticed"),
+        ("slow at batch_end 99", "did not act", "20 of these events"),
+        ("4 attempts", "1 continued", "1 restarted", "ended 0"),
+        ("goodput: 83%", "20 of 24", "4 were repeated", "25% of", "2.0 s of 8.0"),
+        ("silent: 1 fault", "not noticed"),
+        ("differs: batch 3: 1.0",),
+    )
     assert not report.is_good

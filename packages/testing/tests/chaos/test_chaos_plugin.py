@@ -11,6 +11,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
+from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests.kit import Losses, fit, random_batches, saving
 from heliograph_testing import check_plugin
 from heliograph_testing.chaos import Chaos, Fault
@@ -50,7 +51,7 @@ def test_a_fault_in_numbers_changes_what_comes_after_it(kind: str) -> None:
     assert found[same:] != expected[same:]
     (act,) = chaos.acts
     assert (act.fault.kind, act.batches, act.noticed_by) == (kind, 2, None)
-    assert act.where == f"epoch 0, batch 2, step {3 if kind == 'bit-in-weight' else 2}, in {act.fault.at}"
+    assert_facts(act.where, "epoch 0, batch 2", f"step {3 if kind == 'bit-in-weight' else 2}", f"in {act.fault.at}")
 
 
 def test_the_seed_chooses_the_number_and_the_bit() -> None:
@@ -66,7 +67,8 @@ def test_the_seed_chooses_the_number_and_the_bit() -> None:
 def test_who_skips_the_step_has_noticed() -> None:
     chaos = Chaos([Fault("nan-loss", count=3)])
     train(h.NaNGuard("skip"), chaos)
-    assert (chaos.acts[0].noticed_by, chaos.acts[0].answer) == ("nan_guard", "skip_step: the loss is nan")
+    assert chaos.acts[0].noticed_by == "nan_guard"
+    assert_facts(chaos.acts[0].answer, "skip_step", "loss is nan")
 
 
 def test_who_fails_the_run_has_noticed() -> None:
@@ -74,7 +76,7 @@ def test_who_fails_the_run_has_noticed() -> None:
     with pytest.raises(FloatingPointError):
         train(h.NaNGuard(), chaos)
     assert chaos.acts[0].noticed_by == "nan_guard"
-    assert chaos.acts[0].answer.startswith("FloatingPointError: the loss is nan at step 2")
+    assert_facts(chaos.acts[0].answer, "FloatingPointError", "loss is nan", "step 2")
 
 
 def test_a_full_disk_fails_the_run_and_leaves_what_was_saved_before(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_a_full_disk_fails_the_run_and_leaves_what_was_saved_before(tmp_path: Pa
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         train(*saving(folder, h.Every(steps=2)), chaos)
     assert [path.name for path in folder.glob("*.pth")] == ["run_epoch_0_iter_2.pth"]
-    assert chaos.acts[0].where == "epoch 0, batch 4, step 4, in save_point"
+    assert_facts(chaos.acts[0].where, "epoch 0, batch 4", "step 4", "save_point")
     result = train(*saving(folder, h.Every(steps=2), resume="auto"), Chaos(disk=folder))
     assert result.progress.steps == BATCHES
 
@@ -99,7 +101,7 @@ def test_a_request_to_save_is_lost(tmp_path: Path) -> None:
     result = train(*saving(tmp_path, h.Every(steps=2), keep_last=None), chaos)
     assert result.status == "completed"
     assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run_epoch_0_iter_4.pth", "run_epoch_0_iter_6.pth"]
-    assert chaos.acts[0].text == "the request for a save is lost"
+    assert_facts(chaos.acts[0].text, "save is lost")
 
 
 def test_a_clock_jumps_until_the_run_ends() -> None:
@@ -133,12 +135,12 @@ def test_counts_continue_after_a_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"kind": "kil"}, "Unknown fault 'kil'. Did you mean 'kill'?"),
-        ({"kind": "kill", "at": "batch_ende"}, "A fault cannot occur at 'batch_ende'"),
-        ({"kind": "kill", "at": "run_closed"}, "A fault cannot occur at 'run_closed'"),
-        ({"kind": "lost-request", "at": "verdict"}, "A fault cannot occur at 'verdict'"),
-        ({"kind": "nan-loss", "at": "step_end"}, "A fault 'nan-loss' can only occur at forward_end, got 'step_end'."),
-        ({"kind": "hang", "operation": 2}, "operation must be 0, got 2"),
+        ({"kind": "kil"}, "Did you mean 'kill'?"),
+        ({"kind": "kill", "at": "batch_ende"}, "cannot occur at 'batch_ende'"),
+        ({"kind": "kill", "at": "run_closed"}, "cannot occur at 'run_closed'"),
+        ({"kind": "lost-request", "at": "verdict"}, "cannot occur at 'verdict'"),
+        ({"kind": "nan-loss", "at": "step_end"}, "forward_end, got 'step_end'"),
+        ({"kind": "hang", "operation": 2}, "0, got 2"),
         ({"kind": "kill", "count": 0}, "count"),
     ],
 )
@@ -151,5 +153,5 @@ def test_a_wrong_fault_is_refused(options: dict[str, Any], text: str) -> None:
 def test_what_ends_the_process_needs_a_journal() -> None:
     with pytest.raises(ValueError, match=r"^kill at batch_end 1"):
         Chaos([Fault("kill")])
-    with pytest.raises(TypeError, match="must be a list of Fault"):
+    with pytest.raises(TypeError, match="a list of Fault"):
         Chaos(["kill"])  # type: ignore[list-item]

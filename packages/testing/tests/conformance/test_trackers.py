@@ -112,10 +112,10 @@ class Optimistic(Lines):
 @pytest.mark.parametrize(
     ("kind", "found"),
     [
-        (Forgetful, r"is shown at steps \[1, 2, 3, 4, 5, 3, 4"),
-        (Twice, "not enough values|too many values"),
-        (Rounding, "is shown as .* at step 1, but was"),
-        (Optimistic, "A run that ended stopped is shown as 'completed'"),
+        (Forgetful, r"\[1, 2,.* 3, 4"),
+        (Twice, "not enough|too many"),
+        (Rounding, "shown as .*step 1,"),
+        (Optimistic, "ended stopped .* 'completed'"),
     ],
 )
 def test_what_is_wrong_is_found(kind: Any, found: str) -> None:

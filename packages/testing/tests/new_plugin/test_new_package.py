@@ -12,6 +12,7 @@ from pathlib import Path
 import heliograph
 import pytest
 from heliograph.__main__ import main
+from heliograph.packages.tests.facts import assert_facts
 from heliograph_testing.new_plugin import command as new_plugin_command
 from heliograph_testing.new_plugin.command import LONGEST, TEMPLATE, names_of, write_package
 
@@ -37,7 +38,7 @@ def test_the_command_writes_a_package_and_says_what_to_do_next(
         "heliograph-loss-report/tests/test_loss_report.py",
     ]
     said = capsys.readouterr().out
-    assert said.startswith("Wrote the plugin 'loss_report' and its tests to heliograph-loss-report. Next:\n")
+    assert_facts(said, "'loss_report'", "heliograph-loss-report", "Next:\n")
     assert "trainer.plugins.load('loss_report')" in said
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and "$" in path.read_text(encoding="utf-8")]
     assert (tmp_path / "heliograph-loss-report").stat().st_mode == tmp_path.stat().st_mode | 0o055
@@ -58,13 +59,13 @@ def test_one_name_has_several_spellings(given: str) -> None:
         ("Loss", "use lower-case letters"),
         ("1st", "a letter first"),
         ("a__b", "single underscores or hyphens"),
-        ("My-Pkg", "use lower-case letters and digits with single underscores or hyphens, a letter first"),
+        ("My-Pkg", "single underscores or hyphens"),
         ("../elsewhere", "Invalid plugin name"),
         ("caf\u00e9", "Invalid plugin name"),
         (LONG + "z", "at most 30 characters"),
-        ("ema", "'ema' exists in the package heliograph"),
-        ("ray", "The package heliograph-ray is part of Heliograph: choose another name"),
-        ("log", "The class of 'log' would be Log"),
+        ("ema", "'ema' exists in"),
+        ("ray", "heliograph-ray"),
+        ("log", "'log' would be Log"),
         ("mapping", "would be Mapping"),
     ],
 )
@@ -87,7 +88,7 @@ def test_a_folder_that_exists_is_left_as_it_is(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_parent_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new-plugin", "mine", "--folder", str(tmp_path / "nowhere")]) == 2
-    assert f"{tmp_path / 'nowhere'} is not a folder" in capsys.readouterr().err
+    assert_facts(capsys.readouterr().err, str(tmp_path / "nowhere"), "not a folder")
 
 
 def test_an_error_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_mypy_finds_nothing(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "Success: no issues found in 2 source files\n"
+    assert_facts(done.stdout, "Success: no issues", "2 source files")
 
 
 def test_a_wheel_has_the_template(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def train_with_much() -> None:
     )
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process need a Unix")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_run_that_is_killed_again_and_again_ends_where_an_uninterrupted_one_ends(tmp_path: Path) -> None:
     kills = [Fault("kill", at="step_end", count=step) for step in (3, 5, 9, 14)]
     report = check_function(train_with_much, faults=kills, folder=tmp_path / "runs")

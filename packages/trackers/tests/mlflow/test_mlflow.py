@@ -21,6 +21,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph.tests import kit
 from heliograph.tests.builtin_callbacks.trackers.attempts import Die, Noisy, Show, killed, spoiled, train
 from heliograph.tests.kit import class_batches
@@ -217,7 +218,7 @@ def test_more_than_fits_into_a_request(uri: str) -> None:
 def test_a_long_hyper_parameter_is_cut_and_that_is_said(uri: str) -> None:
     result = log(uri, hyper_parameters={"prompt": "x" * 7000}, steps=1)
     assert run_of(uri).data.params == {"prompt": "x" * 6000}
-    assert result.notes == ("mlflow: prompt has 7000 characters, only 6000 are shown",)
+    assert_each(result.notes, ("prompt", "7000", "6000"))
 
 
 def test_images_texts_and_files(uri: str, tmp_path: Path) -> None:
@@ -242,7 +243,7 @@ def test_images_texts_and_files(uri: str, tmp_path: Path) -> None:
     assert np.asarray(Image.open(client.download_artifacts(run_id, images[0]))).shape == (2, 4, 3)
     assert Path(client.download_artifacts(run_id, "says/first/step_2.txt")).read_text() == "step 2"
     assert Path(client.download_artifacts(run_id, "notes/step_1/notes.md")).read_text() == "kept"
-    assert result.notes == ("mlflow cannot show values logged as histogram (2 times)",)
+    assert_each(result.notes, ("histogram (2 times)",))
     assert result.warnings == ()
 
 
@@ -253,7 +254,7 @@ def test_rows_that_wait_go_together(uri: str, monkeypatch: pytest.MonkeyPatch) -
     create_run, log_batch = MlflowClient.create_run, MlflowClient.log_batch
 
     def create_later(self: MlflowClient, *arguments: Any, **options: Any) -> Any:
-        assert has_trained.wait(60), "the training has not ended"
+        assert has_trained.wait(60), "no end of training"
         return create_run(self, *arguments, **options)
 
     def note(self: MlflowClient, run_id: str, metrics: Any = (), **options: Any) -> None:
@@ -276,7 +277,7 @@ def test_rows_that_wait_go_together(uri: str, monkeypatch: pytest.MonkeyPatch) -
     run_id = run_of(uri).info.run_id
     assert requests == [(run_id, steps) for steps in [[*range(1, 8)], *([step] for step in range(1, 8))]]
     (warning,) = result.warnings
-    assert warning == "mlflow lost rows of metrics (1): RuntimeError: not this one."
+    assert_facts(warning, "mlflow lost rows", "(1)", "RuntimeError: not this one")
 
 
 def test_a_test_after_a_training_is_in_its_run(uri: str) -> None:

@@ -25,6 +25,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph_testing import check_plugin
 from heliograph_trackers import Profile
 from heliograph_trackers import profile as tracing
@@ -99,7 +100,7 @@ def test_the_active_steps_are_traced_and_no_others(
 
     assert steps(tmp_path) == expected
     assert result.plugin_errors == {}
-    assert result.notes == (f"traces of torch.profiler are in {tmp_path}, for TensorBoard or ui.perfetto.dev",)
+    assert_each(result.notes, ("torch.profiler", str(tmp_path), "ui.perfetto.dev"))
 
 
 def test_steps_continue_from_epoch_to_epoch(fit: Make, tmp_path: Path) -> None:
@@ -244,7 +245,7 @@ def test_a_run_that_fails_during_the_warm_up_writes_nothing(fit: Make, tmp_path:
 def test_a_run_that_ends_too_early_says_so(fit: Make, tmp_path: Path) -> None:
     result = fit(Profile(tmp_path, wait=7, warmup=2, active=1), count=8)
 
-    assert result.notes == ("no trace was written: the run ended at step 8, and step 9 is the first active",)
+    assert_each(result.notes, ("no trace", "step 8", "step 9"))
     assert traces(tmp_path) == []
 
 
@@ -290,7 +291,7 @@ def test_a_profiler_that_runs_already_is_left_alone(fit: Make, tmp_path: Path) -
         assert is_profiling()
     (error,) = result.plugin_errors["profile"]  # once, not at every step
 
-    assert error.startswith("epoch_start at step 0: RuntimeError: Profile cannot trace this run: another profiler")
+    assert_facts(error, "epoch_start at step 0", "RuntimeError", "another profiler")
     assert result.status == "completed"
     assert [event.name for event in other.events()].count("aten::mse_loss") == 8
     assert traces(tmp_path) == []
@@ -308,7 +309,7 @@ def test_a_profiler_during_the_active_steps_loses_the_trace_and_not_the_run(fit:
     result = fit(Profile(tmp_path / "new", wait=1, warmup=0, active=3), Another())
     (error,) = result.plugin_errors["profile"]
 
-    assert error.startswith("batch_end at step 4: RuntimeError: Profile lost its trace: another profiler")
+    assert_facts(error, "batch_end at step 4", "RuntimeError", "lost its trace", "another profiler")
     assert not (tmp_path / "new").exists()
 
 
@@ -320,7 +321,7 @@ def test_a_trace_that_cannot_be_written_is_an_error_that_is_forgiven(fit: Make, 
     result = fit(Profile(tmp_path / "taken", **EVERY), count=4)
     (error,) = result.plugin_errors["profile"]
 
-    assert error.startswith("batch_end at step 1: FileExistsError:")
+    assert_facts(error, "batch_end at step 1", "FileExistsError")
 
 
 @pytest.mark.parametrize("written", ["", '{"traceEvents": [{"na'], ids=["nothing", "half"])
@@ -345,24 +346,24 @@ def test_what_torch_cannot_trace_here_is_refused(fit: Make, tmp_path: Path, monk
     result = fit(Profile(tmp_path, **EVERY, activities=("cpu", "cuda")), count=2)
     (error,) = result.plugin_errors["profile"]
 
-    assert error.endswith("ValueError: torch cannot trace cuda here, only cpu.")
+    assert_facts(error, "ValueError", "cannot trace cuda", "only cpu")
     assert tracing.kinds(None) == [torch.profiler.ProfilerActivity.CPU]
 
 
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"wait": -1}, ValueError, "wait must be a whole number, at least 0; got -1"),
-        ({"warmup": 1.5}, ValueError, "warmup must be a whole number, at least 0; got 1.5"),
-        ({"active": 0}, ValueError, "active must be a whole number, at least 1; got 0"),
-        ({"repeat": True}, ValueError, "repeat must be a whole number, at least 0; got True"),
-        ({"skip_first": "2"}, ValueError, "skip_first must be a whole number, at least 0; got '2'"),
-        ({"with_stack": 1}, TypeError, "with_stack is True or False, got 1"),
-        ({"handlers": None}, TypeError, "handlers is True or False, got None"),
-        ({"activities": "cpu"}, TypeError, r"activities must be a tuple, .* got 'cpu'"),
-        ({"activities": ()}, ValueError, r"activities must be some of cpu, cuda, got \(\)"),
-        ({"activities": ["gpu"]}, ValueError, r"activities must be some of cpu, cuda, got \('gpu',\)"),
-        ({"folder": 3}, TypeError, "folder must be a path, got 3"),
+        ({"wait": -1}, ValueError, "wait.*least 0; got -1"),
+        ({"warmup": 1.5}, ValueError, "warmup.*least 0; got 1.5"),
+        ({"active": 0}, ValueError, "active.*least 1; got 0"),
+        ({"repeat": True}, ValueError, "repeat.*least 0; got True"),
+        ({"skip_first": "2"}, ValueError, "skip_first.*least 0; got '2'"),
+        ({"with_stack": 1}, TypeError, "with_stack is .*got 1"),
+        ({"handlers": None}, TypeError, "handlers is .*got None"),
+        ({"activities": "cpu"}, TypeError, r"activities .*tuple.* got 'cpu'"),
+        ({"activities": ()}, ValueError, r"activities .*cuda, got \(\)"),
+        ({"activities": ["gpu"]}, ValueError, r"activities .*cuda, got \('gpu',\)"),
+        ({"folder": 3}, TypeError, "folder .*path, got 3"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

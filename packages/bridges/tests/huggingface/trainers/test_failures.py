@@ -23,6 +23,7 @@ from heliograph import (
     on,
 )
 from heliograph.packages.bridges.tests.huggingface.trainers.trainings import Rows, Script, make
+from heliograph.packages.tests.facts import assert_facts
 from heliograph_bridges.huggingface import HeliographCallback
 from heliograph_bridges.huggingface.trainers.callback import caller, host_of
 from transformers import TrainerCallback
@@ -37,7 +38,7 @@ class Ends(Plugin):
     @on(RunFailed, RunClosed)
     def keep(self, run: Run, event: Event) -> None:
         what = event.error.args[0] if isinstance(event, RunFailed) else getattr(event, "status", "")
-        self.seen.append(f"{event.name} {what} at step {run.progress.steps} in {run.phase}")
+        self.seen.append(f"{event.name} {what} {run.progress.steps} {run.phase}")
 
 
 class Broken(Script):
@@ -76,13 +77,13 @@ def test_whatever_fails_the_trainer_closes_the_run(where: str, tmp_path: Path) -
     with pytest.raises(ZeroDivisionError, match=where) as caught:
         trainer.train()
     phase = "validation" if where == "evaluation_loop" else "train"
-    assert ends.seen == [f"run_failed {where} at step 2 in {phase}", f"run_closed failed at step 2 in {phase}"]
+    assert ends.seen == [f"run_failed {where} 2 {phase}", f"run_closed failed 2 {phase}"]
     assert callback.result is not None
     assert callback.result.status == "failed"
     assert caught.value.__notes__[0].startswith("heliograph: in ")
     trainer.where = ""
     trainer.train()
-    assert ends.seen[2:] == ["run_closed completed at step 4 in train"]
+    assert ends.seen[2:] == ["run_closed completed 4 train"]
 
 
 def test_an_interrupt(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_an_error_of_a_plugin_leaves_as_it_leaves_fit(tmp_path: Path) -> None:
             lambda: GradientAccumulation(2),
             r"requests hold_step.*set TrainingArguments\(gradient_accumulation_steps=\.\.",
         ),
-        (lambda: Checkpoint("x"), r"writes checkpoints, which heliograph\.Script .*save_strategy=\.\.\."),
+        (lambda: Checkpoint("x"), r"writes checkpoints, .*heliograph\.Script .*save_strategy=\.\.\."),
     ],
 )
 def test_a_plugin_that_it_cannot_serve_is_refused_at_the_start(plugin: Any, text: str, tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_one_that_is_added_later_says_what_it_does_not_see(tmp_path: Path) -> No
     trainer.add_callback(late)
     trainer.train()
     assert late.result is not None
-    assert late.result.notes[0].startswith("the callback was added after heliograph.Script was created")
+    assert_facts(late.result.notes[0], "added after heliograph.Script")
     assert late.result.progress.samples == 4
 
 
@@ -167,7 +168,7 @@ def test_one_that_is_added_later_sees_what_fails_in_a_step(tmp_path: Path) -> No
     trainer.where = "training_step"
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert ends.seen == ["run_failed training_step at step 2 in train", "run_closed failed at step 2 in train"]
+    assert ends.seen == ["run_failed training_step 2 train", "run_closed failed 2 train"]
 
 
 def test_what_another_callback_stops(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_what_another_callback_stops(tmp_path: Path) -> None:
     trainer.train()
     assert callback.result is not None
     assert (callback.result.status, callback.result.stopped_by) == ("stopped", "heliograph.Script")
-    assert callback.result.reason == "a callback has set should_training_stop"
+    assert_facts(callback.result.reason, "a callback", "should_training_stop")
 
 
 def test_an_epoch_that_another_callback_ends(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_an_evaluation_outside_of_a_training_is_none_of_ours(tmp_path: Path) -> 
     trainer.train()
     assert trainer.predict(Rows(2)).metrics is not None
     assert before["eval_loss"] > 0
-    assert ends.seen == ["run_closed completed at step 2 in train"]
+    assert ends.seen == ["run_closed completed 2 train"]
     assert callback.result is not None
     assert "validation/loss" not in callback.result.metrics
 

@@ -14,7 +14,7 @@ import torch
 from heliograph import EMA, EarlyStopping, Plugin, Run, SaveSchedule, StepEnd, on
 from heliograph.packages.bridges.tests.huggingface.trainers import killed
 from heliograph.packages.bridges.tests.huggingface.trainers.trainings import make
-from heliograph_bridges.huggingface.trainers.saved import from_json, to_json
+from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph_recorder.format.reader import read as read_recording
 
 SAVES: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
@@ -32,8 +32,8 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert (found["best"], found["readings"]) == (1.0, 5)
     (path,) = (tmp_path / "records").glob("*.recording")
     assert [each.status for each in read_recording(path).attempts] == [None, "stopped"]
-    where = f"resumed at epoch 0, batch 4, step 4 from {tmp_path / 'run' / 'checkpoint-4'}"
-    assert found["notes"] == [f"heliograph.Script {where}"]
+    checkpoint = tmp_path / "run" / "checkpoint-4"
+    assert_each(found["notes"], ("heliograph.Script resumed", "epoch 0, batch 4", "step 4", str(checkpoint)))
 
 
 class Keep(Plugin):
@@ -56,7 +56,7 @@ class Keep(Plugin):
 PLAIN: dict[str, Any] = {
     "numbers": [1, 2.5, float("inf"), True, None, -0.0],
     "tuple": (1, (2, "three"), []),
-    "keys": {1: "one", (2, 3): "pair", None: "none", "!tuple": "looks like a mark"},
+    "keys": {1: "one", (2, 3): "pair", None: "none", "text": "text"},
     "bytes": b"\x00\xff",
     "counter": Counter("abca"),
     "ordered": OrderedDict([("b", 1), ("a", 2)]),
@@ -66,7 +66,7 @@ PLAIN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("restores", [False, True])
-def test_states_survive_json(restores: bool, tmp_path: Path) -> None:
+def test_states_survive(restores: bool, tmp_path: Path) -> None:
     state = {**PLAIN, "tensors": [torch.arange(3), {"half": torch.tensor(0.5, dtype=torch.float16)}]}
     first, _ = make(tmp_path, Keep(state), max_steps=2, **SAVES)
     first.train()
@@ -84,25 +84,8 @@ def test_states_survive_json(restores: bool, tmp_path: Path) -> None:
     assert callback.result.resume.path == tmp_path / "checkpoint-2"
 
 
-def test_json_holds_what_it_was_given() -> None:
-    tensors: list[torch.Tensor] = []
-    written = json.loads(json.dumps(to_json({**PLAIN, "tensor": torch.ones(2)}, tensors), sort_keys=True))
-    assert written["tensor"] == {"!tensor": 0}
-    assert {name: value for name, value in from_json(written, tensors).items() if name != "tensor"} == PLAIN
-
-
-def test_plain_states_need_no_file_and_can_be_read_by_people(tmp_path: Path) -> None:
-    trainer, _ = make(tmp_path, EarlyStopping(patience=9), max_steps=2, losses=[1.0, 2.0], **SAVES, **VALIDATES)
-    trainer.train()
-    folder = tmp_path / "checkpoint-2"
-    saved = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-    ours = saved["stateful_callbacks"]["HeliographCallback"]["attributes"]["saved"]
-    assert ours["state"]["plugins"]["early_stopping"]["failed_readings"] == 1
-    assert not (folder / "heliograph.pt").exists()
-
-
 @pytest.mark.parametrize("damage", ["missing", "of another save"])
-def test_a_checkpoint_whose_tensors_are_missing_is_refused(damage: str, tmp_path: Path) -> None:
+def test_a_checkpoint_whose_states_are_missing_is_refused(damage: str, tmp_path: Path) -> None:
     trainer, _ = make(tmp_path, EMA(0.5), max_steps=4, **SAVES)
     trainer.train()
     file = tmp_path / "checkpoint-2" / "heliograph.pt"
@@ -135,7 +118,7 @@ def test_a_checkpoint_that_was_written_without_us(tmp_path: Path) -> None:
     trainer.train(resume_from_checkpoint=True)
     assert ours.result is not None
     assert (ours.result.progress.steps, ours.result.progress.epoch, ours.result.progress.batches) == (4, 1, 4)
-    assert ours.result.notes[0].endswith("checkpoint-2 without states of plugins: they start fresh")
+    assert_facts(ours.result.notes[0], "checkpoint-2 without states", "start fresh")
     assert (tmp_path / "checkpoint-4" / "trainer_state.json").exists()
 
 
@@ -160,4 +143,4 @@ def test_a_stop_is_repeated_after_a_resume(tmp_path: Path) -> None:
     assert second.state.global_step == 4
     assert callback.result is not None
     assert (callback.result.status, callback.result.stopped_by) == ("stopped", "early_stopping")
-    assert "checks for a stop only after a batch" in callback.result.notes[-1]
+    assert_facts(callback.result.notes[-1], "stop only after")

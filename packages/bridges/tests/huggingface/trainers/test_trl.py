@@ -14,7 +14,7 @@ SPECIAL = ["<pad>", "<eos>", "<unk>"]
 
 
 @pytest.mark.whole
-@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*is deprecated and will:FutureWarning")
 def test_supervised_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from datasets import Dataset

@@ -108,7 +108,7 @@ def test_moves_and_removals_are_shown(tmp_path: Path) -> None:
     assert watch.seen[: len(kinds)] == kinds
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="open files have a name in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_file_that_was_open_before_is_shown_where_the_system_writes(tmp_path: Path) -> None:
     file = os.open(tmp_path / "a", os.O_WRONLY | os.O_CREAT)
     with Watch(tmp_path) as watch:

@@ -12,7 +12,7 @@ from heliograph.packages.tests.waits import keep_a_gpu_busy, no_waits_on_a_gpu
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_large_batch_reaches_a_gpu_that_is_busy_and_keeps_its_memory() -> None:
     """The memory of a batch that was dropped is still in use when the next one is copied."""
     device = torch.device("cuda", torch.cuda.current_device())
@@ -25,7 +25,7 @@ def test_a_large_batch_reaches_a_gpu_that_is_busy_and_keeps_its_memory() -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_copy_of_a_large_batch_is_done_while_the_computation_is_not() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     pinned = torch.ones(LARGE).pin_memory()
@@ -39,7 +39,7 @@ def test_the_copy_of_a_large_batch_is_done_while_the_computation_is_not() -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_pinned_batches_move_to_a_gpu_without_a_wait_and_back_with_one() -> None:
     batch = (torch.arange(1 << 20).pin_memory(), {"targets": torch.ones(3).pin_memory()})
     with no_waits_on_a_gpu():

@@ -50,7 +50,7 @@ from heliograph.tests.core.stepping.test_several_losses import data, train
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_on_a_gpu_no_step_waits_for_the_device(precision: Any) -> None:
     watch, pinned = NoWaits(no_waits_on_a_gpu, range(3, 6)), [(real.pin_memory(),) for (real,) in data(12)]

@@ -27,6 +27,7 @@ from heliograph import (
     Trainer,
     ValidationSchedule,
 )
+from heliograph.packages.tests.facts import assert_each
 from heliograph.tests.core.data.test_module import DiaryModule, Make
 from heliograph_recorder import Recorder
 
@@ -44,7 +45,7 @@ def test_every_built_in_takes_a_run_that_fails_before_it_begins(drawing: Make, n
         Trainer(plugins, device="cpu").fit(
             noisy(), DiaryModule(drawing, fails="set_up"), epochs=1, optimizer=torch.optim.SGD
         )
-    assert info.value.__notes__ == ["heliograph: in train, epoch 0, batch 0, step 0"]
+    assert_each(info.value.__notes__, ("in train", "epoch 0, batch 0", "step 0"))
 
 
 # A tear_down that fails.

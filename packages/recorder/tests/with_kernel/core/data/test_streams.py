@@ -28,4 +28,4 @@ def test_a_replay_says_that_streams_are_not_recorded(tmp_path: Path) -> None:
     counts, stream = Asks(lambda run: run.progress.streams["a"]), Asks(lambda run: run.data.stream)
     replay(tmp_path, [counts, stream.named("stream")])
     assert counts.errors == ["A recording does not hold the number of batches of each stream."] * 4
-    assert stream.errors == ["A recording does not hold the stream of a batch."] * 4
+    assert stream.errors == ["A recording does not hold 'stream' of the data."] * 4

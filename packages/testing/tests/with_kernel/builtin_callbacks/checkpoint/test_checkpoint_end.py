@@ -29,7 +29,7 @@ def test_after_a_signal_nothing_is_validated_at_the_end(tmp_path: Path) -> None:
     assert path is not None
     assert note == (
         f"the newest checkpoint is {path}, of step {result.progress.steps}, no step is lost; to resume it, "
-        f"Checkpoint('{tmp_path}', resume='auto')"
+        f"Checkpoint('{tmp_path}', resume='{path}')"
     )
 
 
