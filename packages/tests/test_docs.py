@@ -27,7 +27,7 @@ FENCE = re.compile(r"^(?P<mark>`{3,})(?P<language>\S*)[^\n]*\n(?P<body>.*?)^(?P=
 OUTPUT = re.compile(
     r"^```python\n(?P<code>(?:(?!^```).)*)^```\n\n^```text\n(?P<output>.*?)^```", re.MULTILINE | re.DOTALL
 )
-FLOAT = re.compile(r"\d+\.\d+(e-?\d+)?|(?<=per_second )\d+")  # losses and seconds differ from machine to machine
+FLOAT = re.compile(r"\d+\.\d+(e-?\d+)?|(?<=per_second )\d+|\d+(?= steps/s)|\b\d\d:\d\d\b")  # differ from run to run
 FOR_THE_SITE = re.compile(r"^(?P<instead>[^\n]*)\n<!-- site\n(?P<body>.*?)^-->$", re.MULTILINE | re.DOTALL)
 VISION = Path(sys.prefix) / "vision"  # where the development set-up has torchvision and what imports it
 WITH_VISION = ("use_timm", "use_torchvision")
