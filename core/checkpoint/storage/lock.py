@@ -64,9 +64,13 @@ class Lock:
                     raise
                 self.path.unlink(missing_ok=True)
                 return False
-        SYSTEM.unlink(self._holder)  # a link of that name is not followed
-        with SYSTEM.create(self._holder) as file:
-            file.write(f"{' '.join(_this_process())}\n".encode())
+        try:
+            SYSTEM.unlink(self._holder)  # a link of that name is not followed
+            with SYSTEM.create(self._holder) as file:
+                file.write(f"{' '.join(_this_process())}\n".encode())
+        except BaseException:
+            self.release()
+            raise
         return True
 
     def release(self) -> None:

@@ -163,3 +163,12 @@ def test_what_fails_at_the_start_gives_the_lock_back(tmp_path: Path) -> None:
     store = Store(tmp_path, "run")
     assert store.open() == []
     store.close()
+
+
+def test_a_holder_file_that_cannot_be_written_gives_the_lock_back(tmp_path: Path) -> None:
+    holder, first = tmp_path / "a.holder", Lock(tmp_path / "a.lock", "A is written")
+    holder.mkdir()
+    with pytest.raises(OSError, match=r"a\.holder"):
+        first.acquire()
+    holder.rmdir()
+    assert Lock(tmp_path / "a.lock", "A is written").acquire()
