@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Counter(TypedDict, total=False):
-    """The counters of `Every`; a schedule takes one of them. Configurations read the options from these names."""
+    """The counters of `Every`; a schedule takes one of them."""
 
     batches: int
     epochs: int
