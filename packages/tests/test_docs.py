@@ -19,10 +19,10 @@ from types import ModuleType
 
 import heliograph
 import pytest
-import snowballstemmer
 from heliograph.__main__ import GROUP, KERNEL, main
 from heliograph.plugins.discovery import VARIABLE
 from heliograph.plugins.providers import ENTRY_POINTS
+from sphinx.search.en import SearchEnglish
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(page for page in (ROOT / "docs").rglob("*.md") if not {"_build", "examples"} & {*page.parts})
@@ -299,9 +299,12 @@ SEARCHES = {
 }
 
 
+STEMMER = SearchEnglish({})  # as the search of the site
+
+
 @cache
 def stem(word: str) -> str:
-    return snowballstemmer.stemmer("english").stemWord(word)
+    return STEMMER.stem(word)
 
 
 def words(text: str) -> Counter[str]:
