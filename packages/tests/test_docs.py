@@ -8,8 +8,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
+from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from io import StringIO
 from pathlib import Path
@@ -20,6 +22,7 @@ import pytest
 from heliograph.__main__ import GROUP, KERNEL, main
 from heliograph.plugins.discovery import VARIABLE
 from heliograph.plugins.providers import ENTRY_POINTS
+from sphinx.search.en import SearchEnglish
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(page for page in (ROOT / "docs").rglob("*.md") if not {"_build", "examples"} & {*page.parts})
@@ -28,7 +31,7 @@ FENCE = re.compile(r"^(?P<mark>`{3,})(?P<language>\S*)[^\n]*\n(?P<body>.*?)^(?P=
 OUTPUT = re.compile(
     r"^```python\n(?P<code>(?:(?!^```).)*)^```\n\n^```text\n(?P<output>.*?)^```", re.MULTILINE | re.DOTALL
 )
-FLOAT = re.compile(r"\d+\.\d+(e-?\d+)?|(?<=per_second )\d+")  # losses and seconds differ from machine to machine
+FLOAT = re.compile(r"\d+\.\d+(e-?\d+)?|(?<=per_second )\d+|\d+(?= steps/s)|\b\d\d:\d\d\b")  # differ from run to run
 FOR_THE_SITE = re.compile(r"^(?P<instead>[^\n]*)\n<!-- site\n(?P<body>.*?)^-->$", re.MULTILINE | re.DOTALL)
 VISION = Path(sys.prefix) / "vision"  # where the development set-up has torchvision and what imports it
 WITH_VISION = ("use_timm", "use_torchvision")
@@ -266,3 +269,68 @@ def test_commands_and_drawings_fit_the_width_of_the_site(page: Path) -> None:
     """A longer line is cut off until one scrolls."""
     shown = [body for language, body, _ in fences(page) if language in {*SHELL, "text"}]
     assert [line for body in shown for line in body.splitlines() if len(line) > 92] == []
+
+
+SEARCHES = {
+    "accumulate_gradients.md": ("gradient accumulation", "GradientAccumulationScheduler", "accumulate_grad_batches"),
+    "average_weights.md": ("average weights", "EMA", "StochasticWeightAveraging", "EMAHandler"),
+    "clip_gradients.md": ("gradient clipping", "gradient_clip_val", "max_grad_norm"),
+    "configure_in_a_file.md": ("configuration file yaml", "LightningCLI"),
+    "check_a_training_first.md": ("rehearse", "CheckRunCallback"),
+    "find_the_batch_size.md": ("BatchSizeFinder", "auto_find_batch_size"),
+    "find_the_learning_rate.md": ("find learning rate", "LearningRateFinder", "LRFinder"),
+    "freeze_layers.md": ("freeze layers", "BackboneFinetuning"),
+    "handle_nan.md": ("NaN loss", "TerminateOnNan", "detect_anomaly"),
+    "keep_the_best_weights.md": ("best weights", "ModelCheckpoint", "load_best_model_at_end"),
+    "measure_the_time.md": ("what is slow", "profiler", "HandlersTimeProfiler", "DeviceStatsMonitor"),
+    "predict.md": ("predictions", "BasePredictionWriter"),
+    "resume_a_run.md": ("resume training", "resume_from_checkpoint", "ckpt_path"),
+    "schedule_the_learning_rate.md": ("learning rate schedule", "learning rate warm-up", "SchedulerCallback"),
+    "save_checkpoints.md": ("save checkpoints", "save_total_limit"),
+    "search_hyperparameters.md": ("hyper-parameters", "Optuna", "OptunaPruningCallback"),
+    "show_progress.md": ("progress bar", "RichProgressBar", "ProgressCallback"),
+    "stop_early.md": ("early stopping", "EarlyStoppingCallback", "Timer"),
+    "test_overfit_one_batch.md": ("overfit", "overfit_batches", "fast_dev_run"),
+    "train_a_gan.md": ("GAN", "several models"),
+    "use_a_tracker.md": ("TensorBoard", "MLflow", "LearningRateMonitor", "CSVLogger"),
+    "use_transformers.md": ("LoRA", "Hugging Face transformers"),
+    "use_wandb.md": ("Weights & Biases", "WandbLogger"),
+    "validate_often.md": ("validate several sets", "val_check_interval", "eval_steps"),
+}
+
+
+STEMMER = SearchEnglish({})  # as the search of the site
+
+
+@cache
+def stem(word: str) -> str:
+    return STEMMER.stem(word)
+
+
+def words(text: str) -> Counter[str]:
+    return Counter(stem(word) for word in re.findall(r"\w{3,}", text.lower()))
+
+
+@cache
+def searched(page: Path) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Return the words of a page's title, of its headings and of all its text."""
+    text = page.read_text(encoding="utf-8")
+    title, *headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE) or [""]
+    return words(title), words(" ".join(headings)), words(text)
+
+
+def rank(term: str) -> list[str]:
+    """Return the names of the pages that match best: a title counts more than a heading, and that more than text."""
+    scores = dict[Path, float]()
+    for page in DOCS:
+        title, headings, text = searched(page)
+        scores[page] = sum(
+            10 * (word in title) + 4 * (word in headings) + text[word] / (text[word] + 1) for word in words(term)
+        )
+    return [page.name for page in sorted(DOCS, key=lambda page: (-scores[page], searched(page)[2].total()))]
+
+
+@pytest.mark.parametrize(("term", "name"), [(term, name) for name, terms in SEARCHES.items() for term in terms])
+def test_a_search_finds_the_page(term: str, name: str) -> None:
+    """The words of a task, and the names that other libraries have for it."""
+    assert name in rank(term)[:3]

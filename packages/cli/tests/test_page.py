@@ -13,7 +13,7 @@ from heliograph.packages.tests.examples.running import EXAMPLES
 from heliograph.packages.tests.facts import assert_facts
 from heliograph.plugins.discovery import VARIABLE
 
-PAGE = (EXAMPLES.parent / "configuration.md").read_text(encoding="utf-8")
+PAGE = (EXAMPLES.parent / "howto/configure_in_a_file.md").read_text(encoding="utf-8")
 EXAMPLE = EXAMPLES / "configuration"
 
 
@@ -62,19 +62,20 @@ def test_every_command_of_the_page_runs(example: Path, capfd: pytest.CaptureFixt
     assert "epochs 3 -> 4" in longer
     assert "starts fresh: no checkpoint" in wide
     assert "starts fresh: no checkpoint" in short
-    assert "resumable: exact" in own
+    assert "resumable: nothing is untracked" in own
     assert "weights of runs/own/run_epoch_" in validated
     assert "class_path: heliograph.EarlyStopping" not in printed
     assert "epochs: 3" in printed
     assert "resumed at epoch 4" in last
     assert "--trainer.plugins" in overview
-    assert_facts(plugin, "how many checks")
+    assert_facts(plugin, "consecutive checks")
     files = {path.name for path in (example / "runs/digits").glob("*.yaml")}
     assert files == {"run.config.yaml", "wide.config.yaml", "short.config.yaml"}
 
 
 def test_mistakes_are_said_as_the_page_shows_them(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = fences("text")
-    for command, expected in re.findall(r"^\$ python -m heliograph (.*)\n(.*)$", block, re.MULTILINE):
+    shown = re.findall(r"^\$ python -m heliograph (.*)\n(.*)$", "".join(fences("text")), re.MULTILINE)
+    assert len(shown) == 2
+    for command, expected in shown:
         assert main(shlex.split(command)) == 2
         assert capsys.readouterr().err.startswith(expected.removesuffix(" ..."))
