@@ -107,17 +107,21 @@ def table_after(text: str, title: str) -> list[list[str]]:
     return [re.split(r" ?\| ?", line)[1:-1] for line in lines[0].strip().split("\n")[2:]]
 
 
+def rows_after(text: str, title: str) -> list[list[str]]:
+    """Return the name, the median and the bar of each row in the block after a title."""
+    block = text[text.index(f"### {title}\n") :].split("```")[1].split("\n\n")[1]
+    return [[*re.split(r"  +", line), ""][:3] for line in block.rstrip().split("\n")[1:]]
+
+
 def bar_of(cell: str) -> str:
-    return cell.removesuffix(", **not held**")
+    return cell.removesuffix(", **not held**").removesuffix(" missed")
 
 
 def rows_of(text: str) -> dict[str, list[tuple[str, str]]]:
     """Return the names and bars of all tables of the page, by title."""
     first = {"first": [(cells[0], bar_of(cells[4])) for cells in table_after(text, page.BEGIN)]}
     titles = [table.title for table in rows.TABLES if not table.absent()]
-    return first | {
-        title: [(cells[0], bar_of(cells[3])) for cells in table_after(text, f"### {title}")] for title in titles
-    }
+    return first | {title: [(name, bar_of(bar)) for name, _, bar in rows_after(text, title)] for title in titles}
 
 
 def test_the_page_has_the_rows_of_the_bench() -> None:
@@ -140,8 +144,7 @@ def test_the_page_is_written_between_its_marks(tmp_path: Path) -> None:
     assert text.endswith(f"{page.END}after\n")
     assert "what was there" not in text
     assert "1.05 (+1.5) | **1.05" in text
-    assert "1.05 (+1.5) | **1.05" in text
-    assert "| 1.5 | 1.0" in text
+    assert max(len(line) for line in text.splitlines() if line[:1] not in {"|", "#", "M"}) <= page.WIDTH
     path.write_text("without marks", encoding="utf-8")
     with pytest.raises(ValueError, match="between which the figures"):
         page.write_page(found(), path, tmp_path / "picture.svg", tmp_path / "overhead.svg")

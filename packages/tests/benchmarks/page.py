@@ -1,9 +1,10 @@
-"""The figures on docs/explanation/performance.md, between two marks, and the picture beside them."""
+"""The figures on docs/developers/benchmarks.md, between two marks, and the charts of other pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import fill
 
 from heliograph.packages.tests.benchmarks.chart import draw
 from heliograph.packages.tests.benchmarks.first import CONTROL, OURS, PEERS, missing_peers
@@ -11,15 +12,16 @@ from heliograph.packages.tests.benchmarks.measure import Comparison, Conditions,
 from heliograph.packages.tests.benchmarks.report import BUSY, Found, not_held
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE, PICTURE = DOCS / "explanation/performance.md", DOCS / "images/performance.svg"
+PAGE, PICTURE = DOCS / "developers/benchmarks.md", DOCS / "images/performance.svg"
 README_PICTURE, README_ROW = DOCS / "images/overhead.svg", "usual set"
 BEGIN = "<!-- figures: written by `python packages/tests/benchmarks/bench.py --page` -->\n"
 END = "<!-- end of the figures -->\n"
+WIDTH = 92  # of a line that the site shows without scrolling
 Cells = list[str]
 
 
 def write_page(found: Found, page: Path = PAGE, picture: Path = PICTURE, readme_picture: Path = README_PICTURE) -> None:
-    """Replace the figures of the page, its picture, and the picture of the README."""
+    """Replace the figures of the page, the chart of the page on performance, and the chart of the README."""
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
@@ -39,7 +41,6 @@ def figures_of(found: Found) -> str:
     """Return the part of the page that is written."""
     parts = [
         conditions_in_words(found.conditions),
-        "![Microseconds that a step takes beyond the hand-written loop](../images/performance.svg)",
         markdown(first_table(found.first)),
         *(f"{peer} was not installed." for peer in missing_peers()),
         missed(found),
@@ -50,7 +51,7 @@ def figures_of(found: Found) -> str:
 
 def conditions_in_words(conditions: Conditions) -> str:
     """Return what the figures depend on."""
-    measured = "with `--quick`, fewer rounds in one process," if conditions.quick else "as described below"
+    measured = "with `--quick`, fewer rounds in one process," if conditions.quick else "as described above"
     text = (
         f"Measured {measured} on {conditions.date}: {conditions.cores} cores, {conditions.gpu}, load {conditions.load} "
         f"at the start; Python {conditions.python}, torch {conditions.torch}, one thread for each process."
@@ -72,16 +73,22 @@ def first_table(rows: Iterable[Comparison]) -> list[Cells]:
 
 def section(table: Measured) -> str:
     """Return another table with its title."""
-    lines = [["", "median", "least to greatest", "bar"], *(cells(line) for line in table.lines)]
-    text = f"not measured: {table.absent}" if table.absent else markdown(lines)
-    return f"### {table.title}\n\n{table.note} (`--only {table.name}`)\n\n{text}"
+    rows = f"not measured: {table.absent}" if table.absent else columns([cells(line) for line in table.lines])
+    note = fill(f"--only {table.name}: {table.note}", WIDTH)
+    return f"### {table.title}\n\n```text\n{note}\n\n{rows}\n```"
 
 
 def cells(line: Line) -> Cells:
     """Return the cells of a row."""
-    middle, least, most = (f"{value:.{line.digits}f}" for value in line.figure)
-    bar = "" if line.held is None else verdict(f"{line.bar:g}", line.held)
-    return [line.name, middle, f"{least} to {most}", bar]
+    bar = "" if line.held is None else f"{line.bar:g}" + ("" if line.held else " missed")
+    return [line.name, f"{line.figure.middle:.{line.digits}f}", bar]
+
+
+def columns(rows: list[Cells]) -> str:
+    """Return rows of a name, a median and a bar as aligned text."""
+    rows = [["", "median", "bar"], *rows]
+    width, digits = (max(len(row[index]) for row in rows) for index in (0, 1))
+    return "\n".join(f"{name:<{width}}  {middle:>{digits}}  {bar}".rstrip() for name, middle, bar in rows)
 
 
 def cell(loop: Loop | None) -> str:
