@@ -65,7 +65,6 @@ torture: $(READY)
 	$(BIN)/python packages/tests/torture/torture.py
 	OMP_NUM_THREADS=1 $(BIN)/python packages/tests/torture/programs.py --count 2000 --jobs 2
 	OMP_NUM_THREADS=1 $(BIN)/python packages/tests/torture/silent.py --count 20000 --seed 20000 --jobs 2
-	$(BIN)/python packages/tests/torture/rules.py
 	$(BIN)/python packages/tests/torture/workers.py
 	$(BIN)/python packages/tests/torture/trainings.py
 	OMP_NUM_THREADS=1 $(BIN)/python packages/tests/torture/asked.py

@@ -5,7 +5,6 @@ from typing import Any
 
 from .builtin_callbacks.trackers.tracker import Page as Page
 from .builtin_callbacks.trackers.tracker import Place as Place
-from .builtin_callbacks.trackers.tracker import Rates as Rates
 from .builtin_callbacks.trackers.tracker import Tracker as Tracker
 from .core.checkpoint.state.rates import scale_optimizer as scale_optimizer
 from .core.checkpoint.state.rates import scale_scheduler as scale_scheduler
@@ -58,6 +57,7 @@ from .events.checks import known_names as known_names
 from .events.checks import printable as printable
 from .events.errors import count as count
 from .events.errors import describe_error as describe_error
+from .events.progress import Rates as Rates
 from .plugins.discovery import check_options as check_options
 from .plugins.discovery import find as find
 from .plugins.first_party import is_first_party as is_first_party

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class FileLog(Plugin):
         self._handler: _Handler | None = None
         self._levels: dict[logging.Logger, int] = {}
         self._captured_before = False
-        self._lost, self._error = 0, ""
+        self._lost: list[str] = []  # the error of each missing line
 
     def describe(self, run: Run) -> str:
         return f"logs to {self.path or self.folder}"
@@ -70,7 +70,7 @@ class FileLog(Plugin):
     @on(ev.TrainStart)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Start a new file for a new training."""
-        self.path, self._lost = None, 0
+        self.path, self._lost = None, []
 
     @on(ev.EpochStart, ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.TRANSFORM)
     def open(self, run: Run, event: ev.EpochStart | ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
@@ -112,17 +112,15 @@ class FileLog(Plugin):
     @on(ev.RunClosed, lane=Lane.REPORT, after=("jsonl_log", "tensorboard"))
     def write_end(self, run: Run, event: ev.RunClosed) -> None:
         """Write the decisions, the warnings and the status; warn about missing lines."""
-        try:
-            for request in run.control.history:
-                if request.verb in DECISIONS or request.verb.startswith("withdraw"):
-                    self._write(run, f"asked: {request}")
-            for warning in run.report.warnings:
-                self._write(run, warning, level=logging.WARNING)
-            self._write(run, f"closed: {event.status}")
-        finally:
-            if self._lost:
-                run.warn(f"Lines are missing ({self._lost}) in {self.path or self.folder}: {self._error}.")
-                self._lost = 0
+        for request in run.control.history:
+            if request.verb in DECISIONS or request.verb.startswith("withdraw"):
+                self._write(run, f"asked: {request}")
+        for warning in run.report.warnings:
+            self._write(run, warning, level=logging.WARNING)
+        self._write(run, f"closed: {event.status}")
+        if self._lost:
+            run.warn(f"Lines are missing ({len(self._lost)}) in {self.path}: {self._lost[-1]}.")
+            self._lost.clear()
 
     def state_dict(self) -> dict[str, Any]:
         return {"file": None if self.path is None else self.path.name}
@@ -153,23 +151,16 @@ class FileLog(Plugin):
         level = logging.ERROR if error else level
         info = (type(error), error, error.__traceback__) if error else None
         record = logging.LogRecord("heliograph", level, __file__, 0, "%s %s", (place, text), info)
-        try:
-            handler = self._handler or self._open(run)
-        except OSError as failure:
-            self._lose(failure)
-            raise
+        handler = self._handler or self._open(run)
         if level >= self.level:  # to this file only, not to the user's handlers
-            handler.failure = None  # an earlier error of another logger's line
             handler.handle(record)
-            if handler.failure is not None:
-                raise handler.failure
 
     def _open(self, run: Run) -> _Handler:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.path is None:
             self.path = make_numbered(self.folder / f"{clean(run.name)}_{datetime.now():%Y-%m-%d_%H-%M-%S}.log")
         handler = self._handler = _Handler(self.path, "a", "utf-8")
-        handler.lose = self._lose
+        handler.lost = self._lost
         handler.setLevel(self.level)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
         loggers = self._loggers()
@@ -177,35 +168,25 @@ class FileLog(Plugin):
         for logger in self._levels:
             logger.setLevel(max(self.level, 1))  # 0 would be the level of its parent
         for logger in loggers:
-            if not _propagates_to(logger, loggers):
-                logger.addHandler(handler)
+            logger.addHandler(handler)
         if self.capture_warnings:
             self._captured_before = getattr(logging, "_warnings_showwarning", None) is not None
             logging.captureWarnings(True)
         return handler
 
-    def _lose(self, error: BaseException) -> None:
-        self._lost, self._error = self._lost + 1, describe_error(error)
-
-
-def _propagates_to(logger: logging.Logger, loggers: list[logging.Logger]) -> bool:
-    above: logging.Logger | None = logger
-    while above is not None and above.propagate:
-        above = above.parent
-        if above in loggers:
-            return True
-    return False
-
 
 class _Handler(logging.FileHandler):
-    """Stores a write error for the plugin instead of printing a traceback."""
+    """Writes a record once, even if it propagates to other loggers, and stores errors instead of printing them."""
 
-    failure: Exception | None = None
-    lose: Callable[[BaseException], None] | None = None
+    lost: list[str]
+    _latest: logging.LogRecord | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record is not self._latest:
+            self._latest = record
+            super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
         error = sys.exception()
         if isinstance(error, Exception):
-            self.failure = error
-            if self.lose is not None:
-                self.lose(error)
+            self.lost.append(describe_error(error))

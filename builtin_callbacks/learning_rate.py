@@ -178,8 +178,14 @@ class LearningRate(Plugin):
                 )
             elif past := past_its_length(scheduler):
                 run.warn(f"{subject} was stepped beyond its length, {past}.")
-            elif self.per_of(name) == "step" and event.status == "completed" and self._is_planned(run, name):
-                self._warn_of_other_length(run, subject, getattr(scheduler, "last_epoch", run.progress.steps), name)
+            elif self.per_of(name) == "step" and event.status == "completed" and name in run.length.scheduler_steps:
+                planned, taken = run.length.scheduler_steps[name], getattr(scheduler, "last_epoch", run.progress.steps)
+                skipped = run.progress.skipped_steps + run.progress.skipped_batches
+                if abs(planned - taken) > skipped and run.progress.batches != run.origin.batches:
+                    run.warn(
+                        f"{subject} was made for the {planned} planned steps of the run, but was stepped {taken} "
+                        f"times. If epochs end early or the length of a loader is wrong, pass steps= to fit."
+                    )
 
     def state_dict(self) -> dict[str, Any]:
         planned = {"planned": dict(self._planned)} if self._planned else {}
@@ -201,19 +207,8 @@ class LearningRate(Plugin):
                 momentum = group["betas"][0] if "betas" in group else group["momentum"]
                 event.metrics[f"train/{run.stepping.label('momentum', name)}"] = float(momentum)
 
-    def _is_planned(self, run: Run, name: str) -> bool:
-        return name in run.length.scheduler_steps and run.progress.batches != run.origin.batches
-
     def _moment(self, per: str) -> str:
         return f"each {per}" if per != "plateau" or self.monitor is None else f"each measurement of {self.monitor.name}"
-
-    def _warn_of_other_length(self, run: Run, subject: str, taken: int, name: str) -> None:
-        planned = run.length.scheduler_steps[name]
-        if abs(planned - taken) > run.progress.skipped_steps + run.progress.skipped_batches:
-            run.warn(
-                f"{subject} was made for the {planned} planned steps of the run, but was stepped {taken} times. If "
-                f"epochs end early or the length of a loader is wrong, pass steps= to fit."
-            )
 
     def _due(self, run: Run, per: Per) -> list[str]:
         """Return the schedulers whose optimizers were stepped since their last step."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from time import monotonic
@@ -17,13 +16,12 @@ from ..events import catalogue as ev
 from ..events.catalogue import Status
 from ..events.checks import check_flag, check_number, printable
 from ..events.errors import count
+from ..events.progress import Rates
 from ..events.resume_facts import verified
 from ..plugins import Plugin, on
 
 WIDTH = 80  # columns without a terminal
-MAX_METRICS = 20  # at the end of a run
 SPLITS = ("train", "validation", "test", "predict")
-LOOKS = 6  # the recent speed is measured over the last five intervals
 NAME = 20  # columns of a run's name next to a bar
 EPOCHS = "{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 BATCHES = "{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
@@ -207,18 +205,23 @@ class PlainLines:
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
         self._fresh: dict[str, float] = {}
-        self._pace: Pace | None = None
+        self._rates, self._rate = Rates(), 0.0
         self._shown: int | None = None
 
     def begin_epoch(self, run: Run) -> None:
-        if self._pace is None:
-            self._pace, self._shown = Pace(run), run.progress.steps
+        if self._shown is None:
+            self._shown = run.progress.steps
+            self._rates.start(run.progress, run.progress.seconds)
 
     def measure(self, run: Run, metrics: Mapping[str, float]) -> None:
         self._fresh.update(metrics)
 
     def advance(self, run: Run) -> None:
-        self._write_place(run, [] if self._pace is None else self._pace.look(run))
+        rate = self._rate = self._rates.read(run.progress, run.progress.seconds).get("steps_per_second", self._rate)
+        remaining = []
+        if rate and run.length.planned_steps and run.length.fraction is not None and run.length.fraction < 1:
+            remaining = [f"ETA {duration(run.length.planned_steps * (1 - run.length.fraction) / rate)}"]
+        self._write_place(run, [*speed(rate, 1.0), *remaining])
 
     def end_epoch(self, run: Run) -> None: ...
 
@@ -241,14 +244,14 @@ class PlainLines:
             self._print(line)
 
     def restart(self) -> None:
-        self._fresh, self._pace, self._shown = {}, None, None
+        self._fresh, self._rates, self._rate, self._shown = {}, Rates(), 0.0, None
 
     def finish(self, run: Run, status: Status) -> None:
         if run.optimizer is None:
             self._write_place(run, [status])
         else:
             if self._fresh or self._shown not in (None, run.progress.steps):
-                self._write_place(run, [] if self._pace is None else self._pace.whole(run))
+                self._write_place(run, whole_speed(run))
             self.announce(run, verdict(run, status))
         for line in warning_lines(run):
             self._print(line)
@@ -287,11 +290,9 @@ class Bars:
         self._passing: Any = None
         self._before_epoch = 0
         self._metrics: dict[str, float] = {}
-        self._pace: Pace | None = None
 
     def begin_epoch(self, run: Run) -> None:
         self._before_epoch = run.progress.batches - run.progress.batch
-        self._pace = self._pace or Pace(run)
         self.advance(run)
 
     def measure(self, run: Run, metrics: Mapping[str, float]) -> None:
@@ -334,14 +335,13 @@ class Bars:
     def restart(self) -> None:
         for bar in self._rows()[::-1]:
             bar.close()
-        self._epochs = self._batches = self._measured = self._passing = self._pace = None
+        self._epochs = self._batches = self._measured = self._passing = None
         self._metrics = {}
 
     def finish(self, run: Run, status: Status) -> None:
         width = self._columns()
-        speed = [] if self._pace is None else self._pace.whole(run)
-        facts = [run.name, *position_of(run), duration(run.progress.seconds), *speed]
-        metrics = limited(metric_texts(in_order(self._metrics)))
+        facts = [run.name, *position_of(run), duration(run.progress.seconds), *whole_speed(run)]
+        metrics = metric_texts(in_order(self._metrics))
         self.restart()
         ending = wrapped(f"{run.name}  {verdict(run, status)}", width)
         self._write([*joined_lines([*facts, *metrics], width), *ending, *warning_lines(run, width)])
@@ -393,22 +393,11 @@ class Bars:
     ) -> None:
         progress = run.progress
         if self._epochs is None:
-            facts = {
-                "total": run.length.max_epochs,
-                "initial": progress.epoch,
-                "unit": "epoch",
-                "desc": "epochs ",
-                "smoothing": 0,
-            }
-            self._epochs = self._bar(EPOCHS, position=0, **facts)
+            facts = {"total": run.length.max_epochs, "initial": progress.epoch, "unit": "epoch", "desc": "epochs "}
+            self._epochs = self._bar(EPOCHS, position=0, smoothing=0, **facts)
         if self._batches is None and not finished:
-            facts = {
-                "total": run.length.batches_per_epoch,
-                "initial": progress.batch,
-                "unit": "batch",
-                "desc": "batches",
-            }
-            self._batches = self._bar(BATCHES, position=1, **facts)
+            facts = {"total": run.length.batches_per_epoch, "initial": progress.batch, "desc": "batches"}
+            self._batches = self._bar(BATCHES, position=1, unit="batch", **facts)
         if self._batches is not None:
             _move(self._batches, progress.batches - self._before_epoch, beside)
         _move(self._epochs, progress.epoch, of_validation)
@@ -561,44 +550,24 @@ def joined_lines(parts: Iterable[str], width: int) -> list[str]:
     return lines
 
 
-def limited(metrics: Sequence[str]) -> list[str]:
-    more = len(metrics) - MAX_METRICS
-    return [*metrics[:MAX_METRICS], *([f"and {more} more"] if more > 0 else [])]
-
-
 def _rank(name: str) -> tuple[int, bool, str]:
     split = name.partition("/")[0]
     return SPLITS.index(split) if split in SPLITS else len(SPLITS), not name.endswith("loss"), name
 
 
-class Pace:
-    """The speed of a run, measured since its start or resume."""
+def whole_speed(run: Run) -> list[str]:
+    """Return the speed since the start or the resume of a run."""
+    return speed(run.progress.steps - run.origin.steps, run.progress.seconds - run.origin.earlier_seconds)
 
-    def __init__(self, run: Run) -> None:
-        self._begin = _counts(run)
-        self._looks = deque([self._begin], LOOKS)
 
-    def look(self, run: Run) -> list[str]:
-        """Return the recent speed and the remaining time: `45.2 steps/s`, `ETA 01:20`."""
-        self._looks.append(_counts(run))
-        batches, steps = self._speeds(self._looks[0])
-        estimates = [
-            (run.length.max_steps - run.progress.steps) / steps if run.length.max_steps is not None and steps else None,
-            _batches_left(run) / batches
-            if run.length.max_epochs is not None and run.length.batches_per_epoch and batches
-            else None,
-        ]
-        remaining = [estimate for estimate in estimates if estimate is not None]
-        return [*_speed(steps), *([f"ETA {duration(min(remaining))}"] if remaining and min(remaining) > 0 else [])]
-
-    def whole(self, run: Run) -> list[str]:
-        """Return the speed since the start."""
-        self._looks.append(_counts(run))
-        return _speed(self._speeds(self._begin)[1])
-
-    def _speeds(self, since: tuple[float, int, int]) -> tuple[float, float]:
-        seconds, batches, steps = (now - then for now, then in zip(self._looks[-1], since, strict=True))
-        return (batches / seconds, steps / seconds) if seconds > 0 else (0.0, 0.0)
+def speed(steps: float, seconds: float) -> list[str]:
+    """Return a speed such as `45.2 steps/s` or `2 s/step`; nothing without steps or time."""
+    if not steps or seconds <= 0:
+        return []
+    rate = steps / seconds
+    if rate < 1:
+        return [f"{1 / rate:.3g} s/step"]
+    return [f"{rate:.3g} steps/s" if rate < 999.5 else f"{rate:.0f} steps/s"]
 
 
 def duration(seconds: float) -> str:
@@ -606,26 +575,3 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes:02}:{second:02}"
-
-
-def _counts(run: Run) -> tuple[float, int, int]:
-    return run.progress.seconds, run.progress.batches, run.progress.steps
-
-
-def _batches_left(run: Run) -> float:
-    progress = run.progress
-    return max(
-        0, ((run.length.max_epochs or 0) - progress.epoch) * (run.length.batches_per_epoch or 0) - progress.batch
-    )
-
-
-def _speed(steps: float) -> list[str]:
-    if not steps:
-        return []
-    return [
-        f"{steps:.3g} steps/s"
-        if 1 <= steps < 999.5
-        else f"{steps:.0f} steps/s"
-        if steps > 1
-        else f"{1 / steps:.3g} s/step"
-    ]

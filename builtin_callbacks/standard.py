@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ..events.checks import check_path, check_whole_number, known_names
+from ..events.signatures import show_value
 from ..plugins.entry import make_entry
 from ..plugins.filters import Every, Filter
 from ..plugins.hints import explains_arguments
-from ..plugins.plugin import snake_case
 from .checkpoint.plugin import Checkpoint
 from .checkpoint.resume import Resume
 from .early_stopping import EarlyStopping
@@ -43,8 +42,8 @@ def standard(
 
     By name: `rng_capture` seeds, `log_schedule` logs, `validation_schedule` validates, `early_stopping` stops if
     `patience` is set, `checkpoint` saves the last and the best state, `tensorboard` writes curves, and `progress` draws
-    bars. The result is a list to which you can add plugins; `print` shows what each does. There is also a log, a
-    validation and a save at the end of the run. Without validation data, `fit` does not validate and no checkpoint is
+    bars. The result is a list to which you can add plugins; `print` shows each with its arguments. There is also a log,
+    a validation and a save at the end of the run. Without validation data, `fit` does not validate and no checkpoint is
     the best, as the result shows; with `patience` this is an error.
 
     Args:
@@ -70,126 +69,55 @@ def standard(
         ValueError: `without` has an unknown name, two plugins have the same name, an argument is out of range, or it is
             for a plugin that is replaced or omitted.
     """
-    options = StandardOptions(folder, every, log_every, patience, monitor, mode, keep_last, keep_best, seed, resume)
-    options.check_kinds()
-    users_plugins, left_out = _by_name(plugins), _names(without)
-    for name in sorted(left_out & users_plugins.keys()):
-        raise ValueError(f"Plugin {name!r} is both passed and in without=: remove one of the two.")
-    options.check_use(left_out | users_plugins.keys())
-    makers = {name: make for name, make in MAKERS.items() if name not in left_out}
+    check_path("standard(folder)", folder, "a folder")
+    if not str(folder):
+        raise ValueError("standard(folder) takes the path of a folder, got an empty text.")
+    if not isinstance(every, Filter):
+        raise TypeError(f"every takes a filter, as in every=Every(steps=500); got {every!r}.")
+    check_whole_number("log_every", log_every, at_least=1)
+    if not isinstance(resume, Resume | str | Path | None):
+        raise TypeError(f"resume is None, 'auto', the path of a checkpoint, or a Resume; got {resume!r}.")
+    options = {"every": every, "log_every": log_every, "patience": patience, "monitor": monitor, "mode": mode}
+    options |= {"keep_last": keep_last, "keep_best": keep_best, "seed": seed, "resume": resume}
+    users_plugins = _by_name(plugins)
+    _check_names(without, users_plugins)
+    _check_use(options, {*without, *users_plugins})
+
+    def make_checkpoint() -> Checkpoint:
+        best: dict[str, Any] = {"monitor": monitor, "mode": mode} if keep_best else {}
+        kept: dict[str, Any] = {"keep_last": keep_last, "keep_best": keep_best}
+        checkpoint = Checkpoint(folder, every=every, **kept, **best, resume=resume)
+        checkpoint.expects_best = False
+        return checkpoint
+
+    makers: dict[str, Callable[[], Any]] = {
+        "rng_capture": lambda: RNGCapture(seed=seed),
+        "log_schedule": lambda: LogSchedule(steps=log_every, at_end=True),
+        "validation_schedule": lambda: ValidationSchedule(every, required=False),
+        "early_stopping": lambda: EarlyStopping(monitor, patience=patience or 0, mode=mode),
+        "checkpoint": make_checkpoint,
+        "tensorboard": lambda: TensorBoard(folder),
+        "progress": ProgressBar,
+    }
     if patience is None:
-        makers.pop("early_stopping", None)
+        del makers["early_stopping"]
     made = [
-        (None, users_plugins.pop(name)) if name in users_plugins else make(options) for name, make in makers.items()
+        users_plugins.pop(name) if name in users_plugins else make()
+        for name, make in makers.items()
+        if name not in without
     ]
-    words = [(plugin, words) for words, plugin in made if words is not None]
-    return PluginList([*(plugin for _, plugin in made), *users_plugins.values()], words)
+    return PluginList([*made, *users_plugins.values()])
 
 
-@dataclass(frozen=True)
-class StandardOptions:
-    """The arguments of `standard` that are about single plugins."""
-
-    folder: str | Path
-    every: Filter = EACH_EPOCH
-    log_every: int = 50
-    patience: int | None = None
-    monitor: str = "validation/loss"
-    mode: Literal["min", "max"] | None = None
-    keep_last: int | None = 1
-    keep_best: int = 1
-    seed: int | None = None
-    resume: Resume | str | Path | None = None
-
-    @property
-    def way(self) -> str:
-        return "largest" if self.mode == "max" else "smallest"
-
-    def check_kinds(self) -> None:
-        """Raise for invalid arguments that plugins would report by another name."""
-        check_path("standard(folder)", self.folder, "a folder")
-        if not str(self.folder):
-            raise ValueError("standard(folder) takes the path of a folder, got an empty text.")
-        if not isinstance(self.every, Filter):
-            raise TypeError(f"every takes a filter, as in every=Every(steps=500); got {self.every!r}.")
-        check_whole_number("log_every", self.log_every, at_least=1)
-        if not isinstance(self.resume, Resume | str | Path | None):
-            raise TypeError(f"resume is None, 'auto', the path of a checkpoint, or a Resume; got {self.resume!r}.")
-
-    def check_use(self, omitted: Collection[str]) -> None:
-        """Raise ValueError if an argument would have no effect.
-
-        Args:
-            omitted: the names of the plugins that are replaced or omitted.
-        """
-        for name, users in USED_BY.items():
-            value, default = getattr(self, name), getattr(StandardOptions, name)
-            used = set(users) - set(omitted)
-            if name in ("monitor", "mode"):
-                used -= {"checkpoint"} if not self.keep_best else set()
-                used -= {"early_stopping"} if self.patience is None else set()
-            if value != default and not used:
-                raise ValueError(
-                    f"{name}={value!r} would have no effect, because the other arguments omit or replace "
-                    f"{' and '.join(users)}. Remove it, or pass it to your own plugin."
-                )
-
-
-def _seeds(options: StandardOptions) -> tuple[str, Any]:
-    seed = "the seed of torch.manual_seed" if options.seed is None else options.seed
-    return f"seeds everything random with {seed}, so that a resumed run continues exactly", RNGCapture(options.seed)
-
-
-def _logs(options: StandardOptions) -> tuple[str, Any]:
-    plugin = LogSchedule(steps=options.log_every, at_end=True)
-    return f"logs {plugin.filter} and at the end", plugin
-
-
-def _validates(options: StandardOptions) -> tuple[str, Any]:
-    plugin = ValidationSchedule(options.every, required=False)
-    return f"validates {plugin.filter} and at the end, if fit has validation data", plugin
-
-
-def _stops(options: StandardOptions) -> tuple[str, Any]:
-    assert options.patience is not None
-    plugin = EarlyStopping(options.monitor, patience=options.patience, mode=options.mode)
-    times = "1 validation" if options.patience == 1 else f"{options.patience} validations in a row"
-    return f"stops when {options.monitor} has not improved in {times}", plugin
-
-
-def _saves(options: StandardOptions) -> tuple[str, Any]:
-    best: dict[str, Any] = {"monitor": options.monitor, "mode": options.mode}
-    plugin = Checkpoint(
-        options.folder,
-        every=options.every,
-        keep_last=options.keep_last,
-        keep_best=options.keep_best,
-        resume=options.resume,
-        **(best if options.keep_best else {}),
-    )
-    plugin.expects_best = False
-    keeps = "all" if options.keep_last is None else f"the last {options.keep_last}"
-    keeps += f" and the best {options.keep_best} by the {options.way} {options.monitor}" if options.keep_best else ""
-    path = plugin.resume.path
-    begins = {None: "starts fresh", "auto": "continues from the newest, if there is one"}
-    begin = begins.get(None if path is None else str(path), f"continues from {path}")
-    return f"saves to {options.folder} {options.every} and at the end, keeps {keeps}, {begin}", plugin
-
-
-def _draws(options: StandardOptions) -> tuple[str, Any]:
-    plugin = TensorBoard(options.folder)
-    return f"writes curves of logged values; see them with: tensorboard --logdir {options.folder}", plugin
-
-
-MAKERS: Mapping[str, Callable[[StandardOptions], tuple[str, Any]]] = {
-    "rng_capture": _seeds,
-    "log_schedule": _logs,
-    "validation_schedule": _validates,
-    "early_stopping": _stops,
-    "checkpoint": _saves,
-    "tensorboard": _draws,
-    "progress": lambda _: ("shows how far the run is, with its losses and metrics", ProgressBar()),
-}
+NAMES = (
+    "rng_capture",
+    "log_schedule",
+    "validation_schedule",
+    "early_stopping",
+    "checkpoint",
+    "tensorboard",
+    "progress",
+)
 USED_BY = {
     "every": ("validation_schedule", "checkpoint"),
     "log_every": ("log_schedule",),
@@ -203,13 +131,29 @@ USED_BY = {
 }
 
 
-def _names(without: Collection[str]) -> set[str]:
+def _check_names(without: Collection[str], passed: Collection[str]) -> None:
     if isinstance(without, str):
         raise TypeError(f"without takes a tuple of names, ({without!r},), got {without!r}.")
     for name in without:
-        if name not in MAKERS:
-            raise ValueError(f"without= has no standard plugin {name!r}.{known_names(str(name), MAKERS)}")
-    return set(without)
+        if name not in NAMES:
+            raise ValueError(f"without= has no standard plugin {name!r}.{known_names(str(name), NAMES)}")
+        if name in passed:
+            raise ValueError(f"Plugin {name!r} is both passed and in without=: remove one of the two.")
+
+
+def _check_use(options: Mapping[str, Any], omitted: Collection[str]) -> None:
+    """Raise ValueError if an argument would have no effect, because its plugins are replaced or omitted."""
+    defaults = inspect.signature(standard).parameters
+    for name, users in USED_BY.items():
+        used = set(users) - set(omitted)
+        if name in ("monitor", "mode"):
+            used -= {"checkpoint"} if not options["keep_best"] else set()
+            used -= {"early_stopping"} if options["patience"] is None else set()
+        if options[name] != defaults[name].default and not used:
+            raise ValueError(
+                f"{name}={options[name]!r} would have no effect, because the other arguments omit or replace "
+                f"{' and '.join(users)}. Remove it, or pass it to your own plugin."
+            )
 
 
 def _by_name(plugins: Iterable[Any]) -> dict[str, Any]:
@@ -224,28 +168,9 @@ def _by_name(plugins: Iterable[Any]) -> dict[str, Any]:
 
 
 class PluginList(list[Any]):
-    """A list of plugins whose `repr` has one line for each: its name and what it does.
-
-    Args:
-        plugins: the plugins.
-        words: plugins with their descriptions; the default is the first paragraph of the class's docstring.
-    """
-
-    def __init__(self, plugins: Iterable[Any], words: Iterable[tuple[Any, str]]) -> None:
-        super().__init__(plugins)
-        self._words = list(words)
+    """A list of plugins whose `repr` has one line for each, with its name and its arguments."""
 
     def __repr__(self) -> str:
-        names = [name_of(plugin) for plugin in self]
-        width = max(map(len, names), default=0)
-        return "\n".join(f"{name:<{width}}  {self._describe(plugin)}" for name, plugin in zip(names, self, strict=True))
-
-    def _describe(self, plugin: Any) -> str:
-        default = inspect.cleandoc(type(plugin).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-        return next((words for item, words in self._words if item is plugin), default or type(plugin).__name__)
-
-
-def name_of(plugin: Any) -> str:
-    """Return the name under which an object will be registered."""
-    name = getattr(plugin, "name", None)
-    return name if isinstance(name, str) else snake_case(type(plugin).__name__)
+        lines = {make_entry(plugin, None).name: show_value(plugin) for plugin in self}
+        width = max(map(len, lines), default=0)
+        return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items())

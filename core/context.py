@@ -32,6 +32,8 @@ from .stepping.optimizers import switched
 from .stepping.windows import Windows
 
 if TYPE_CHECKING:
+    from ..events.bus import Receiver
+    from ..events.run import Run
     from .engines.contract import LoopEngine
     from .engines.weights import OptimizerModes
     from .length import Length
@@ -399,12 +401,28 @@ class RunContext(LineVerbs, ABC):
             self.warn(text)
         self.report.raise_if_strict()
 
-    def isolating(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def isolating(self) -> Iterator[None]:
+        """Run handlers of observers in the context that a plugin may set at `TrainStart`."""
         from ..plugins.filters import Filter
-        from ..plugins.manager import isolation
 
         Filter.plan_all(self)
-        return isolation(self.bus, self.plugins, self.hooks)
+
+        def isolate(receiver: Receiver, owner: str) -> Receiver:
+            if not self.plugins.runs_apart(owner):
+                return receiver
+
+            def isolated(run: Run, *, event: Event) -> None:
+                with self.hooks.apart():
+                    receiver(run, event=event)
+
+            return isolated
+
+        remove = self.bus.intercept(isolate)
+        self.hooks.closing.callback(remove)
+        yield
+        if self.hooks.apart is nullcontext:
+            remove()
 
     def emit(self, event: Event) -> None:
         """Emit an event; an out-of-band event has its own deferred callbacks, which run right after it."""

@@ -7,16 +7,13 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..events import Progress
 from ..plugins import Plugins
 from .data.training_data import TrainingData
 from .settings import Settings
 from .stepping.schedulers import PlannedScheduler
-
-if TYPE_CHECKING:
-    pass
 
 ENDLESS = "the run has no length: pass epochs= or steps="
 UNSIZED = "a train loader has no length: pass steps= instead of epochs=, or give the loader __len__"

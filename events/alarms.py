@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from .checks import describe, is_number
@@ -71,13 +71,8 @@ class Alarms:
         self._origin, self._awake, self._dues = run.origin, tuple(awake), tuple(dues.items())
 
 
-def alarms_of(
-    subscriptions: Mapping[Any, Any], positions: Mapping[Any, Any], chain: tuple[Receiver, ...], forgive: Forgive
-) -> Alarms | None:
-    idle = [
-        (_idle_until(subscriptions[key]), subscriptions[key].owner)
-        for key in sorted(positions, key=positions.__getitem__)
-    ]
+def alarms_of(subscriptions: Iterable[Any], chain: tuple[Receiver, ...], forgive: Forgive) -> Alarms | None:
+    idle = [(_idle_until(subscription), subscription.owner) for subscription in subscriptions]
     return Alarms(chain, idle, forgive) if any(until is not None for until, _ in idle) else None
 
 

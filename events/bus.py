@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 import weakref
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from fractions import Fraction
 from inspect import ismethod
 from itertools import count
 from threading import RLock
@@ -31,7 +29,7 @@ E = TypeVar("E", bound=Event)
 Receiver = Callable[..., Any]
 When = Callable[["Run"], bool]
 Gate = Callable[["Run", Event], bool]
-Position = tuple[int | Fraction, ...]  # the lane, and the position in it
+Position = tuple[int, ...]  # the lane, and the place in it
 Interceptor = Callable[[Receiver, str], Receiver]
 Probe = Callable[[Iterator[Receiver], Mapping[int, str]], Iterator[Receiver]]
 Lane = IntEnum("Lane", ["TRANSFORM", "MEASURE", "DECIDE", "PERSIST", "REPORT"])
@@ -98,10 +96,7 @@ class OrderedSignal(Signal, Generic[E]):
         self.subscriptions: dict[Any, Subscription] = {}
         self._bus = bus
         self._owners: dict[int, str] = {}
-        self._positions: list[Position] = []  # of the chain's receivers
-        self._chained: dict[Any, Position] = {}
         self._alarms: Alarms | None = None  # None if no receiver is ever idle
-        self._may_idle = False
         self._arrivals = count()
         self._lock = RLock()  # weak receivers may be collected in any thread
 
@@ -131,13 +126,12 @@ class OrderedSignal(Signal, Generic[E]):
                 position = (*subscription.position, next(self._arrivals))
                 owner = subscription.owner or current_owner() or FunctionName(describe(receiver))
                 self.subscriptions[key] = replace(subscription, position=position, owner=owner)
-                self._may_idle |= subscription.idle_until is not None or subscription.when is not None
             try:
                 return super().connect(receiver, sender, weak)
             finally:
                 if key not in self.receivers:
                     self.subscriptions.pop(key, None)
-                self._update_chain(key)
+                self.rebuild()
 
     def pause(self, receiver: Receiver, *, paused: bool) -> None:
         """Pause a connected receiver, or resume it."""
@@ -145,7 +139,7 @@ class OrderedSignal(Signal, Generic[E]):
             subscription = self.subscriptions.get(key := make_id(receiver))
             if subscription is not None and subscription.paused != paused:
                 self.subscriptions[key] = replace(subscription, paused=paused)
-                self._update_chain(key)
+                self.rebuild()
 
     def move(self, positions: Iterable[tuple[Receiver, Position]]) -> None:
         """Set the positions of receivers; receivers that are not connected are ignored."""
@@ -154,7 +148,7 @@ class OrderedSignal(Signal, Generic[E]):
             moved = {key: position for key, position in moved.items() if key in self.subscriptions}
             for key, position in moved.items():
                 self.subscriptions[key] = replace(self.subscriptions[key], position=position)
-            self._update_chain(*moved)
+            self.rebuild()
 
     def emit(self, run: Run, event: E) -> None:
         """Call every receiver in order; raise the first error that is not forgiven."""
@@ -210,39 +204,15 @@ class OrderedSignal(Signal, Generic[E]):
         with self._lock:
             called = [(key, subscription) for key, subscription in self._sort() if not subscription.paused]
             chain = tuple(self._link(key, subscription) for key, subscription in called)
+            subscriptions = [subscription for _, subscription in called]
+            alarms = None
+            if any(item.idle_until is not None or item.when is not None for item in subscriptions):
+                from .alarms import alarms_of  # loaded only if a receiver may be idle
+
+                alarms = alarms_of(subscriptions, chain, self._bus.forgive)
             self._bus.receiver_count += len(chain) - len(self.chain)
-            self._owners = {id(link): subscription.owner for link, (_, subscription) in zip(chain, called, strict=True)}
-            self._positions = [subscription.position for _, subscription in called]
-            self._chained = {key: subscription.position for key, subscription in called}
-            self.chain = chain
-            self._set_alarms()
-
-    def _update_chain(self, *keys: Any) -> None:
-        receiver_count = len(self.chain)
-        for key in keys:
-            if (position := self._chained.pop(key, None)) is not None:
-                index = bisect_left(self._positions, position)
-                del self._positions[index]
-                self._owners = self._owners.copy()  # a running emission uses the previous dict
-                self._owners.pop(id(self.chain[index]), None)
-                self.chain = self.chain[:index] + self.chain[index + 1 :]
-        for key in keys:
-            if key in self.receivers and not (subscription := self.subscriptions[key]).paused:
-                position = subscription.position
-                link, index = self._link(key, subscription), bisect_left(self._positions, position)
-                self._positions.insert(index, position)
-                self._chained[key] = position
-                self._owners[id(link)] = subscription.owner
-                self.chain = (*self.chain[:index], link, *self.chain[index:])
-        self._bus.receiver_count += len(self.chain) - receiver_count
-        self._set_alarms()
-
-    def _set_alarms(self) -> None:
-        self._alarms = None  # while they are rebuilt: weak receivers may be collected in any thread
-        if self._may_idle:
-            from .alarms import alarms_of  # loaded only if a receiver may be idle
-
-            self._alarms = alarms_of(self.subscriptions, self._chained, self.chain, self._bus.forgive)
+            self._owners = {id(link): item.owner for link, item in zip(chain, subscriptions, strict=True)}
+            self.chain, self._alarms = chain, alarms
 
     def _sort(self) -> list[tuple[Any, Subscription]]:
         items = self.subscriptions.copy().items()  # a copy: weak receivers may be collected in any thread
@@ -268,7 +238,7 @@ class OrderedSignal(Signal, Generic[E]):
             if not self._by_receiver.get(receiver_id):
                 for table in (self._by_receiver, self.receivers, self.subscriptions):
                     table.pop(receiver_id, None)
-            self._update_chain(receiver_id)
+            self.rebuild()
 
     def _clear_state(self) -> None:
         with self._lock:

@@ -126,3 +126,42 @@ class Skips:
     step: int = 0
     count: int = 0
     by_engine: int = 0
+
+
+UNITS = ("samples", "steps", "tokens")
+
+
+class Rates:
+    """Throughput since the rates were last read."""
+
+    def __init__(self) -> None:
+        self._since: tuple[float, tuple[int, ...]] | None = None
+
+    def start(self, progress: Progress, seconds: float) -> None:
+        """Start a measurement.
+
+        Args:
+            progress: the counters of the run.
+            seconds: the time of the clock that is also passed to `read`.
+        """
+        self._since = seconds, tuple(getattr(progress, unit) for unit in UNITS)
+
+    def read(self, progress: Progress, seconds: float) -> dict[str, float]:
+        """Return samples, steps and tokens per second, as `samples_per_second` and so on.
+
+        The rates are over all ranks, since the last call that returned any. Tokens are included if losses have counts.
+        The result is empty if no measurement was started, or if there were no samples or no time since.
+        """
+        if self._since is None:
+            self.start(progress, seconds)
+            return {}
+        before, counts = self._since
+        if seconds <= before or progress.samples == counts[0]:
+            return {}
+        rates = {
+            f"{unit}_per_second": (getattr(progress, unit) - count) / (seconds - before)
+            for unit, count in zip(UNITS, counts, strict=True)
+            if unit != "tokens" or progress.tokens
+        }
+        self.start(progress, seconds)
+        return rates

@@ -7,7 +7,6 @@ Other groups, such as `heliograph.engines`, are read in the same way.
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -16,9 +15,13 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
+from ..events import Run, RunClosed
 from ..events.checks import known_names
 from ..events.errors import describe_error
 from .first_party import DISTRIBUTIONS
+from .marks import on
 from .providers import ENTRY_POINTS, KEYWORD, how_to_install
 
 VARIABLE = "HELIOGRAPH_PLUGINS"
@@ -31,16 +34,18 @@ def switched_off(name: str, package: str | None = None) -> bool:
     return name in off or (bool(THIRD_PARTY.intersection(off)) and package not in (None, *DISTRIBUTIONS))
 
 
-def warn_switched_off(name: str) -> None:
-    warnings.warn(f"Plugin {name!r} is disabled by {VARIABLE}.", RuntimeWarning, stacklevel=3)
+class SwitchedOff:
+    """Stands in for an installed plugin that the environment disables."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @on(RunClosed)
+    def end(self, run: Run, event: RunClosed) -> None: ...
 
 
-def warn_stays_off(name: str) -> None:
-    warnings.warn(f"Plugin {name!r} stays disabled because of {VARIABLE}.", RuntimeWarning, stacklevel=3)
-
-
-def not_loaded(names: Collection[str]) -> str:
-    return "".join(f" {name!r} was not loaded because {VARIABLE} disables it." for name in sorted(names))
+def is_switched_off(plugin: object, name: str) -> bool:
+    return isinstance(plugin, SwitchedOff) or switched_off(name)
 
 
 def load_added(registered: Collection[str], load: Callable[[str], object]) -> None:
@@ -112,7 +117,7 @@ class Discovered:
             loaded: Callable[..., Any] = self.entry_point.load()
         except (Exception, SystemExit) as error:  # a broken third-party plugin must not break other programs
             subject = f"{self._called} {self.version} ({self.target})"
-            raise ImportError(f"{subject} cannot be imported: {describe_failure(error)}") from error
+            raise ImportError(f"{subject} cannot be imported: {describe_error(error)}") from error
         if not callable(loaded):
             raise ImportError(f"{self._called} is not a class or factory: {loaded!r}.")
         return loaded
@@ -122,22 +127,14 @@ class Discovered:
         return f"{_kind(self.entry_point.group).capitalize()} {self.name!r} of package {self.package}"
 
 
-def describe_failure(error: BaseException) -> str:
-    """Return why an import failed: one that calls `sys.exit(0)`, as a script does, has an error whose text is `0`."""
-    if isinstance(error, SystemExit):
-        return f"it calls sys.exit({'' if error.code is None else repr(error.code)}) when it is imported"
-    return describe_error(error)
-
-
 def _field(distribution: Distribution, name: str) -> str:
-    metadata = distribution.metadata
-    if name not in metadata:  # some programs replace the metadata by an object that raises KeyError
+    if name not in distribution.metadata:  # whose type has no `get`
         return "unknown"
-    return metadata[name] or "unknown"
+    return distribution.metadata[name]
 
 
 def _package(distribution: Distribution) -> str:
-    return re.sub(r"[-_.]+", "-", _field(distribution, "Name")).lower()
+    return canonicalize_name(_field(distribution, "Name"))
 
 
 def discover(group: str = GROUP) -> list[Discovered]:
@@ -175,7 +172,7 @@ def find(name: str, group: str = GROUP) -> Discovered:
         LookupError: no package or several packages have this name.
     """
     package, _, short = name.rpartition(":")
-    package, installed = re.sub(r"[-_.]+", "-", package).lower(), discover(group)
+    package, installed = canonicalize_name(package), discover(group)
     matches = [point for point in installed if point.name == short and package in ("", point.package)]
     if not matches:
         provider = ENTRY_POINTS.get(group, {}).get(short)

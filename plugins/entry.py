@@ -29,70 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("heliograph")
 
 
-class ObserverErrors:
-    """The errors of observers. `disable` is called with a plugin that had too many."""
-
-    def __init__(self, disable: Callable[[PluginEntry], None]) -> None:
-        self._disable = disable
-
-    def forgive_handler(self, entry: PluginEntry, run: Run, event: Event, error: BaseException) -> bool:
-        """Log and record an error of a handler; disable the plugin after `max_errors`.
-
-        Returns:
-            True if the run continues: the plugin is an observer, and the error is not a Ctrl-C.
-        """
-        if not entry.forgives(error):
-            return False
-        _add(entry, event.name, f"{event.name} at step {run.progress.steps}: {describe_error(error)}", error)
-        if event.name != PluginFailed.name:  # no recursion
-            run.emit(PluginFailed(entry.name, event.name, error))
-        if len(entry.errors) >= getattr(entry.plugin, "max_errors", 3) and entry.enabled:
-            run.warn(f"Plugin {entry.name!r} was switched off after {len(entry.errors)} errors: {entry.errors[-1]}.")
-            logger.error("plugin %r is switched off after %d errors", entry.name, len(entry.errors))
-            self._disable(entry)
-        return True
-
-    def forgive_state(
-        self, entry: PluginEntry, run: Run | None, method: str, consequence: str, error: BaseException
-    ) -> bool:
-        """Log, record and note an error of another method of a plugin, once.
-
-        Args:
-            entry: the plugin.
-            run: the current run, if any.
-            method: the method that failed.
-            consequence: the consequence, for the note.
-            error: the error.
-
-        Returns:
-            True if the run continues: the plugin is an observer, and the error is not a Ctrl-C.
-        """
-        if not entry.forgives(error):
-            return False
-        line = f"{method}: {describe_error(error)}"
-        if line not in entry.errors:
-            _add(entry, method, line, error)
-            if run is not None:
-                run.note(f"plugin {entry.name!r}: {consequence}; {line}")
-        return True
-
-    def close(self, entry: PluginEntry) -> None:
-        try:
-            if entry.has_lifecycle:
-                entry.plugin.close()
-        except BaseException as error:
-            if not entry.forgives(error):
-                raise
-            _add(entry, "close", f"close: {describe_error(error)}", error)
-
-
-def _add(entry: PluginEntry, method: str, line: str, error: BaseException) -> None:
-    entry.errors.append(line)
-    # the text of an OSError, such as a full disk, says enough
-    traceback = None if isinstance(error, OSError) else error
-    logger.error("plugin %r failed in %s: %s", entry.name, method, describe_error(error), exc_info=traceback)
-
-
 ASKED = frozenset(get_args(Verb)) | {"scheduler"}  # allowed in `asks`
 BRIDGES = {
     "transformers": "from_huggingface(...) of heliograph_bridges.huggingface",
@@ -115,7 +51,6 @@ class PluginEntry:
     name: str
     plugin: Any
     handlers: list[tuple[type[Event], Handler]]
-    filters: list[Any]
     enabled: bool = True
     runs_on_this_rank: bool = True
     disabled_by_errors: bool = False
@@ -165,13 +100,62 @@ class PluginEntry:
         self.disabled_by_errors, self.disabled_at = False, None
         self.errors.clear()
 
-    def forgives(self, error: BaseException) -> bool:
+    def forgive_handler(self, run: Run, event: Event, error: BaseException) -> bool:
+        """Log and record an error of a handler of an observer.
+
+        Returns:
+            True if the run continues: the plugin is an observer, and the error is not a Ctrl-C.
+        """
+        if not self._forgives(error):
+            return False
+        self._add(event.name, f"{event.name} at step {run.progress.steps}: {describe_error(error)}", error)
+        if event.name != PluginFailed.name:  # no recursion
+            run.emit(PluginFailed(self.name, event.name, error))
+        return True
+
+    def forgive_state(self, run: Run | None, method: str, consequence: str, error: BaseException) -> bool:
+        """Log, record and note an error of another method of an observer, once.
+
+        Args:
+            run: the current run, if any.
+            method: the method that failed.
+            consequence: the consequence, for the note.
+            error: the error.
+
+        Returns:
+            True if the run continues: the plugin is an observer, and the error is not a Ctrl-C.
+        """
+        if not self._forgives(error):
+            return False
+        line = f"{method}: {describe_error(error)}"
+        if line not in self.errors:
+            self._add(method, line, error)
+            if run is not None:
+                run.note(f"plugin {self.name!r}: {consequence}; {line}")
+        return True
+
+    def close(self) -> None:
+        try:
+            if self.has_lifecycle:
+                self.plugin.close()
+        except BaseException as error:
+            if not self._forgives(error):
+                raise
+            self._add("close", f"close: {describe_error(error)}", error)
+
+    def _forgives(self, error: BaseException) -> bool:
         return self.is_observer and not is_interrupt(error)
 
+    def _add(self, method: str, line: str, error: BaseException) -> None:
+        self.errors.append(line)
+        # the text of an OSError, such as a full disk, says enough
+        traceback = None if isinstance(error, OSError) else error
+        logger.error("plugin %r failed in %s: %s", self.name, method, describe_error(error), exc_info=traceback)
+
     def reset_filters(self) -> None:
-        for when in self.filters:
-            if isinstance(when, Filter):
-                when.passed = False
+        for _, handler in self.handlers:
+            if isinstance(handler.when, Filter):
+                handler.when.passed = False
         if self.gate is not None:
             self.gate.reset()
 
@@ -231,11 +215,11 @@ class PluginEntry:
                     f"{type(self.plugin).__name__} with this trainer."
                 )
 
-    def subscription(self, event: type[Event], handler: Handler, when: Any) -> Subscription:
+    def subscription(self, event: type[Event], handler: Handler) -> Subscription:
         gate = None if self.gate is None else self.gate.gate_for(event)
         idle = getattr(self.plugin, handler.mark.idle_until) if handler.mark.idle_until else None
         owner, paused = PluginName(self.name), not self.is_active
-        return Subscription(handler.position, owner, when, paused=paused, gate=gate, idle_until=idle)
+        return Subscription(handler.position, owner, handler.when, paused=paused, gate=gate, idle_until=idle)
 
     def declared(self, attribute: str) -> tuple[str, ...]:
         """Return a declaration such as `exclusive`; it is optional for any object."""
@@ -247,9 +231,9 @@ class PluginEntry:
     def stateful_filters(self) -> dict[str, Any]:
         """Return the handlers' filters that have a state, by `<method>/<event>`."""
         return {
-            f"{handler.method.__name__}/{event.name}": when
-            for (event, handler), when in zip(self.handlers, self.filters, strict=True)
-            if hasattr(when, "state_dict")
+            f"{handler.method.__name__}/{event.name}": handler.when
+            for event, handler in self.handlers
+            if hasattr(handler.when, "state_dict")
         }
 
 
@@ -262,8 +246,7 @@ def make_entry(plugin: Any, name: str | None = None) -> PluginEntry:
     """
     default_name = getattr(plugin, "name", None)
     name = name or (default_name if isinstance(default_name, str) else snake_case(type(plugin).__name__))
-    handlers = list(_handlers_of(plugin, name))
-    entry = PluginEntry(name, plugin, handlers, [deepcopy(handler.mark.when) for _, handler in handlers])
+    entry = PluginEntry(name, plugin, list(_handlers_of(plugin, name)))
     _check_declarations(entry)
     _check_state(entry)
     if entry.has_lifecycle and plugin.condition is not None:
@@ -327,7 +310,7 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
         for event in mark.events:
             check_receiver(method, event)
             if event not in getattr(plugin, "ignores", ()):
-                yield event, Handler(name, method, mark)
+                yield event, Handler(name, method, mark, deepcopy(mark.when))
 
 
 def check_hooks(kind: type, marked: Collection[str] = (), how: str = "Mark it with its event, and") -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cached_property, partial
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from weakref import WeakSet
 
 from ..events import Bus, Event, Lane, PluginChanged, Progress, SavePoint
@@ -16,15 +18,15 @@ from ..events.checks import known_names
 
 if TYPE_CHECKING:
     from ..events import Engine, Run
-    from ..events.bus import Receiver
     from .discovery import Discovered
-    from .entry import ObserverErrors, PluginEntry
+    from .entry import PluginEntry
     from .order import HandlerOrder
     from .states import Check, States
 
 T = TypeVar("T")
 Key = str | type | object
 Change = Literal["registered", "unregistered", "enabled", "disabled"]
+logger = logging.getLogger("heliograph")
 _IN_RUNS: WeakSet[Plugins] = WeakSet()  # of the trainers that are in a run
 
 
@@ -39,7 +41,6 @@ class Plugins:
         self._entries: dict[str, PluginEntry] = {}
         self._by_object: dict[int, PluginEntry] = {}
         self._claims: dict[str, str] = {}  # exclusive capabilities, and the name of the plugin that claims each
-        self._not_loaded: set[str] = set()  # names of plugins that the environment disables, so `load` skipped them
         self._run: Run | None = None  # from its start to its end
         self._engine: Engine | None = None
         bus.forgiver = self._forgive
@@ -53,12 +54,6 @@ class Plugins:
         from .order import HandlerOrder
 
         return HandlerOrder(self._bus)
-
-    @cached_property
-    def _errors(self) -> ObserverErrors:
-        from .entry import ObserverErrors
-
-        return ObserverErrors(self._disable_by_errors)
 
     @cached_property
     def _states(self) -> States:
@@ -81,7 +76,7 @@ class Plugins:
             ValueError: the name or an exclusive capability is taken, or the order of handlers has a cycle.
             RuntimeError: this trainer is in a run, and the plugin takes part in a run of another trainer.
         """
-        from .discovery import switched_off, warn_switched_off
+        from .discovery import SwitchedOff, is_switched_off
         from .entry import make_entry
 
         entry = make_entry(plugin, name)
@@ -89,17 +84,17 @@ class Plugins:
         replaced, brought = entry.check_is_free(self._entries, self._claims, claims)
         if self._run is not None:
             entry.check_is_in_no_run(_in_runs())
-        entry.enabled, entry.runs_on_this_rank = not switched_off(entry.name), self._runs_on_this_rank(entry)
+        entry.enabled, entry.runs_on_this_rank = not is_switched_off(plugin, entry.name), self._runs_on_this_rank(entry)
         if not entry.enabled:
-            warn_switched_off(entry.name)
+            level = 3 if isinstance(plugin, SwitchedOff) else 2  # of the caller of `load` or `register`
+            warnings.warn(f"Plugin {entry.name!r} is disabled by HELIOGRAPH_PLUGINS.", RuntimeWarning, stacklevel=level)
         for replaced_name in replaced:
             self.unregister(replaced_name)
         self._order.add(entry.handlers)
         self._entries[entry.name] = self._by_object[id(plugin)] = entry
-        self._not_loaded.discard(entry.name)
         self._claims |= claims
-        for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
-            subscription = entry.subscription(event, handler, when)
+        for event, handler in entry.handlers:
+            subscription = entry.subscription(event, handler)
             self._bus.signal(event).connect(handler.method, weak=False, subscription=subscription)
         self._emit_change(entry.name, "registered")
         for kind in brought:
@@ -108,9 +103,6 @@ class Plugins:
 
     def unregister(self, key: Key) -> Any:
         """Disconnect, close and return a plugin, selected by name, class or object."""
-        if self._was_not_loaded(key):
-            self._not_loaded -= {key}
-            return None
         entry = self._find(key)
         del self._entries[entry.name], self._by_object[id(entry.plugin)]
         self._claims = {word: name for word, name in self._claims.items() if name != entry.name}
@@ -131,21 +123,19 @@ class Plugins:
             **options: the arguments of its constructor.
 
         Returns:
-            The plugin, or None, with a warning, if the environment disables it. It is not imported then, and `enable`,
-            `disable` and `unregister` accept its name or None and do nothing.
+            The plugin. If the environment disables it, it is not imported; a disabled stand-in is registered and
+            returned, with a warning.
 
         Raises:
             LookupError: no installed plugin has this name.
             ImportError: the import fails.
             TypeError: an option is unknown, or a required one is missing.
         """
-        from .discovery import check_options, find, warn_switched_off
+        from .discovery import SwitchedOff, check_options, find
 
         installed = find(name)
         if installed.switched_off:
-            warn_switched_off(installed.name)
-            self._not_loaded.add(installed.name)
-            return None
+            return self.register(SwitchedOff(installed.name))
         made_by = installed.load()
         check_options(name, made_by, options, lambda option: f"plugins.load({name!r}, {option})")
         return self.register(made_by(**options))
@@ -169,29 +159,28 @@ class Plugins:
 
         `by` names who enables them; by default the plugin whose handler calls.
         """
-        from .discovery import switched_off, warn_stays_off
+        from .discovery import is_switched_off
 
-        for entry in self._find_all(keys):
-            if switched_off(entry.name):
-                warn_stays_off(entry.name)
+        for entry in list(map(self._find, keys)):
+            if is_switched_off(entry.plugin, entry.name):
+                text = f"Plugin {entry.name!r} stays disabled because of HELIOGRAPH_PLUGINS."
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
             else:
                 self._toggle(entry, enabled=True, by=by)
-        for name in self._not_loaded.intersection(key for key in keys if isinstance(key, str)):
-            warn_stays_off(name)
 
     def disable(self, *keys: Key, by: str | None = None) -> None:
         """Disable plugins: their handlers are not called, but keep position and state.
 
         `by` names who disables them; by default the plugin whose handler calls.
         """
-        for entry in self._find_all(keys):
+        for entry in list(map(self._find, keys)):
             self._toggle(entry, enabled=False, by=by)
             self._retire(entry)
 
     @contextmanager
     def disabled(self, *keys: Key) -> Iterator[None]:
         """Disable plugins within a `with` block, except those disabled before."""
-        entries = [entry for entry in self._find_all(keys) if entry.enabled]
+        entries = [entry for entry in map(self._find, keys) if entry.enabled]
         self.disable(*(entry.name for entry in entries))
         try:
             yield
@@ -200,7 +189,7 @@ class Plugins:
 
     def is_enabled(self, key: Key) -> bool:
         """Return whether a plugin is enabled."""
-        return not self._was_not_loaded(key) and self._find(key).enabled
+        return self._find(key).enabled
 
     @overload
     def __getitem__(self, key: str) -> Any: ...
@@ -362,7 +351,7 @@ class Plugins:
         if os.environ.get("HELIOGRAPH_PLUGINS"):
             from .discovery import changes
 
-            run.note(changes({*self._entries, *self._not_loaded}, [plugin.name for plugin in self.available()]))
+            run.note(changes(self._entries, [plugin.name for plugin in self.available()]))
         self._engine = run.engine
         for entry in self._entries.values():
             entry.check_condition()
@@ -403,7 +392,7 @@ class Plugins:
         """
         self.free()
         closing: list[tuple[str, Callable[[], None]]] = list(self._bus.deferred)
-        closing += [(entry.name, partial(self._errors.close, entry)) for entry in self._entries.values()]
+        closing += [(entry.name, entry.close) for entry in self._entries.values()]
         self._bus.deferred.clear()
         for name, close in closing:
             try:
@@ -438,20 +427,23 @@ class Plugins:
 
     def _retire(self, entry: PluginEntry) -> None:
         # Deferred, because a running emission may still call the plugin.
-        self._bus.deferred.append((entry.name, partial(self._errors.close, entry)))
+        self._bus.deferred.append((entry.name, entry.close))
         self._bus.run_deferred()
 
     def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
         entry = self._entry_of(owner)
-        return entry is not None and self._errors.forgive_handler(entry, run, event, error)
+        if entry is None or not entry.forgive_handler(run, event, error):
+            return False
+        if len(entry.errors) >= getattr(entry.plugin, "max_errors", 3) and entry.enabled:
+            run.warn(f"Plugin {entry.name!r} was switched off after {len(entry.errors)} errors: {entry.errors[-1]}.")
+            logger.error("plugin %r is switched off after %d errors", entry.name, len(entry.errors))
+            entry.disabled_by_errors = True
+            self._toggle(entry, enabled=False, by=f"{len(entry.errors)} errors")
+            self._retire(entry)
+        return True
 
     def _forgive_state(self, entry: PluginEntry, method: str, consequence: str, error: BaseException) -> bool:
-        return self._errors.forgive_state(entry, self._run, method, consequence, error)
-
-    def _disable_by_errors(self, entry: PluginEntry) -> None:
-        entry.disabled_by_errors = True
-        self._toggle(entry, enabled=False, by=f"{len(entry.errors)} errors")
-        self._retire(entry)
+        return entry.forgive_state(self._run, method, consequence, error)
 
     def _entry_of(self, owner: str) -> PluginEntry | None:
         return self._entries.get(owner) if isinstance(owner, PluginName) else None
@@ -462,13 +454,6 @@ class Plugins:
         entry = self._entries.get(key) if isinstance(key, str) else self._by_object.get(id(key))
         return [] if entry is None else [entry]
 
-    def _was_not_loaded(self, key: Key) -> bool:
-        # None is what `load` returned in place of the plugin.
-        return bool(self._not_loaded) and (key is None or (isinstance(key, str) and key in self._not_loaded))
-
-    def _find_all(self, keys: Iterable[Key]) -> list[PluginEntry]:
-        return [self._find(key) for key in keys if not self._was_not_loaded(key)]
-
     def _find(self, key: Key) -> PluginEntry:
         matches = self._matches(key)
         if len(matches) == 1:
@@ -477,39 +462,8 @@ class Plugins:
         if matches:
             names = ", ".join(entry.name for entry in matches)
             raise LookupError(f"Several plugins are of class {name}: choose by name, one of {names}.")
-        from .discovery import not_loaded
-
-        names = known_names(name, self._entries)
-        raise LookupError(f"No plugin {name!r} is registered.{names}{not_loaded(self._not_loaded)}")
+        raise LookupError(f"No plugin {name!r} is registered.{known_names(name, self._entries)}")
 
 
 def _in_runs() -> list[tuple[dict[int, PluginEntry], Run | None]]:
     return [(plugins._by_object, plugins._run) for plugins in list(_IN_RUNS)]
-
-
-class IsolationHooks(Protocol):
-    closing: ExitStack  # closed with the run
-
-    @property
-    def apart(self) -> Callable[[], AbstractContextManager[Any]]: ...
-
-
-@contextmanager
-def isolation(bus: Bus, plugins: Plugins, hooks: IsolationHooks) -> Iterator[None]:
-    """Run handlers of observers in the context that a plugin may set at `TrainStart`."""
-
-    def isolate(receiver: Receiver, owner: str) -> Receiver:
-        if not plugins.runs_apart(owner):
-            return receiver
-
-        def isolated(run: Run, *, event: Event) -> None:
-            with hooks.apart():
-                receiver(run, event=event)
-
-        return isolated
-
-    remove = bus.intercept(isolate)
-    hooks.closing.callback(remove)
-    yield
-    if hooks.apart is nullcontext:
-        remove()

@@ -33,7 +33,7 @@ class Plugin:
         max_errors: the number of errors after which an observer is switched off.
         ignores: events whose handlers are not connected, because this object does not need them with its options.
         draws: whether an observer's handlers may draw random numbers. With `RNGCapture` they then run isolated from the
-            training's generators, which takes 4 microseconds for each call; False avoids this.
+            training's generators, which takes some 50 microseconds for each call; False avoids this.
         ranks: the processes on which its handlers run: `all`, the `main` one, or the `local_main` one of every machine.
             Handlers that do not run on all ranks must not call collectives such as `run.engine.reduce`.
         affects_training: False if it cannot change weights, random numbers or the length, for example because it only

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..events import Bus, Event, Lane, Progress, Run
 from ..events import catalogue as ev
-from ..events.checks import PLAIN, known_names
+from ..events.checks import known_names
 from ..events.errors import describe_error
 from .conditions import ConditionGate
 from .entry import PluginEntry
@@ -59,7 +59,6 @@ def uncalled(
         methods: dict[str, list[tuple[type[Event], Handler]]] = {}
         for event, handler in entry.handlers:
             methods.setdefault(handler.method.__name__, []).append((event, handler))
-        whens = {id(handler): when for (_, handler), when in zip(entry.handlers, entry.filters, strict=True)}
         for method, handlers in methods.items():
             events = [event for event, _ in handlers if event not in OPTIONAL]
             if not events or handlers[0][1].mark.optional:
@@ -67,8 +66,8 @@ def uncalled(
             said = f"Plugin {entry.name!r}: its handler {method} was never called"
             if not any(event in emitted for event in events):
                 yield f"{said}: {_reason(events, asked)}."
-            elif not any(_has_passed(whens[id(handler)]) for event, handler in handlers if event in emitted):
-                yield f"{said}: its filter {whens[id(handlers[0][1])]} let no {_event_names(events)} through."
+            elif not any(_has_passed(handler.when) for event, handler in handlers if event in emitted):
+                yield f"{said}: its filter {handlers[0][1].when} let no {_event_names(events)} through."
 
 
 def _unmet_conditions(name: str, gate: ConditionGate, note: Callable[[str], None]) -> Iterator[str]:
@@ -161,7 +160,7 @@ class States:
         states: dict[str, Any] = {}
         for entry in self._stateful():
             with self._tolerating_errors(entry, "state_dict", "its state is not saved"):
-                state = copied(entry.plugin.state_dict())
+                state = deepcopy(entry.plugin.state_dict())
                 if check is not None and entry.is_observer:
                     check(state, "its state")
                 states[entry.name] = state
@@ -244,28 +243,6 @@ class States:
             _naming_plugin(entry, where, "load_state_dict({})", "It must accept every result of its state_dict."),
         ):
             entry.plugin.load_state_dict({})
-
-
-def copied(state: Any) -> Any:
-    """Return a deep copy; faster than `deepcopy` for plain values in dicts and lists."""
-    return _copied(state, {})
-
-
-def _copied(state: Any, memo: dict[int, Any]) -> Any:
-    kind = type(state)
-    if kind in PLAIN:
-        return state
-    if kind is not dict and kind is not list:
-        return deepcopy(state, memo)
-    copy: Any = memo.get(id(state))
-    if copy is None:
-        copy = memo[id(state)] = kind()
-        if kind is list:
-            copy += [item if type(item) in PLAIN else _copied(item, memo) for item in state]
-        else:
-            for key, item in state.items():
-                copy[_copied(key, memo)] = item if type(item) in PLAIN else _copied(item, memo)
-    return copy
 
 
 FORMAT_CHANGED = (

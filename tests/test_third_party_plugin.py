@@ -326,9 +326,9 @@ def test_kill_switch(
     assert found(trainer)["heliograph:early_stopping"][1] is builtin
     if working:
         with pytest.warns(RuntimeWarning, match="'working' is disabled"):
-            assert trainer.plugins.load("working") is None
+            trainer.plugins.load("working")
         assert "acme_working" not in sys.modules
-        assert trainer.plugins.names() == []
+        assert not trainer.plugins.is_enabled("working")
     else:
         assert trainer.plugins.load("working").size == 1
         assert trainer.plugins.names() == ["working"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
@@ -15,22 +14,13 @@ from typing import Any, Literal, TypeVar, get_args
 
 from torch import Tensor
 
-from ...core.checkpoint.conversion import consolidate, files_in, migrate_file, read_any
-from ...core.checkpoint.state.schema import SCHEMA, WEIGHTS_ONLY
+from ...core.checkpoint.conversion import consolidate, files_in, migrate_file
+from ...core.checkpoint.state.schema import SCHEMA
 from ...core.checkpoint.storage import reader
-from ...core.checkpoint.storage.archive import read_head
-from ...core.checkpoint.storage.manifest import (
-    PINNED,
-    SUFFIX,
-    Entry,
-    Label,
-    MissingManifestError,
-    SchemaError,
-    pointer_path,
-)
+from ...core.checkpoint.storage.manifest import PINNED, Entry, Label, MissingManifestError, pointer_path
 from ...core.checkpoint.storage.reader import read_pointer
 from ...core.checkpoint.storage.store import Store
-from ...core.checkpoint.weights import WHICH, RunFilter, export_weights, find_weights
+from ...core.checkpoint.weights import WHICH, export_weights, find_weights
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import MACHINE_ERRORS
 from ...core.system.extras import printable_lines
@@ -142,7 +132,7 @@ def _consolidate(options: Namespace) -> int:
 
 def _export(options: Namespace) -> int:
     def act(path: Path) -> list[str]:
-        file = find_weights(path, options.which, RunFilter(options.run_name))
+        file = find_weights(path, options.which, options.run_name)
         average: str | Literal[False] | None = False if options.trained else options.average
         written = export_weights(file, options.out, module=options.module, average=average, overwrite=options.force)
         return [f"{file.path}: exported to {written}"]
@@ -155,8 +145,8 @@ def _process_files(paths: Iterable[Path], act: Callable[[Path], Iterable[str]]) 
     status = 0
     for path in paths:
         try:
-            files = _files(path)
-        except (OSError, ValueError) as error:
+            files = files_in(path)
+        except OSError as error:
             status = _print_error(error)
         else:
             status = max(status, _process(files, act))
@@ -189,22 +179,28 @@ def _prune(options: Namespace) -> int:
         except ValueError as error:
             options.parser.error(str(error))
     try:
-        check_folder(options.folder)
-    except ValueError as error:
+        entries, _ = _read_manifests(options.folder)
+    except OSError as error:
         return _print_error(error)
-    names = _requested_names(options.folder, options.run_name) or ([options.run_name] if options.run_name else [])
+    # The name of the runs: of a run that was saved as `run-2`, it is `run`.
+    names = sorted({entry.family for entry in entries if _is_requested(entry, options)})
     if not names:
-        return _print_error(f"There is no checkpoint with a manifest in {options.folder}.")
+        of_run = f" of run {options.run_name!r}" if options.run_name else ""
+        return _print_error(f"There is no checkpoint{of_run} with a manifest in {options.folder}.")
     return _process(names, lambda name: _pruned(Store(options.folder, name), options))
 
 
+def _is_requested(entry: Entry, options: Namespace) -> bool:
+    return options.run_name in (None, entry.family, entry.run_name)
+
+
 def _pruned(store: Store, options: Namespace) -> list[str]:
-    _check_monitor(*store.entries("folder"), options)
     notes = [] if options.dry_run else store.open()  # raises if a process trains into the folder
     try:
-        entries, skipped = store.entries("folder")
-        entries = [entry for entry in entries if options.run_name in (None, entry.family, entry.run_name)]
-        trainings = by_training(entries)
+        entries, skipped = store.entries()
+        trainings = by_training(entry for entry in entries if _is_requested(entry, options))
+        if options.monitor is not None:
+            _check_monitor(entries, options.monitor)
         reasons: dict[Path, str] = {}  # of all checkpoints, before one is removed
         for training in trainings:
             reasons |= _reasons_to_keep(store, training, options)
@@ -214,10 +210,16 @@ def _pruned(store: Store, options: Namespace) -> list[str]:
     return [*notes, *lines, *(f"left     {line}" for line in skipped)]
 
 
+def _check_monitor(entries: list[Entry], monitor: Monitor) -> None:
+    if not ranked(_judged(entries, monitor), monitor):
+        known = known_names(monitor.name, {name for entry in entries for name in entry.metrics})
+        raise ValueError(f"No checkpoint of run {entries[0].run_name!r} has a metric {monitor.name!r}.{known}")
+
+
 def _reasons_to_keep(store: Store, entries: list[Entry], options: Namespace) -> dict[Path, str]:
     """Return why each checkpoint of a training is kept; the one marked as the best by its run always is."""
     reasons = reasons_to_keep(
-        _judged(entries, options.monitor),
+        entries if options.monitor is None else _judged(entries, options.monitor),
         keep_last=options.keep_last,
         keep_best=options.keep_best or 0,
         monitor=options.monitor,
@@ -228,9 +230,9 @@ def _reasons_to_keep(store: Store, entries: list[Entry], options: Namespace) -> 
     return {path: reason or "called the best by its run" * (path.name == best) for path, reason in reasons.items()}
 
 
-def _judged(entries: list[Entry], monitor: Monitor | None) -> list[Entry]:
+def _judged(entries: list[Entry], monitor: Monitor) -> list[Entry]:
     """Rank by the metrics in the manifests, unless the run itself ranked some checkpoints by this metric."""
-    if monitor is None or ranked(entries, monitor):
+    if ranked(entries, monitor):
         return entries
     name, mode = monitor.name, monitor.mode
     return [replace(entry, judged_by=(name, mode, entry.metrics.get(name))) for entry in entries]
@@ -244,16 +246,6 @@ def _damage_to(path: Path) -> str:
     return ""
 
 
-def _check_monitor(entries: list[Entry], skipped: list[str], options: Namespace) -> None:
-    if not entries:
-        raise ValueError(" ".join(skipped) or f"There is no checkpoint in {options.folder}.")
-    if options.monitor is not None and not ranked(_judged(entries, options.monitor), options.monitor):
-        name, metrics = options.monitor.name, {name for entry in entries for name in entry.metrics}
-        raise ValueError(
-            f"No checkpoint of run {entries[0].run_name!r} has a metric {name!r}.{known_names(name, metrics)}"
-        )
-
-
 def _prune_entry(store: Store, entry: Entry, reasons: Mapping[Path, str], dry_run: bool) -> str:
     path = entry.path
     if reasons[path]:
@@ -263,160 +255,96 @@ def _prune_entry(store: Store, entry: Entry, reasons: Mapping[Path, str], dry_ru
     return f"removed  {path}" if store.remove(path, entry.training) else f"kept     {path}: pinned or moved meanwhile"
 
 
-def _requested_names(folder: Path, run_name: str | None) -> list[str]:
-    """Return the requested names of the runs in a folder: of a run that was saved as `run-2`, it is `run`."""
-    names = set()
-    for path in folder.glob(f"*{SUFFIX}"):
-        try:
-            entry = reader.read_manifest(path)
-        except (OSError, ValueError):
-            continue  # reported as skipped with each run
-        if run_name in (None, entry.family, entry.run_name):
-            names.add(entry.family)
-    return sorted(names)
-
-
-def _inspected(path: Path) -> Iterator[str]:
-    """Yield the lines about a checkpoint or a folder; at the end raise ValueError if a checkpoint is damaged."""
-    if path.is_dir():
-        lines, bad = table(path)
-        yield lines
-        if bad:
-            raise ValueError(f"{path}: damaged, or cannot be read: {', '.join(bad)}.")
-    else:
-        yield describe(path)
-        if _entry_of(path) is not None:
-            reader.check(path)
-
-
 def _verified(path: Path) -> list[str]:
-    state = reader.load(path)
-    with content_of(path):
-        return [f"intact   {path}: run {state['run_name']!r}, step {state['progress']['steps']}"]
+    reader.load(path)
+    entry = reader.read_manifest(path)
+    return [f"intact   {path}: run {entry.family!r}, step {entry.progress.get('steps')}"]
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    check_folder(path)
-    if not (files := files_in(path)):
-        raise FileNotFoundError(f"There is no checkpoint in {path}.")
-    return files
+def _inspected(path: Path) -> list[str]:
+    if path.is_dir():
+        return _table(path)
+    print(printable_lines(describe(path)))  # also if it is damaged
+    reader.check(path)
+    return []
 
 
-def _entry_of(path: Path) -> Entry | None:
-    """Return the entry in the manifest of a file; None for a checkpoint of Helios, which has no manifest."""
-    try:
-        return reader.read_manifest(path)
-    except MissingManifestError:
-        return None
-
-
-def describe(path: Path) -> str:
-    """Return the lines about one checkpoint, without verifying it."""
-    entry = _entry_of(path)
-    if entry is None:
-        foreign = read_any(path)
-        state, layout = foreign.state, f"{foreign.origin}, without a manifest: run `checkpoint migrate` on it"
-    else:
-        state, layout = reader.read(path, map_tensors=True), f"schema {SCHEMA}"
-    with content_of(path):
-        lines = [("layout", layout), *_facts(path, state, entry), *_judgement(entry), *_contents(state)]
-    return "\n".join([printable(path), *(f"    {label:<12}{printable(text)}".rstrip() for label, text in lines)])
-
-
-def check_folder(folder: Path) -> None:
-    # Globbing an unreadable folder finds nothing, without an error.
-    try:
-        next(folder.iterdir(), None)
-    except OSError as error:
-        raise ValueError(f"The folder {folder} cannot be read: {error.strerror}.") from error
-
-
-def table(folder: Path) -> tuple[str, list[str]]:
-    """Return the table of the checkpoints in a folder, and the names of damaged or unreadable files.
-
-    Only truncated files and missing shards count as damaged here: the digests are not verified.
-    """
-    check_folder(folder)
-    entries, damaged, unreadable, bad = list[Entry](), list[tuple[str, ...]](), list[str](), list[str]()
-    files = files_in(folder)
-    if not files:
-        raise FileNotFoundError(f"There is no checkpoint in {folder}.")
-    for path in files:
+def _read_manifests(folder: Path) -> tuple[list[Entry], dict[Path, OSError | ValueError]]:
+    entries, problems = list[Entry](), dict[Path, OSError | ValueError]()
+    for path in files_in(folder):
         try:
             entries.append(reader.read_manifest(path))
         except (OSError, ValueError) as error:
-            unreadable.append(str(error))
-            bad += [path.name] * (not isinstance(error, MissingManifestError))
-            if not isinstance(error, OSError | MissingManifestError | SchemaError):
-                damaged.append(_damaged_row(path))
+            problems[path] = error
+    return entries, problems
+
+
+def _table(folder: Path) -> list[str]:
+    # Only truncated files and missing shards count as damaged here: the digests are not verified.
+    entries, problems = _read_manifests(folder)
     entries.sort(key=lambda entry: (entry.run_name, -entry.sequence, -entry.saved_at, entry.path.name))
-    rows = (
-        [HEAD, *(tuple(map(printable, row)) for row in [*map(_row, entries), *damaged])] if entries or damaged else []
-    )
+    rows = [HEAD, *(tuple(map(printable, _row(entry))) for entry in entries)] if entries else []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    for row in rows:
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
+    for problem in problems.values():
+        print(printable(problem))
+    bad = [path.name for path, problem in problems.items() if not isinstance(problem, MissingManifestError)]
     bad += [entry.path.name for entry in entries if not reader.is_complete(entry)]
-    return "\n".join([*lines, *map(printable, unreadable)]), sorted(bad)
-
-
-@contextmanager
-def content_of(path: Path) -> Iterator[None]:
-    """Turn errors of an unexpected content into a ValueError that names the file."""
-    try:
-        yield
-    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        raise ValueError(f"{path} is not a checkpoint: {type(error).__name__}: {error}") from error
+    if bad:
+        raise ValueError(f"{folder}: damaged, or cannot be read: {', '.join(sorted(bad))}.")
+    return []
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
     counters = (str(entry.progress.get(name, "?")) for name in ("epoch", "batch", "steps"))
     damaged = [] if reader.is_complete(entry) else ["damaged"]
     kind = ["weights only"] * entry.weights_only
-    marks = ",".join([*damaged, *kind, *_marks(entry.path, entry.run_name)]) or "-"
+    marks = ",".join([*damaged, *kind, *_marks(entry)]) or "-"
     metrics = " ".join(f"{name}={value:.4g}" for name, value in sorted(entry.metrics.items()))
-    return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), _size(entry.path, entry), marks, metrics
+    return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), _size(entry), marks, metrics
 
 
-def _damaged_row(path: Path) -> tuple[str, ...]:
-    # The manifest is lost: the head of the file has the run and the time.
-    head = read_head(path)
-    run, saved = ("?", "?") if head is None else (head.run_name, _time(head.saved_at))
-    marks = ",".join(["damaged", *_marks(path, run)])
-    return path.name, run, "?", "?", "?", saved, _size(path, None), marks, ""
+def describe(path: Path) -> str:
+    """Return the lines about one checkpoint, without verifying it."""
+    entry, state = reader.read_manifest(path), reader.read(path, map_tensors=True)
+    lines = [printable(path)]
+    try:
+        for label, *texts in (*_facts(state, entry), *_contents(state)):
+            for text in texts:
+                lines.append(f"    {label:<12}{printable(text)}".rstrip())
+                label = ""  # only the first line has it
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ValueError(f"{path} is not a checkpoint: {type(error).__name__}: {error}") from error
+    return "\n".join(lines)
 
 
-def _facts(path: Path, state: Mapping[str, Any], entry: Entry | None) -> Iterator[tuple[str, str]]:
-    requested = state["run_name"]
-    name = requested if entry is None else entry.run_name
-    place, versions = state["progress"], sorted(state["versions"].items())
-    yield "run", name if name == requested else f"{name}, requested as {requested}"
+def _facts(state: Mapping[str, Any], entry: Entry) -> Iterator[tuple[str, ...]]:
+    name, place, versions = entry.run_name, state["progress"], sorted(state["versions"].items())
+    yield "layout", f"schema {SCHEMA}"
+    yield "run", name if name == entry.family else f"{name}, requested as {entry.family}"
     yield "training", state["training_id"]
     if origin := state.get("forked_from"):
         yield "fork of", f"training {origin['training']} at step {origin['step']}, {origin['recording']}"
-    if state.get(WEIGHTS_ONLY):
+    if entry.weights_only:
         yield "holds", "only weights: for load_weights and `checkpoint export`, not for a resume"
     yield "position", f"epoch {place['epoch']}, batch {place['batch']}, step {place['steps']}"
     tokens = f"{place['tokens']} tokens, " if place.get("tokens") else ""
     trained = f"{place['samples']} samples, {tokens}{place['validations']} validations"
     yield "so far", f"{trained}, {place['earlier_seconds']:.1f} s"
-    yield from _several("streams", (f"{name} {count} batches" for name, count in place.get("streams", {}).items()))
-    yield "saved", _time(state["saved_at"])
-    yield "size", _size(path, entry)
-    yield "marks", ", ".join(_marks(path, name)) or "none"
+    yield "streams", *(f"{name} {count} batches" for name, count in place.get("streams", {}).items())
+    yield "saved", _time(entry.saved_at)
+    yield "size", _size(entry)
+    yield "marks", ", ".join(_marks(entry)) or "none"
     yield "versions", ", ".join(f"{name} {number}" for name, number in versions) or "unknown"
     yield "processes", str(state["world"]["size"])
-    yield from _several("metrics", (f"{name} {value:.6g}" for name, value in sorted(state["metrics"].items())))
+    yield "metrics", *(f"{name} {value:.6g}" for name, value in sorted(state["metrics"].items()))
+    if entry.judged_by is not None:
+        metric, mode, best = entry.judged_by
+        yield "judged by", f"{metric} ({mode}) {best}"
 
 
-def _judgement(entry: Entry | None) -> Iterator[tuple[str, str]]:
-    if entry is not None and entry.judged_by is not None:
-        metric, mode, value = entry.judged_by
-        yield "judged by", f"{metric} ({mode}) {value}"
-
-
-def _contents(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _contents(state: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     shards = state.get("shards", {"modules": {}, "tensors": {}, "optimizers": {}})
     sharded = (f"{name}: {_sharded(name, shards['tensors'])}, in shards" for name in shards["modules"])
     kinds, scheduler_kinds = state.get("optimizer_kinds", {}), state.get("scheduler_kinds", {})
@@ -424,18 +352,10 @@ def _contents(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     groups = {name: len(optimizer["param_groups"]) for name, optimizer in saved.items()}
     optimizers = [f"{name}: {kinds.get(name, 'unknown')}, {groups[name]} groups" for name in groups]
     schedulers = [f"{name}: {scheduler_kinds.get(name, 'unknown')}" for name in state["schedulers"]]
-    yield from _several("modules", (f"{name}: {_weights(module)}" for name, module in state["modules"].items()))
-    yield from _several("modules", sharded)
-    yield from _several("optimizers", optimizers or ["none"])
-    yield from _several("schedulers", schedulers or ["none"])
-    yield from _several("plugins", (f"{name}: {_keys(plugin)}" for name, plugin in sorted(state["plugins"].items())))
-
-
-def _several(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield a line per text; the first line has the label."""
-    for text in texts:
-        yield label, text
-        label = ""
+    yield "modules", *(f"{name}: {_weights(module)}" for name, module in state["modules"].items()), *sharded
+    yield "optimizers", *(optimizers or ["none"])
+    yield "schedulers", *(schedulers or ["none"])
+    yield "plugins", *(f"{name}: {_keys(plugin)}" for name, plugin in sorted(state["plugins"].items()))
 
 
 def _weights(module: Mapping[str, Any]) -> str:
@@ -452,9 +372,9 @@ def _keys(state: Any) -> str:
     return (", ".join(map(str, state)) or "no state") if isinstance(state, Mapping) else type(state).__name__
 
 
-def _marks(path: Path, run_name: str) -> list[str]:
-    pointers = {label: pointer_path(path.parent, run_name, label) for label in get_args(Label)}
-    marks = [label for label, pointer in pointers.items() if read_pointer(pointer) == path.name]
+def _marks(entry: Entry) -> list[str]:
+    path, labels = entry.path, get_args(Label)
+    marks = [label for label in labels if read_pointer(pointer_path(path.parent, entry.run_name, label)) == path.name]
     return [*marks, "pinned"] if path.with_suffix(PINNED).exists() else marks
 
 
@@ -462,7 +382,7 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
 
 
-def _size(path: Path, entry: Entry | None) -> str:
-    shards = None if entry is None or entry.shards is None else reader.shards_path(entry)
-    files = [path, *(shards.iterdir() if shards is not None and shards.exists() else ())]
+def _size(entry: Entry) -> str:
+    shards = None if entry.shards is None else reader.shards_path(entry)
+    files = [entry.path, *(shards.iterdir() if shards is not None and shards.exists() else ())]
     return f"{sum(file.stat().st_size for file in files) / 1e6:,.3f} MB"

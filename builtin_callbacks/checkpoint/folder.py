@@ -46,10 +46,8 @@ def reasons_to_keep(
             reasons[path] = f"among the best by {monitor.name}"
         elif is_pinned(path):
             reasons[path] = "pinned"
-        elif entry.is_renamed:
-            reasons[path] = "renamed"
-        elif entry.is_of_helios:
-            reasons[path] = "written by Helios, possibly by another training"
+        elif not entry.is_removable:
+            reasons[path] = "renamed" if entry.is_renamed else "written by Helios, possibly by another training"
         elif not room:
             reasons[path] = ""
         elif damage := damage_to(path):
@@ -118,10 +116,7 @@ class Retention:
 
     @property
     def rule(self) -> str:
-        best = (
-            "" if self._monitor is None else f", and not among the keep_best={self.keep_best} by {self._monitor.name}"
-        )
-        return f"keep_last={self.keep_last}{best}"
+        return f"keep_last={self.keep_last}" + f", keep_best={self.keep_best}" * (self._monitor is not None)
 
     def drop_replaced(self, is_pinned: Callable[[Path], bool]) -> list[Path]:
         doomed, self._replaced = [path for path in self._replaced if not is_pinned(path)], []
@@ -181,7 +176,7 @@ class CheckpointFolder:
         self.name = ""
         self.damaged: list[Path] = []
         self._replaces: list[Entry] = []
-        self._newest: Entry | None = None  # of the training, when the run began
+        self._newest: Entry | None = None  # of the training, when its name was claimed
         self.retention.begin(())
 
     def open(self, run: Run, folder: Path) -> Store:
@@ -200,22 +195,16 @@ class CheckpointFolder:
             self._store = None
 
     def claim(self, training_id: str, wanted: str, on_existing: OnExisting) -> list[str]:
-        self._newest = None
         notes, self._replaces = claim_name(self._opened, training_id, wanted, on_existing)
-        self.name = self._opened.name
+        self.name, self._newest = self._opened.name, next(iter(self._opened.own("recent")), None)
         return notes
-
-    def remember_newest(self) -> None:
-        # for `find_existing`, while nothing else changes the folder
-        self._newest = next(iter(self._opened.own("recent")), None)
 
     def is_claimed_by(self, training_id: str) -> bool:
         return bool(self.name) and self._opened.training_id == training_id
 
     def find_existing(self) -> Entry | None:
-        newest, self._newest = self._newest or next(iter(self._opened.own()), None), None
         self.retention.begin(self._read_entries(), self.damaged)
-        return newest
+        return self._newest
 
     def _read_entries(self) -> Iterator[Entry]:
         yield from self._opened.own()
@@ -330,30 +319,23 @@ def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExist
         )
     if on_existing == "replace":
         store.write_as(training_id, wanted)
-        other_entries = [
-            entry for entry in store.entries()[0] if entry.run_name == wanted and entry.training != training_id
+        entries, _ = store.entries()
+        removable = [
+            entry
+            for entry in entries
+            if entry.run_name == wanted and entry.training != training_id and entry.is_removable
         ]
-        removable = [entry for entry in other_entries if entry.is_removable]
-        note = f"{conflict}: it is removed when the first checkpoint of this run is written, on_existing='replace'"
-        if len(removable) < len(other_entries):
-            note += f"; {len(other_entries) - len(removable)} are kept, because they were renamed or written by Helios"
-        other_entries = removable
+        number = len(removable)
+        note = f"{conflict}: {number} are removed when the first one of this run is written, on_existing='replace'"
     else:
-        name = _take_free_name(store, training_id, wanted)
-        other_entries, note = [], f"{conflict}: it is kept, and this run is written as {name!r}"
+        names = (f"{wanted}-{number}" for number in count(2))
+        name, removable = next(name for name in names if _is_free(store, name, training_id)), []
+        store.write_as(training_id, name)
+        note = f"{conflict}: it is kept, and this run is written as {name!r}"
     logger.warning(note)
-    return [note], other_entries
+    return [note], removable
 
 
-def _take_free_name(store: Store, training_id: str, wanted: str) -> str:
-    for number in count(2):
-        name = f"{wanted}-{number}"
-        entries, _, number = store.under(name)
-        if number > len(entries) or any(entry.training != training_id for entry in entries):
-            continue
-        try:
-            store.write_as(training_id, name)
-        except ValueError:  # another process has the name and has not saved yet
-            continue
-        return name
-    raise AssertionError
+def _is_free(store: Store, name: str, training_id: str) -> bool:
+    entries, _, number = store.under(name)
+    return number == len(entries) and all(entry.training == training_id for entry in entries)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from string import Formatter
 
 from ...events import Event, Lane, Log, Run, RunClosed, TrainStart, ValidationEnd
@@ -12,14 +11,13 @@ from ...plugins import Plugin, on
 from .folder import warn_without_saver
 
 SEPARATORS = "_- .,"
-ALIKE = 0.85  # similarity above which a name counts as misspelled
 
 
 class CheckpointLabel(Plugin):
     """Add metrics, or your own text, to the names of checkpoints.
 
     The name is `<run_name>_epoch_<epoch>_iter_<step>_<label>.pth`. A part of the template is omitted if its metric was
-    not measured yet, with a note. Without this plugin the label is the result of the task's `checkpoint_metadata(run)`,
+    not measured yet. Without this plugin the label is the result of the task's `checkpoint_metadata(run)`,
     if it has this method. Any plugin with such a method can name checkpoints; the main rank calls it.
 
     Args:
@@ -58,26 +56,21 @@ class CheckpointLabel(Plugin):
         if not isinstance(self._label, _Template):
             return self._label(run)
         text, lacking = self._label.fill(run.metrics)
-        for metric in lacking:
-            if metric not in self._lacking:
-                self._lacking[metric] = step = run.progress.steps
-                run.note(f"the checkpoint of step {step} is named without {metric!r}, which was not measured yet")
+        self._lacking = dict.fromkeys(lacking, run.progress.steps) | self._lacking
         return text
 
     @on(ValidationEnd, Log, lane=Lane.REPORT, optional=True)
     def check(self, run: Run, event: ValidationEnd | Log) -> None:
         """Raise ValueError if the template names a metric that was not measured.
 
-        A metric of another split may come later, but a misspelling of a measured one is reported.
+        A metric of another split may come later.
         """
         split = "train/" if isinstance(event, Log) else "validation/"
         measured = {**run.metrics, **event.metrics}
         if not run.engine.is_main or not any(name.startswith(split) for name in event.metrics):
             return
         for name in self._metrics:
-            if name not in measured and (
-                name.startswith(split) or get_close_matches(name, measured, n=1, cutoff=ALIKE)
-            ):
+            if name not in measured and name.startswith(split):
                 raise ValueError(
                     f"The checkpoint's name needs {name!r}, which is not a metric.{known_names(name, measured)}"
                 )

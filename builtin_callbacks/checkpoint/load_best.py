@@ -16,7 +16,7 @@ from ...core.engines.weights import LEFT_WEIGHTS, load_average, measured_average
 from ...core.host import ended_for_good
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import NotRecorded
-from ...events import Lane, Run, RunClosed, SavePoint, TrainEnd, TrainStart
+from ...events import Lane, Run, RunClosed, TrainEnd, TrainStart
 from ...plugins import Plugin, on
 from .resume import share_state
 from .saver import Saver
@@ -38,7 +38,7 @@ class LoadBest(Plugin):
 
     Raises:
         ValueError: `extent` is neither; at the run's start, no plugin ranks checkpoints by a metric, or several do, or
-            there is no validation data to measure it; at the end, the best checkpoint is damaged or was replaced.
+            there is no validation data to measure it; at the end, the best checkpoint is damaged.
         FileNotFoundError: at the end, the best checkpoint is missing.
     """
 
@@ -52,7 +52,6 @@ class LoadBest(Plugin):
         self._saver: Saver | None = None
         self._paused: list[Saver] = []  # plugins that must not write any more
         self._is_loaded = False
-        self._saved_at = -1
 
     def describe(self, run: Run) -> str:
         """Describe the plugin for the plan of a run."""
@@ -67,17 +66,17 @@ class LoadBest(Plugin):
         ranking = [saver for saver in _savers(run) if saver.monitor is not None]
         if self.extent == "everything":
             ranking = [saver for saver in ranking if not isinstance(saver, WeightsCheckpoint)]
-        if len(ranking) != 1 or ranking[0].monitor is None:
-            problem = f"{len(ranking)} plugins rank checkpoints" if ranking else "no plugin ranks checkpoints"
+        if len(ranking) != 1:
             raise ValueError(
-                f"LoadBest({self.extent!r}) loads the best checkpoint of one plugin, but {problem}: register one "
-                f"Checkpoint(folder, keep_best=1, monitor='validation/loss')."
+                f"LoadBest({self.extent!r}) loads the best checkpoint of one plugin, but {len(ranking)} plugins rank "
+                f"checkpoints: register one Checkpoint(folder, keep_best=1, monitor='validation/loss')."
             )
-        if not ranking[0].monitor.can_come(run):
+        monitor = ranking[0].monitor
+        if monitor is not None and not monitor.can_come(run):
             raise ValueError(
-                f"LoadBest needs {ranking[0].monitor.name!r}, but there is no validation data: pass validation= to fit."
+                f"LoadBest needs {monitor.name!r}, but there is no validation data: pass validation= to fit."
             )
-        self._saver, self._saved_at = ranking[0], -1
+        self._saver = ranking[0]
 
     @on(TrainEnd, lane=Lane.TRANSFORM)
     def load(self, run: Run, event: TrainEnd) -> None:
@@ -91,17 +90,6 @@ class LoadBest(Plugin):
             self._paused = [saver for saver in _savers(run) if not saver.holds_saves]
             for saver in self._paused:
                 saver.holds_saves = True
-
-    @on(SavePoint, lane=Lane.MEASURE, optional=True)
-    def note_save(self, run: Run, event: SavePoint) -> None:
-        """Warn of a checkpoint that is requested too late."""
-        step = run.progress.steps
-        if self._is_loaded and self._saved_at != step:
-            run.warn(
-                f"A save was requested after the best checkpoint was loaded, and was not written: the weights are no "
-                f"longer from step {step}. Request it at LastBoundary, as SaveSchedule does, or earlier."
-            )
-        self._saved_at = step
 
     @on(RunClosed, lane=Lane.TRANSFORM)
     def end(self, run: Run, event: RunClosed) -> None:
@@ -135,7 +123,7 @@ def load_best(run: Run, best: Entry | None, monitor: Monitor, extent: Extent) ->
 
     Raises:
         FileNotFoundError: it is missing.
-        ValueError: it is damaged, or no longer the one that was ranked.
+        ValueError: it is damaged.
     """
     states: list[State] = []
     best = on_main(run.engine, partial(_read_best, best, states))
@@ -159,12 +147,5 @@ def _read_best(best: Entry | None, states: list[State]) -> Entry | None:
     value = None if best is None or best.judged_by is None else best.judged_by[2]
     if best is None or value is None or isnan(value):
         return None
-    state = storage.load(best.path)
-    now = storage.read_manifest(best.path)
-    if (now.sha256, now.judged_by) != (best.sha256, best.judged_by):
-        raise ValueError(
-            f"{best.path} is not the checkpoint that was ranked best by {best.judged_by}: it was replaced by one "
-            f"that is ranked by {now.judged_by}. Nothing was loaded."
-        )
-    states.append(state)
+    states.append(storage.load(best.path))
     return best

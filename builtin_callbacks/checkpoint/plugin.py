@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ...core.checkpoint import storage
 from ...core.checkpoint.storage import Entry
 from ...core.distributed.failure import on_main
 from ...events import Run
 from ...plugins.filters import Filter
-from .resume import Resume, ResumePoint, find, read, share_state
-from .saver import Saver
+from .resume import Resume, ResumePoint, find, share_state
+from .saver import Saver, count_steps
 from .verify_resume import VerifyResume
 
 
@@ -49,9 +50,6 @@ class Checkpoint(Saver):
             of a later batch, and `CheckpointPruned` after older ones are removed; an error of the writing is raised
             there, too. Needs additional memory of the size of the state.
 
-    Attributes:
-        is_branch: whether the run continues from a checkpoint that is not the newest of its training.
-
     Raises:
         ValueError: an argument is out of its range; at the run's start, the folder cannot be written, another process
             writes this run's checkpoints there, or the path to resume from is damaged; when metrics are measured,
@@ -78,41 +76,30 @@ class Checkpoint(Saver):
         super().__init__(folder, every=every, background=background, **retention)
         self.resume = resume if isinstance(resume, Resume) else Resume(resume)
         self._on_existing = self.resume.on_existing
-        self.is_branch = False
-        self._untried = ""  # in a rehearsal, the checkpoint that a real run would resume
 
     def rehearse(self, folder: Path) -> list[Path]:
         """Write to `folder`, and resume only from there; raise if a checkpoint to resume cannot be read."""
-        path, (before,) = self.resume.path, super().rehearse(folder)
-        if path not in (None, "auto"):
-            read(Path(path))
-        if path is not None and (path != "auto" or any(before.glob("*.pth"))):
-            self._untried = f"a rehearsal does not load the checkpoint of resume={str(path)!r} for {before}"
+        if self.resume.path not in (None, "auto"):
+            storage.load(Path(self.resume.path))
         self.resume = replace(self.resume, path="auto")
-        return [before]
+        return super().rehearse(folder)
 
     def _start(self, run: Run) -> None:
         point = ResumePoint()
 
-        def look() -> tuple[str, str, Path | None, bool, list[str], str]:
+        def look() -> tuple[str, str, Path | None, list[str], str]:
             nonlocal point
             store = self._files.open(run, self.folder)
             with store.steady() if run.checkpoints.source is None else nullcontext():  # a source adds files
                 point = find(store, self.resume.path, run.checkpoints.source)
                 training_id, name, notes = point.choose_training(run.name, run.checkpoints.training_id)
-                self._files.damaged, self.is_branch = point.damaged, bool(point.newer)
-                waits = run.checkpoints.is_resuming or (
-                    self.resume.path is None and _another_resumes_from_path(run, self)
-                )
-                if point.path is not None or not waits:  # otherwise another plugin chooses the training
-                    notes += self._claim(run, name, training_id)
-                    if point.path is not None:
-                        self._files.remember_newest()
-            return training_id, self._files.name, point.path, self.is_branch, notes, point.warning
+                self._files.damaged = point.damaged
+                if point.path is not None or not run.checkpoints.is_resuming:  # another plugin chose the training
+                    notes += self._claim(run, name, training_id, is_branch=bool(point.newer))
+            return training_id, self._files.name, point.path, notes, point.warning
 
-        self.is_branch = False
-        run.checkpoints.training_id, self.file_name, path, self.is_branch, notes, warning = on_main(run.engine, look)
-        for note in [*notes, *([self._untried] if self._untried else [])]:
+        run.checkpoints.training_id, self.file_name, path, notes, warning = on_main(run.engine, look)
+        for note in notes:
             run.note(note)
         if warning:
             run.warn(warning)
@@ -130,13 +117,13 @@ class Checkpoint(Saver):
             self._tidy(run, None, is_new=False)
 
     def _lost(self, run: Run) -> str | None:
-        return self._saved.lost(run, self.folder, resumes=self.resume.path == "auto")
-
-
-def _another_resumes_from_path(run: Run, plugin: Checkpoint) -> bool:
-    # a path may start a new training
-    return any(
-        isinstance(other_plugin, Checkpoint) and other_plugin.resume.path not in (None, "auto")
-        for other_plugin in run.plugins
-        if other_plugin is not plugin and run.plugins.is_enabled(other_plugin)
-    )
+        steps, path, saved_at = run.progress.steps, self._saved.path, self._saved.steps
+        if path is None or saved_at is None:
+            return f"no checkpoint was written: {count_steps(steps)} lost" if steps else None
+        if not path.exists():
+            return f"the newest checkpoint was {path}, of step {saved_at}, and is missing: no run can resume it"
+        loss = f"{count_steps(steps - saved_at)} lost" if steps > saved_at else "no step is lost"
+        how = f"Checkpoint({str(self.folder)!r}, resume={str(path)!r})"
+        if self.resume.path == "auto" and path.parent.resolve() == self.folder.resolve():
+            how = "start the program again"
+        return f"the newest checkpoint is {path}, of step {saved_at}, {loss}; to resume it, {how}"

@@ -13,7 +13,7 @@ from ...core.checkpoint import storage
 from ...core.checkpoint.state.compatibility import CHANGES, BatchChange
 from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
-from ...core.checkpoint.storage.reader import OtherRunsNote, newest_training
+from ...core.checkpoint.storage.reader import OtherRunsNote
 from ...core.checkpoint.weights import shared_by_ranks
 from ...core.settings import DEFAULTS
 from ...events import Engine
@@ -141,10 +141,6 @@ def find(store: storage.Store, resume: str | Path | None, source: CheckpointSour
         raise _unreadable_error(error, resume, store.folder) from error
 
 
-def read(path: Path) -> None:
-    _read_point(path, [])
-
-
 def _read_point(path: Path, notes: list[str]) -> ResumePoint:
     state, manifest = storage.load(path), storage.read_manifest(path)
     return ResumePoint(path, state, manifest.run_name, manifest.family, notes, sha256=manifest.sha256)
@@ -181,27 +177,21 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
         lost = [(file.path, file.head) for file in store.lost("recent") if file.head is not None]
         damaged += [path for path, head in lost if head.training == entry.training and head.saved_at > entry.saved_at]
         notes += _note_other_trainings(store, entries, entry)
-        return ResumePoint(
-            entry.path, state, entry.run_name, entry.family, notes, damaged, _damage_warning(entry, damaged)
+        warning = (
+            f"Newer checkpoints than {entry.path.name} cannot be used, and their steps are lost: "
+            f"{', '.join(path.name for path in damaged)}."
         )
+        names = entry.run_name, entry.family
+        return ResumePoint(entry.path, state, *names, notes, damaged, warning if damaged else "")
     _refuse_name_of_another_run(store)
     _refuse_unsaved_fork(store.folder)
-    if unusable := _unusable(store):
-        note = f"starts fresh: none of the {unusable} in {store.folder} is usable"
+    if store.entries()[0] or store.lost() or store.under(store.run_name)[1]:
+        note = f"starts fresh: none of the checkpoints of {store.run_name!r} in {store.folder} is usable"
         logger.warning(note)
         warning = " ".join([f"Nothing was resumed: the run {note}.", *passed_over[:1]])
         return ResumePoint(notes=[*notes, note], warning=warning)
     fresh = f"starts fresh: no checkpoint of {store.run_name!r} in {store.folder}"
     return ResumePoint(notes=[*notes, fresh], warning=_forgotten_name(store, passed_over))
-
-
-def _damage_warning(entry: storage.Entry, damaged: Sequence[Path]) -> str:
-    if not damaged:
-        return ""
-    return (
-        f"Newer checkpoints than {entry.path.name} cannot be used, and their steps are lost: "
-        f"{', '.join(path.name for path in damaged)}."
-    )
 
 
 # A run without a name finds only runs with names. A run with a name starts fresh beside others without a warning.
@@ -213,15 +203,6 @@ def _forgotten_name(store: storage.Store, passed_over: Sequence[str]) -> str:
         f"Nothing was resumed, and fit has no name=: {other_runs} To continue one of them, pass its name= to fit; to "
         f"start another training there, pass a new name."
     )
-
-
-def _unusable(store: storage.Store) -> str | None:
-    entries, lost = store.entries()[0], store.lost()
-    newest = newest_training(entries, lost)
-    of_training = [entry for entry in entries if entry.training == newest]
-    number = len(of_training) + len({file.path for file in (*lost, *store.under(store.run_name)[1])})
-    training = "the newest training of " if len(of_training) < len(entries) else ""
-    return f"{number} checkpoints of {training}{store.run_name!r}" if number else None
 
 
 def _refuse_name_of_another_run(store: storage.Store) -> None:
@@ -251,8 +232,8 @@ def _unreadable_error(error: OSError, resume: str | Path | None, folder: Path) -
         error.errno,
         f"resume={asked!r} finds no checkpoint, because {error.filename or folder} cannot be read, in {TRIES} tries: "
         f"{error.strerror or error} ({kind}). Nothing was started, skipped or removed. Start again when it is "
-        f"readable, set resume= to the path of another checkpoint, or start another training with resume=None, which "
-        f"keeps the existing files.",
+        f"readable, or set resume= to the path of another checkpoint, or to None for a new training beside the "
+        f"existing files.",
     )
 
 

@@ -24,6 +24,7 @@ from ...events.checks import check_flag, check_path, check_whole_number
 from ...plugins import Plugin, on
 from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
 from .folder import CheckpointFolder, OnExisting, Retention
+from .resume import Resume
 from .writers import BackgroundWriter, Capture, CheckpointWriter, save_shards
 
 if TYPE_CHECKING:
@@ -56,57 +57,34 @@ class Saved:
         return None if monitor is None or step != self.measured_at else (monitor.name, monitor.mode, self.value)
 
     def missing(self, run: Run, plugin: Saver) -> Iterator[str]:
-        folder, name, steps, monitor = plugin.folder, type(plugin).__name__, run.progress.steps, plugin.monitor
-        best = None if plugin.best is None else plugin.best.judged_by
+        folder, steps, monitor = plugin.folder, run.progress.steps, plugin.monitor
         history = run.control.history
         takers = dict.fromkeys(request.by for request in history if request.verb in ("veto_save", "withdraw_save"))
-        if self.steps is None and run.progress.batches and takers:
-            yield f"No checkpoint was written to {folder}: the saves were vetoed or withdrawn, by {', '.join(takers)}."
-        elif self.steps is None and run.progress.batches:
-            remedy = "set every=Every(epochs=1), which also saves the end"
-            if plugin.asks:
-                remedy = "its every= requests saves only while the plugin is on, so check its when() or enable it"
-            yield f"No checkpoint was written to {folder}, no save was requested in {steps} steps: {remedy}."
-        if self.steps is None or not run.progress.batches:
+        if not run.progress.batches:
+            return
+        if self.steps is None:
+            reason = f"no save was requested in {steps} steps; set every=Every(epochs=1), which also saves the end"
+            if takers:
+                reason = f"the saves were vetoed or withdrawn, by {', '.join(takers)}"
+            yield f"No checkpoint was written to {folder}: {reason}."
             return
         if self.steps < steps and not takers:  # otherwise a plugin decided against the save
             yield (
                 f"The newest checkpoint in {folder} is of step {self.steps}, and the run ended at step {steps}: "
-                f"{_steps(steps - self.steps)} not in it. To save the end, use "
-                f"{name}(..., every=...), or a SaveSchedule without at_end=False."
+                f"{count_steps(steps - self.steps)} not in it. To save the end, use "
+                f"{type(plugin).__name__}(..., every=...), or a SaveSchedule without at_end=False."
             )
         if monitor is None or not monitor.can_come(run):
             return
+        best = None if plugin.best is None else plugin.best.judged_by
         if best is not None and best[2] is not None and isnan(best[2]):
             yield f"No checkpoint is the best: {monitor.name!r} was NaN at all of them."
         if run.checkpoints.best is None:
             measured = "never measured" if self.measured_at < 0 else f"measured last at step {self.measured_at}"
-            saved = (
-                "nothing was saved since"
-                if self.requested_at is None
-                else f"the last save was at step {self.requested_at}"
-            )
             yield (
                 f"No checkpoint is the best by {monitor.name!r}, because none was saved at the step of a measurement: "
-                f"it was {measured}, and {saved}. Measure and save at common steps, for example with "
-                f"{'Validation' if monitor.split == 'validation' else 'Log'}Schedule(steps=100) and "
-                f"{name}(..., every=Every(steps=200))."
+                f"it was {measured}. Measure and save at common steps, for example with Every(steps=200) for both."
             )
-
-    def lost(self, run: Run, folder: Path, *, resumes: bool) -> str | None:
-        steps, path = run.progress.steps, self.path
-        if path is None or self.steps is None:
-            return f"no checkpoint was written: {_steps(steps)} lost" if steps else None
-        loss = f"{_steps(steps - self.steps)} lost" if steps > self.steps else "no step is lost"
-        if run.engine.is_main and not path.exists():  # another rank may not see the folder
-            return f"the newest checkpoint was {path}, of step {self.steps}, and is missing: no run can resume it"
-        newest = f"the newest checkpoint is {path}, of step {self.steps}, {loss}"
-        is_in_folder = path.parent.resolve() == folder.resolve()
-        if resumes and is_in_folder:
-            return f"{newest}; to resume it, start the program again"
-        name = "" if run.name == "run" else f" in a run of name={run.name!r}"
-        resume = "auto" if is_in_folder else str(path)
-        return f"{newest}; to resume it, Checkpoint({str(folder)!r}, resume={resume!r}){name}"
 
 
 class Saver(Plugin):
@@ -127,12 +105,12 @@ class Saver(Plugin):
         self,
         folder: str | Path,
         *,
-        every: Filter | None,
-        keep_last: int | None,
-        keep_best: int,
-        monitor: str | None,
-        mode: Literal["min", "max"] | None,
-        background: bool,
+        every: Filter | None = None,
+        keep_last: int | None = 1,
+        keep_best: int = 0,
+        monitor: str | None = None,
+        mode: Literal["min", "max"] | None = None,
+        background: bool = False,
     ) -> None:
         check_path(f"{type(self).__name__}(folder)", folder, "a folder")
         if keep_last is not None:
@@ -212,12 +190,14 @@ class Saver(Plugin):
     def _start(self, run: Run) -> None:
         raise NotImplementedError
 
-    def _claim(self, run: Run, wanted: str, training_id: str) -> list[str]:
+    def _claim(self, run: Run, wanted: str, training_id: str, *, is_branch: bool = False) -> list[str]:
         plugins = (plugin for plugin in run.plugins if run.plugins.is_enabled(plugin))
-        is_branch = any(
-            getattr(plugin, "is_branch", False) for plugin in plugins
-        )  # a branch leaves the original training in place
-        return self._files.claim(training_id, wanted, "new_name" if is_branch else self._on_existing)
+        resumes = (getattr(plugin, "resume", None) for plugin in plugins)
+        is_from_path = any(isinstance(resume, Resume) and resume.path not in (None, "auto") for resume in resumes)
+        on_existing = self._on_existing
+        if is_branch or (on_existing == "replace" and is_from_path):  # a branch leaves the original training in place
+            on_existing = "new_name"
+        return self._files.claim(training_id, wanted, on_existing)
 
     @on(ev.CheckpointLoaded, lane=Lane.PERSIST)
     def find_existing(self, run: Run, event: ev.CheckpointLoaded) -> None:
@@ -416,5 +396,5 @@ class Saver(Plugin):
                 self._files.close()
 
 
-def _steps(number: int) -> str:
+def count_steps(number: int) -> str:
     return "1 step is" if number == 1 else f"{number} steps are"

@@ -8,7 +8,7 @@ from typing import Any
 from ...core.checkpoint.state.frozen import FrozenWeights
 from ...core.engines.sharded_states import ShardingEngine
 from ...core.system.extras import kind_of
-from ...events import Lane, Run, RunClosed, TrainStart
+from ...events import Lane, Run, TrainStart
 from ...plugins import Plugin, on
 from .folder import warn_without_saver
 
@@ -29,13 +29,11 @@ class TrainedOnly(Plugin):
 
     def __init__(self) -> None:
         self._frozen = FrozenWeights()
-        self._has_begun = False
 
     @on(TrainStart, lane=Lane.MEASURE)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Record which weights are frozen."""
         warn_without_saver(run, "TrainedOnly")
-        self._has_begun = True
         if isinstance(run.engine, ShardingEngine):
             raise ValueError(
                 f"TrainedOnly needs an engine with full weights, but {kind_of(run.engine)} shards them: remove the "
@@ -50,15 +48,7 @@ class TrainedOnly(Plugin):
 
     def reduce_state(self, run: Run, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state without the frozen weights, and with their digests."""
-        if not self._has_begun:
-            run.warn("TrainedOnly has no effect on the checkpoints: it was registered or enabled after the start.")
-            return dict(state)
         return self._frozen.without(run.modules, state)
-
-    @on(RunClosed)
-    def end(self, run: Run, event: RunClosed) -> None:
-        """Forget the run."""
-        self._has_begun = False
 
     def describe(self, run: Run) -> str:
         """Return what the checkpoints omit."""

@@ -6,11 +6,9 @@ import errno
 import logging
 import mmap
 import os
-import stat
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
@@ -27,21 +25,18 @@ from ...plugins import Plugin, on
 if TYPE_CHECKING:
     from ...events import BatchEnd, Run
 
-HEAD = struct.Struct("<8s q 16s 16s 3q")  # magic, version, and the owner
+HEAD = struct.Struct("<8s 16s 16s 3q")  # magic, and the owner
 ROW = struct.Struct("<4q d 2q")
-MAGIC, VERSION = b"HelioStp", 1
+MAGIC = b"HelioSt1"
 BEGIN, ROWS = 128, 4096
 SIZE = BEGIN + ROWS * ROW.size
 OFFSETS = tuple(BEGIN + slot * ROW.size for slot in range(ROWS))  # by the number of the batch % ROWS
 MASK = ROWS - 1
 Counters = tuple[int, int, int, int]
 CHUNK = 32  # batches: a kill loses at most so many
-POLL_EVERY = 8  # batches
-CLOSES = getattr(os, "O_CLOEXEC", 0)  # Windows has no such flag, and closes files in children anyway
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """The owner of the rows.
 
     Attributes:
@@ -81,10 +76,6 @@ class Row(NamedTuple):
     end: int
 
     @property
-    def is_complete(self) -> bool:
-        return self.number > 0 and abs(self.end) == self.number
-
-    @property
     def is_skipped(self) -> bool:
         return self.end < 0
 
@@ -108,9 +99,7 @@ class Ring:
     def __init__(self, file: int, path: Path) -> None:
         self.path = path
         try:
-            if hasattr(os, "posix_fallocate"):  # otherwise a full disk would kill the process at a write
-                os.posix_fallocate(file, 0, SIZE)
-            elif os.fstat(file).st_size < SIZE and os.write(file, bytes(SIZE)) < SIZE:  # macOS, for example
+            if os.fstat(file).st_size < SIZE and os.write(file, bytes(SIZE)) < SIZE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.buffer = mmap.mmap(file, SIZE)
         finally:
@@ -125,7 +114,7 @@ class Ring:
         """
         _check_regular(path)
         path.unlink(missing_ok=True)
-        ring = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | CLOSES, 0o666), path)
+        ring = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), path)
         ring.sign(owner)
         return ring
 
@@ -136,31 +125,24 @@ class Ring:
         Raises:
             OSError: it cannot be read.
         """
-        try:
-            _check_regular(path)
-            flags = os.O_RDWR | CLOSES | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-            file = os.open(path, flags)
-        except FileNotFoundError:
+        _check_regular(path)
+        if not path.exists() or path.stat().st_size != SIZE or path.stat().st_nlink != 1:
             return None
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != SIZE or status.st_nlink != 1:
-            os.close(file)
-            return None
-        ring = cls(file, path)
-        magic, version, *facts = HEAD.unpack_from(ring.buffer)
+        ring = cls(os.open(path, os.O_RDWR), path)
+        magic, *facts = HEAD.unpack_from(ring.buffer)
         owner = Owner(*facts)
-        if (magic, version, owner.training) != (MAGIC, VERSION, training):
+        if (magic, owner.training) != (MAGIC, training):
             ring.close()
             return None
         return ring, owner
 
     def sign(self, owner: Owner) -> None:
-        HEAD.pack_into(self.buffer, 0, MAGIC, VERSION, *astuple(owner))
+        HEAD.pack_into(self.buffer, 0, MAGIC, *owner)
 
     def rows(self) -> list[Row]:
         rows = map(Row._make, ROW.iter_unpack(self.buffer[BEGIN:]))
-        complete = (row for slot, row in enumerate(rows) if row.is_complete and row.number & MASK == slot)
-        return sorted(complete, key=lambda row: row.number)
+        in_place = (row for slot, row in enumerate(rows) if row.number > 0 and row.number & MASK == slot)
+        return sorted(row for row in in_place if abs(row.end) == row.number)  # others were cut off
 
     def write(self, row: Row) -> None:
         ROW.pack_into(self.buffer, OFFSETS[row.number & MASK], *row)
@@ -184,8 +166,9 @@ def _check_regular(path: Path) -> None:
 class RowReader:
     """Create rows: immediately if the losses are on the CPU, otherwise once they arrive from the device."""
 
-    def __init__(self, waiting: WaitingLosses | None = None) -> None:
-        self._waiting = waiting or WaitingLosses()
+    def __init__(self) -> None:
+        self._open: list[tuple[Counters, list[Tensor]]] = []  # batches whose losses are still on the device
+        self._fetching: deque[tuple[list[tuple[Counters, list[Tensor]]], Tensor, torch.Event | None]] = deque()
 
     def of(self, run: Run) -> Iterator[Row]:
         # also rows of earlier batches whose losses have arrived; none if the loop does not have the loss
@@ -197,21 +180,53 @@ class RowReader:
         if self._reads_at_once(losses):
             yield _row(counters, [loss.item() for loss in losses])
             return
-        copies = [copied(loss, losses[0].device) for loss in losses]
-        for batch, values in self._waiting.add(LossBatch(counters, copies)):
-            yield _row(batch.counters, values)
+        self._open.append((counters, [copied(loss, losses[0].device) for loss in losses]))
+        if len(self._open) == CHUNK:
+            self._send()
+        yield from self._arrived(wait=False)
 
     def late(self, *, wait: bool = False) -> Iterator[Row]:
-        self._waiting.send()
-        for batch, values in self._waiting.arrived(wait=wait):
-            yield _row(batch.counters, values)
+        self._send()
+        yield from self._arrived(wait=wait)
 
     def forget(self) -> None:
-        self._waiting.clear()
+        self._open.clear()
+        self._fetching.clear()
 
     def _reads_at_once(self, losses: Sequence[Tensor]) -> bool:
         # a skipped batch follows those before it
-        return all(loss.is_cpu for loss in losses) if losses else self._waiting.is_empty
+        return all(loss.is_cpu for loss in losses) if losses else not (self._open or self._fetching)
+
+    def _send(self) -> None:
+        batches, self._open = self._open, []
+        losses = [loss for _, of_batch in batches for loss in of_batch]
+        self._fetching.append((batches, *(start_fetch(torch.stack(losses)) if losses else (torch.empty(0), None))))
+
+    def _arrived(self, *, wait: bool) -> Iterator[Row]:
+        while self._fetching:
+            batches, host, arrival = self._fetching[0]
+            if arrival is not None and wait:
+                arrival.synchronize()
+            elif arrival is not None and not arrival.query():
+                return
+            self._fetching.popleft()
+            values = iter(host.double().tolist())
+            for counters, losses in batches:
+                yield _row(counters, [next(values) for _ in losses])
+
+
+def start_fetch(losses: Tensor) -> tuple[Tensor, torch.Event]:
+    # starts a copy to the host; the event signals its end
+    host = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
+    host.copy_(losses, non_blocking=True)
+    event = torch.Event(device=losses.device)
+    event.record()
+    return host, event
+
+
+# Not waited for. A graph on a GPU may reuse the loss's memory.
+def copied(loss: Tensor, device: torch.device) -> Tensor:
+    return loss.detach().clone().reshape(()).to(device, non_blocking=True)
 
 
 def quick_writer(run: Run, ring: Ring) -> Callable[..., None]:
@@ -241,83 +256,6 @@ def _row(counters: Counters, values: Sequence[float]) -> Row:
     return Row(*counters, loss=values[0], other_digest=int.from_bytes(other_losses, "little", signed=True), end=number)
 
 
-class Arrival(Protocol):
-    def query(self) -> bool: ...
-
-    def synchronize(self) -> object: ...
-
-
-Fetch = Callable[[Tensor], tuple[Tensor, Arrival]]  # starts a copy to the host; `Arrival` signals its end
-
-
-class LossBatch(NamedTuple):
-    """A batch whose losses are still on the device.
-
-    Attributes:
-        counters: number, batch, steps and samples, as in a row.
-        losses: copies without a graph; none if the batch was skipped.
-    """
-
-    counters: tuple[int, int, int, int]
-    losses: Sequence[Tensor]
-
-
-class WaitingLosses:
-    def __init__(self, fetch: Fetch | None = None) -> None:
-        self._fetch = fetch or start_fetch
-        self._open: list[LossBatch] = []
-        self._fetching: deque[tuple[list[LossBatch], Tensor | None, Arrival | None]] = deque()
-        self._added = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._open and not self._fetching
-
-    def add(self, batch: LossBatch) -> Iterator[tuple[LossBatch, list[float]]]:
-        self._open.append(batch)
-        self._added += 1
-        if len(self._open) == CHUNK:
-            self.send()
-        return self.arrived() if self._added % POLL_EVERY == 0 else iter(())
-
-    def send(self) -> None:
-        batches, self._open = self._open, []
-        losses = [loss for batch in batches for loss in batch.losses]
-        if losses:
-            self._fetching.append((batches, *self._fetch(torch.stack(losses))))
-        elif batches:
-            self._fetching.append((batches, None, None))
-
-    def arrived(self, *, wait: bool = False) -> Iterator[tuple[LossBatch, list[float]]]:
-        while self._fetching:
-            batches, host, arrival = self._fetching[0]
-            if arrival is not None and wait:
-                arrival.synchronize()
-            elif arrival is not None and not arrival.query():
-                return
-            self._fetching.popleft()
-            values = iter([] if host is None else host.double().tolist())
-            for batch in batches:
-                yield batch, [next(values) for _ in batch.losses]
-
-    def clear(self) -> None:
-        self._open.clear()
-        self._fetching.clear()
-
-
-def start_fetch(losses: Tensor) -> tuple[Tensor, Arrival]:
-    host = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
-    host.copy_(losses, non_blocking=True)
-    event = torch.Event(device=losses.device)
-    event.record()
-    return host, event
-
-
-# Not waited for. A graph on a GPU may reuse the loss's memory.
-def copied(loss: Tensor, device: torch.device) -> Tensor:
-    return loss.detach().clone().reshape(()).to(device, non_blocking=True)
-
-
 OnDifference = Literal["note", "stop", "raise"]
 ACTIONS: tuple[str, ...] = get_args(OnDifference)
 DIVERGES = "The resumed run"
@@ -338,16 +276,14 @@ class RankFinding(NamedTuple):
         batches: the number of compared batches.
         steps: the replayed optimizer steps that were equal.
         is_done: whether nothing is left to compare.
-        differs_at: the number of the first batch that differs; None without.
-        difference: its description.
+        difference: the number of the first batch that differs, and a description.
         obstacle: why the rank could compare nothing.
     """
 
     batches: int
     steps: int
     is_done: bool
-    differs_at: int | None
-    difference: str | None
+    difference: tuple[int, str] | None
     obstacle: str | None
 
 
@@ -382,7 +318,6 @@ class VerifyResume(Plugin):
         self._preserves_killed_run = False
         self._ring: Ring | None = None
         self._handle: Handle | None = None
-        self._last_handle: Handle | None = None
         self._forget()
 
     def describe(self, run: Run) -> str:
@@ -406,7 +341,7 @@ class VerifyResume(Plugin):
         self._steps, self._saved_at = run.progress.steps, run.progress.batches
         if run.checkpoints.resumed_at is run.origin:
             self._is_resumed = True
-            self._guarded(run, lambda: self._open_file(run))
+            self._guarded(run, self._open_file)
             return
         self._returns += 1
         self._rows.forget()
@@ -414,8 +349,6 @@ class VerifyResume(Plugin):
         if self._ring is not None:
             self._ring.drop(run.progress.batches)
             self._ring.sign(self._owner(run))
-            if self._returns == self._other_path[0]:  # the killed run had gone back, too: its next rows are comparable
-                self._expect(run, self._other_path[1])
             self._listen(run, self._compare_batch)
 
     @on(ev.SavePoint, lane=Lane.REPORT, optional=True)
@@ -454,7 +387,6 @@ class VerifyResume(Plugin):
         self._returns = max(self._returns, state.get("returns", 0))
 
     def close(self) -> None:
-        self._remove_last_handle()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -467,7 +399,6 @@ class VerifyResume(Plugin):
         self._saver: SavingPlugin | None = None
         self._rows = RowReader()
         self._expected: dict[int, Row] = {}
-        self._other_path: tuple[int, list[Row]] = 0, []  # rows of the killed run, and after how many returns
         self._batches = self._equal = self._steps = 0
         self._saved_at = -1
         self._is_resumed = self._is_emitted = False
@@ -481,11 +412,6 @@ class VerifyResume(Plugin):
             run.warn("VerifyResume compares nothing: no plugin brings it. Register Checkpoint(folder).")
         self._saver = next((plugin for plugin in savers if run.plugins.is_enabled(plugin)), None)
         if self._saver is not None:
-            if not hasattr(self._saver, "folder") or not hasattr(self._saver, "file_name"):
-                raise TypeError(
-                    f"{type(self._saver).__name__} brings VerifyResume and must have the attributes `folder` and "
-                    f"`file_name`."
-                )
             self._listen(run, self._open_afresh)
 
     def _listen(self, run: Run, handler: Callable[..., None]) -> None:
@@ -494,7 +420,7 @@ class VerifyResume(Plugin):
         self._handle = run.bus.on(ev.BatchEnd, handler, lane=Lane.PERSIST)
 
     def _open_afresh(self, run: Run, event: ev.BatchEnd) -> None:
-        self._guarded(run, lambda: self._begin_file(run))
+        self._guarded(run, self._begin_file)
         if self._ring is not None:
             self._compare_batch(run, event)
 
@@ -511,22 +437,15 @@ class VerifyResume(Plugin):
         rows = ring.rows()
         if previous_owner == owner and run.checkpoints.batch_note is None:
             self._ring = ring
-            self._expect(run, rows)
+            self._expected = {row.number: row for row in rows if row.number > run.progress.batches}
             self._listen(run, self._compare_batch)
             return
         ring.close()
-        if previous_owner == replace(owner, returns=previous_owner.returns) and run.checkpoints.batch_note is None:
-            self._other_path = previous_owner.returns, rows
         if previous_owner.returns == owner.returns and any(row.steps > run.progress.steps for row in rows):
             run.note(
                 f"replayed steps not verified: {_layout_change(previous_owner, owner, run.checkpoints.batch_note)}"
             )
         self._begin_file(run)
-
-    def _expect(self, run: Run, rows: Iterable[Row]) -> None:
-        self._expected = {row.number: row for row in rows if row.number > run.progress.batches}
-        if self._expected and run.engine.world_size == 1 and self._last_handle is None:
-            self._last_handle = run.bus.on(ev.BatchEnd, self._emit_when_done, lane=Lane.REPORT)
 
     def _owner(self, run: Run) -> Owner:
         layout = blake2b(repr(run.data.layouts).encode(), digest_size=16).digest()
@@ -539,10 +458,10 @@ class VerifyResume(Plugin):
         rank = f".{run.engine.rank}" * (not run.engine.is_main)
         return self._saver.folder / f".{run_part(self._saver.file_name or run.name)}.steps{rank}"
 
-    def _guarded(self, run: Run, work: Callable[[], None]) -> None:
+    def _guarded(self, run: Run, work: Callable[[Run], None]) -> None:
         # without the file the run continues, with a note
         try:
-            work()
+            work(run)
         except OSError as error:
             self.close()
             rank = f"rank {run.engine.rank}: " if run.engine.world_size > 1 else ""
@@ -552,6 +471,8 @@ class VerifyResume(Plugin):
 
     def _compare_batch(self, run: Run, event: ev.BatchEnd) -> None:
         self._take(run, self._rows.of(run))
+        if self._batches and not self._expected and run.engine.world_size == 1:
+            self._emit_verified(run)
         if self._ring is not None and not (self._expected or self._preserves_killed_run) and is_plain(run):
             self._listen(run, quick_writer(run, self._ring))
 
@@ -594,17 +515,6 @@ class VerifyResume(Plugin):
         if self.on_difference == "stop":
             run.control.stop(f"the resumed run {text}")
 
-    def _emit_when_done(self, run: Run, event: ev.BatchEnd) -> None:
-        if not self._expected:
-            if self._batches:
-                self._emit_verified(run)
-            self._remove_last_handle()
-
-    def _remove_last_handle(self) -> None:
-        if self._last_handle is not None:
-            self._last_handle.remove()
-            self._last_handle = None
-
     def _emit_verified(self, run: Run) -> None:
         if not self._is_emitted:
             self._is_emitted = True
@@ -613,18 +523,17 @@ class VerifyResume(Plugin):
     def _exchange(self, run: Run, *, is_end: bool) -> None:
         if run.engine.world_size == 1 or not self._is_resumed or self._is_emitted:
             return
-        number, text = self._first_difference or (None, None)
-        mine = RankFinding(self._batches, self._equal, not self._expected, number, text, self._obstacle)
+        is_done = not self._expected
+        mine = RankFinding(self._batches, self._equal, is_done, self._first_difference, self._obstacle)
         findings: list[RankFinding] = run.engine.gather_objects(mine)
-        differing = [finding for finding in findings if finding.differs_at is not None]
-        if not (is_end or differing or all(finding.is_done for finding in findings)):
+        differences = [finding.difference for finding in findings if finding.difference is not None]
+        if not (is_end or differences or all(finding.is_done for finding in findings)):
             return
         run.checkpoints.verified_steps = min(finding.steps for finding in findings)
-        if differing:
-            first = min(differing, key=lambda finding: finding.differs_at or 0)
-            assert first.difference is not None
-            _report(run, first.difference)
-            run.warn(f"{DIVERGES} {first.difference}.")
+        if differences:
+            _, first = min(differences)
+            _report(run, first)
+            run.warn(f"{DIVERGES} {first}.")
         for finding in findings:
             if finding.obstacle is not None and finding.obstacle != self._obstacle:
                 run.note(finding.obstacle)

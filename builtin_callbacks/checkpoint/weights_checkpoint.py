@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 from ...core.checkpoint.storage import Entry
 from ...core.distributed.failure import on_main
 from ...events import Run
-from ...plugins.filters import Filter
 from .plugin import Checkpoint
 from .saver import Saver
 
@@ -36,43 +36,13 @@ class WeightsCheckpoint(Saver):
 
     weights_only: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        every: Filter | None = None,
-        keep_last: int | None = 1,
-        keep_best: int = 0,
-        monitor: str | None = None,
-        mode: Literal["min", "max"] | None = None,
-        background: bool = False,
-    ) -> None:
-        retention: dict[str, Any] = {"keep_last": keep_last, "keep_best": keep_best, "monitor": monitor, "mode": mode}
-        super().__init__(folder, every=every, background=background, **retention)
-
     def _start(self, run: Run) -> None:
-        checkpoints = [
-            plugin for plugin in run.plugins if isinstance(plugin, Checkpoint) and run.plugins.is_enabled(plugin)
-        ]
-        waits = any(plugin.resume.path is not None for plugin in checkpoints)  # it chooses the training
-        if not checkpoints:
+        if not any(isinstance(plugin, Checkpoint) and run.plugins.is_enabled(plugin) for plugin in run.plugins):
             run.data.report_untracked("everything but weights", "WeightsCheckpoint saves no state to resume")
-            if "preemption" in run.plugins.declared("exclusive"):
-                run.warn(
-                    f"If this process is preempted, its training is lost: plugin {self.name!r} saves only weights. "
-                    f"Add a Checkpoint in another folder."
-                )
+        on_main(run.engine, partial(self._open, run))
 
-        def look() -> tuple[str, list[str]]:
-            self._files.open(run, self.folder)
-            notes = (
-                [] if run.checkpoints.is_resuming or waits else self._claim(run, run.name, run.checkpoints.training_id)
-            )
-            return self._files.name, notes
-
-        self.file_name, notes = on_main(run.engine, look)
-        for note in notes:
-            run.note(note)
+    def _open(self, run: Run) -> None:
+        self._files.open(run, self.folder)
 
     def _continue(self, run: Run, path: Path | None, newest: Entry | None, *, is_newest: bool) -> None:
         if newest is not None:

@@ -45,18 +45,15 @@ class Capture:
         self.weights_only = weights_only
 
     def __call__(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return _reduced(run, run.state_dict(shards, weights_only=self.weights_only))
+        state: dict[str, Any] = run.state_dict(shards, weights_only=self.weights_only)
+        for plugin in run.plugins:
+            if callable(reduce := getattr(plugin, "reduce_state", None)) and run.plugins.is_enabled(plugin):
+                state = reduce(run, state)
+        return state
 
     def weights(self, run: Run) -> Mapping[str, Any]:
         # without `reduce_state`
         return {name: state_of(module) for name, module in run.modules.items()}
-
-
-def _reduced(run: Run, state: dict[str, Any]) -> dict[str, Any]:
-    for plugin in run.plugins:
-        if callable(reduce := getattr(plugin, "reduce_state", None)) and run.plugins.is_enabled(plugin):
-            state = reduce(run, state)
-    return state
 
 
 class CheckpointWriter:

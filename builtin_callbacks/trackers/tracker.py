@@ -7,18 +7,17 @@ from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import astuple, dataclass, fields
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic, perf_counter
 from typing import Any, Final
 from uuid import uuid4
 
-from ...events import Event, Lane, Progress, Run
+from ...events import Event, Lane, Run
 from ...events import catalogue as ev
 from ...events.errors import describe_error
 from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogText
+from ...events.progress import Rates
 from ...plugins import Plugin, on
 
 SAVED = ("scalars", "text", "hyper_parameters")  # kinds of unwritten records that a checkpoint contains
@@ -121,13 +120,12 @@ class Outbox:
 
     Args:
         name: the name of the tracker, for messages.
-        write: writes one record, or collects it for `flush`; called in the thread.
+        write: writes one record, or several of the kinds in `collects`; called in the thread.
         outages: errors after which a record is written again, after an increasing pause.
         capacity: the maximum number of waiting records; more are dropped.
         patience: seconds without progress after which `close` drops waiting records.
         settles: seconds after which a written record survives a kill of the process.
-        collects: kinds of records that `write` collects; they remain in the queue until `flush` has written them.
-        flush: writes the collected records.
+        collects: kinds of records that are written together.
         previous: the thread of the previous outbox, which may still be in a request; the new thread waits for its end.
 
     Attributes:
@@ -139,22 +137,21 @@ class Outbox:
     def __init__(
         self,
         name: str,
-        write: Callable[[TrackerRecord], Any],
+        write: Callable[[list[TrackerRecord]], Any],
         *,
         outages: tuple[type[Exception], ...],
         capacity: int,
         patience: float,
         settles: float = 0.0,
         collects: Collection[str] = (),
-        flush: Callable[[], None] = lambda: None,
         previous: Thread | None = None,
     ) -> None:
         self._name, self._write, self._outages, self._previous = name, write, outages, previous
-        self._capacity, self._patience = capacity, patience
-        self._collects, self._flush = collects, flush
+        self._capacity, self._patience, self._collects = capacity, patience, collects
         self._queue: deque[TrackerRecord] = deque()
-        self._collected = self._values = 0  # the number of collected records at the head of the queue, and of values
-        self._suspects = 0  # the number of records at the head of the queue that are from a refused batch
+        self._suspects = (
+            0  # records at the head of the queue to be written one by one, because they were refused together
+        )
         self._settles, self._settling = settles, deque[tuple[float, TrackerRecord]]()  # with the time of the write
         self._changed = Condition()
         self._thread: Thread | None = None
@@ -232,9 +229,9 @@ class Outbox:
             self._previous.join()
         pause = FIRST_PAUSE
         try:
-            while (work := self._next()) is not None:
+            while records := self._next():
                 try:
-                    work()
+                    self._write_records(records)
                 except self._outages as error:
                     pause = self._wait(describe_error(error), pause)
                 else:
@@ -248,68 +245,43 @@ class Outbox:
                 self._give_up(describe_error(error))
             raise
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> list[TrackerRecord]:
+        """Wait for a record; return it, or several that are written together."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closing)
-            count = self._collected
-            record = self._queue[count] if len(self._queue) > count else None
-            if count > 0 and not (record is not None and self._joins(record)):
-                return partial(self._write_collected, list(islice(self._queue, count)))
-            return None if record is None else partial(self._write_record, record)
+            records: list[TrackerRecord] = []
+            values = 0
+            for record in self._queue:
+                values += record.values
+                is_single = self._suspects > 0 or record.kind not in self._collects
+                if records and (is_single or values > BATCH):
+                    break
+                records.append(record)
+                if is_single:
+                    break
+            return records
 
-    def _joins(self, record: TrackerRecord) -> bool:
-        fits = self._values + record.values <= BATCH
-        return fits and record.kind in self._collects and not self._suspects and not self._outage
-
-    def _write_record(self, record: TrackerRecord) -> None:
-        is_collected = False
+    def _write_records(self, records: list[TrackerRecord]) -> None:
         try:
-            if not self.refused:
-                result = self._write(record)
-                is_collected = record.kind in self._collects
-                if record.kind == "open":
-                    self.opened = result
-        except self._outages:
-            raise
-        except Exception as error:  # noqa: BLE001  # counted, logged, and said in the result
-            self._note_refusal(record, describe_error(error))
-        if is_collected:
-            with self._changed:
-                if not self._given_up:
-                    self._collected += 1
-                    self._values += record.values
-                    self._written += 1
-                    self._changed.notify_all()
-        else:
-            self._remove(record, self._collected)
-
-    def _write_collected(self, records: list[TrackerRecord]) -> None:
-        """Flush; if a batch is refused, its records are written one by one."""
-        try:
-            self._flush()
+            result = None if self.refused else self._write(records)
         except self._outages:
             raise
         except Exception as error:  # noqa: BLE001  # counted, logged, and said in the result
             if len(records) > 1:
                 self._suspects = len(records)
-                self._forget_collected()
                 return
             self._note_refusal(records[0], describe_error(error))
+        else:
+            if records[0].kind == "open":
+                self.opened = result
         for record in records:
-            self._remove(record, 0)
-        self._forget_collected()
+            self._remove(record)
 
-    def _forget_collected(self) -> None:
-        with self._changed:
-            self._collected = self._values = 0
-            self._written += 1
-            self._changed.notify_all()
-
-    def _remove(self, record: TrackerRecord, index: int) -> None:
+    def _remove(self, record: TrackerRecord) -> None:
         with self._changed:
             if self._given_up:  # dropped while it was written
                 return
-            del self._queue[index]
+            self._queue.popleft()
             self._bytes -= record.size
             self._suspects = max(0, self._suspects - 1)
             self._written += 1
@@ -348,7 +320,6 @@ class Outbox:
             for record in self._queue:
                 self._lose(record, reason)
             self._queue.clear()
-            self._collected = self._values = 0
             self._changed.notify_all()
 
     def _lose(self, record: TrackerRecord, reason: str) -> None:
@@ -366,7 +337,6 @@ NAMES: Final = {
     "roll_back": "a note of a roll back",
     "finish": "the ending",
 }
-UNITS = ("samples", "steps", "tokens")
 
 
 class Tracker(Plugin):
@@ -388,7 +358,7 @@ class Tracker(Plugin):
         patience: at the end of a run, seconds without progress after which the rest is dropped.
         settles: seconds after which a written record survives a kill of the process. Until then checkpoints contain it,
             and a resumed run writes it again if the page lacks it.
-        collects: kinds of records, such as `scalars`, that their method collects and `flush` writes.
+        collects: kinds of records, such as `scalars`, that their method collects and `flush` writes together.
         shares_rows: whether images, texts and so on are in one row with the fields of `Place`, so that such names are
             shown as `image/epoch` and so on.
         is_local: whether it writes local files. A checkpoint then waits until everything is written, but not in an
@@ -408,7 +378,7 @@ class Tracker(Plugin):
     is_local: bool = False
 
     def __init__(self) -> None:
-        if (type(self).flush is Tracker.flush) is not (not self.collects) or not WRITTEN.issuperset(self.collects):
+        if self.collects and (type(self).flush is Tracker.flush or not WRITTEN.issuperset(self.collects)):
             kinds = f"kinds of {', '.join(sorted(WRITTEN))}"
             raise TypeError(
                 f"{type(self).__name__} has collects = {self.collects!r}: define it, with {kinds}, together with flush."
@@ -482,12 +452,12 @@ class Tracker(Plugin):
         """Store a file."""
 
     def flush(self) -> None:
-        """Write the collected records of the kinds in `collects`.
+        """Write the collected records of the kinds in `collects`: at most 1,000 values, and no records between them."""
 
-        Called before there are more than 1,000 values, before a record of another kind, and when the queue is empty.
-        The records count as written after a successful call. After an outage, `flush` is called again and must find the
-        same records. After another error it must find none, because each record is then written again with a `flush` of
-        its own.
+    def discard(self) -> None:
+        """Discard the collected records: after each `flush`, and if one of them cannot be written.
+
+        After an outage, the same records are collected again. After another error, each is collected and flushed alone.
         """
 
     def roll_back(self, place: Place) -> None:
@@ -646,13 +616,12 @@ class Tracker(Plugin):
         if self._outbox is None:
             self._outbox = Outbox(
                 self.name,
-                self._write,
+                self._write_records,
                 outages=self.outages,
                 capacity=self.capacity,
                 patience=self.patience,
                 settles=self.settles,
                 collects=self.collects,
-                flush=self.flush,
                 previous=self._previous,
             )
             resumed_at, self._resumed_at = self._resumed_at, None
@@ -679,6 +648,17 @@ class Tracker(Plugin):
     def _remark(self, text: str) -> None:
         if text not in self._remarks:
             self._remarks.append(text)
+
+    def _write_records(self, records: list[TrackerRecord]) -> str | None:
+        page_id = None
+        try:
+            for record in records:
+                page_id = self._write(record)
+            if records[0].kind in self.collects:
+                self.flush()
+        finally:
+            self.discard()
+        return page_id
 
     def _write(self, record: TrackerRecord) -> str | None:
         """Write a record in the thread; return the id of an opened page."""
@@ -709,39 +689,3 @@ class Tracker(Plugin):
 
 def _ended(text: str) -> str:
     return f"{text.removesuffix('.')}."
-
-
-class Rates:
-    """Throughput since the rates were last read."""
-
-    def __init__(self) -> None:
-        self._since: tuple[float, tuple[int, ...]] | None = None
-
-    def start(self, progress: Progress, seconds: float) -> None:
-        """Start a measurement.
-
-        Args:
-            progress: the counters of the run.
-            seconds: the time of the clock that is also passed to `read`.
-        """
-        self._since = seconds, tuple(getattr(progress, unit) for unit in UNITS)
-
-    def read(self, progress: Progress, seconds: float) -> dict[str, float]:
-        """Return samples, steps and tokens per second, as `samples_per_second` and so on.
-
-        The rates are over all ranks, since the last call that returned any. Tokens are included if losses have counts.
-        The result is empty if no measurement was started, or if there were no samples or no time since.
-        """
-        if self._since is None:
-            self.start(progress, seconds)
-            return {}
-        before, counts = self._since
-        if seconds <= before or progress.samples == counts[0]:
-            return {}
-        rates = {
-            f"{unit}_per_second": (getattr(progress, unit) - count) / (seconds - before)
-            for unit, count in zip(UNITS, counts, strict=True)
-            if unit != "tokens" or progress.tokens
-        }
-        self.start(progress, seconds)
-        return rates

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isnan
@@ -37,9 +37,9 @@ from .state.frozen import FROZEN, verified_weights
 from .state.ranks import join_weights
 from .storage import reader
 from .storage.archive import compacted
-from .storage.files import SYSTEM, Files, megabytes, write_whole
+from .storage.files import SYSTEM, Files, write_whole
 from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first
-from .storage.reader import Manifests, read_manifest
+from .storage.reader import Manifests
 from .storage.untrusted_files import check_content, read_small, read_with_stand_ins, records_as_dicts
 
 Which = Literal["last", "best"]
@@ -48,7 +48,6 @@ SAFETENSORS = ".safetensors"
 INDEX = ".json"  # of a model in several files, as in model.safetensors.index.json
 LARGEST_INDEX = 2**26  # bytes
 UNNAMED = ""  # the name of the module in a file that holds one module's weights and nothing else
-TRIES = 3  # a run that still trains may remove a checkpoint between the listing and the reading
 logger = logging.getLogger("heliograph")
 TORCH = (".pth", ".pt")
 
@@ -78,22 +77,9 @@ class WeightsFile:
     frozen: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RunFilter:
-    # selects checkpoints of a run (by either of its names) or a training; else all
-    run_name: str | None = None
-    training: str | None = None
-
-    def __contains__(self, entry: Entry) -> bool:
-        if self.training is not None:
-            return entry.training == self.training
-        return self.run_name in (None, entry.family, entry.run_name)
-
-
-ANY_RUN = RunFilter()
-
-
-def find_weights(path: Path, which: Which | None = None, of: RunFilter = ANY_RUN) -> WeightsFile:
+def find_weights(
+    path: Path, which: Which | None = None, run_name: str | None = None, training: str | None = None
+) -> WeightsFile:
     """Return the weights in a file, or in the last or the best checkpoint of a folder.
 
     The last is the newest intact one; skipped files are logged, and listed in `skipped`. The best belongs to the newest
@@ -102,7 +88,8 @@ def find_weights(path: Path, which: Which | None = None, of: RunFilter = ANY_RUN
     Args:
         path: a file or a folder.
         which: which one in a folder; the last by default.
-        of: which run or training, if the folder has several.
+        run_name: the run, by the name that the program gave it or the prefix of its files; any by default.
+        training: the id of the training; any by default.
 
     Raises:
         FileNotFoundError: there is no such file, or no checkpoint in the folder.
@@ -112,30 +99,20 @@ def find_weights(path: Path, which: Which | None = None, of: RunFilter = ANY_RUN
     if which is not None and which not in WHICH:
         raise ValueError(f"which= is 'last' or 'best', got {which!r}.")
     if not path.is_dir():
-        if which is not None or of.run_name is not None:
+        if which is not None or run_name is not None:
             reader.check_is_there(path)
             raise ValueError(f"which= and run_name= select a checkpoint in a folder, but {path} is a file.")
         return read_weights(path)
-    for _ in range(TRIES):
-        skipped: list[str] = []
-        candidates = _candidates(path, which or "last", of, skipped)
-        for entry in candidates:
-            try:
-                file = read_weights(entry.path)
-            except FileNotFoundError:  # just removed: list the folder again
-                break
-            except SchemaError:
-                raise
-            except ValueError as error:
-                skipped.append(str(error))
-                logger.warning("skipped: %s", error)
-            else:
-                return replace(file, skipped=tuple(skipped))
-        else:
-            raise ValueError(f"No checkpoint in {path} is intact: {' '.join(skipped)}")
-    raise FileNotFoundError(
-        f"The checkpoints in {path} are removed faster than they can be read: give the path of a file."
-    )
+    manifests = Manifests(path)
+    entries = _newest_training(manifests, run_name, training)
+    if which == "best":
+        return read_weights(_best(entries, path).path)
+    entry, state, skipped = reader.newest(manifests, entries[0].family, entries[0].training)
+    if entry is None or state is None:
+        raise ValueError(f"No checkpoint in {path} is intact: {' '.join(skipped)}")
+    for line in skipped:
+        logger.warning("skipped: %s", line)
+    return replace(_weights_in(state, entry.path), skipped=tuple(skipped))
 
 
 def read_weights(path: Path) -> WeightsFile:
@@ -155,23 +132,49 @@ def read_weights(path: Path) -> WeightsFile:
         return WeightsFile(path, {UNNAMED: _read_safetensors(path)})
     if path.suffix == INDEX:
         return WeightsFile(path, {UNNAMED: _read_parts(path)})
-    if path.suffix != SUFFIX or not _has_manifest(path):
-        reader.check_is_there(path)
-        content = records_as_dicts(read_with_stand_ins(path))
-        check_content(content, path)
-        if path.suffix != SUFFIX or not isinstance(content, Mapping) or "schema" not in content:
-            return WeightsFile(path, _states_in(content, path))
-    state = reader.load(path)
-    modules = join_weights(state, path)
+    if path.suffix == SUFFIX:
+        with suppress(MissingManifestError):  # then torch.save wrote it
+            return _weights_in(reader.load(path), path)
+    reader.check_is_there(path)
+    content = records_as_dicts(read_with_stand_ins(path))
+    check_content(content, path)
+    if isinstance(content, Mapping) and "schema" in content:
+        raise MissingManifestError(path)
+    return WeightsFile(path, _states_in(content, path))
+
+
+def _weights_in(state: reader.State, path: Path) -> WeightsFile:
     facts = state["metrics"], state["progress"]["steps"], state["run_name"]
-    return WeightsFile(path, modules, state["plugins"], *facts, frozen=state.get(FROZEN, {}))
+    return WeightsFile(path, join_weights(state, path), state["plugins"], *facts, frozen=state.get(FROZEN, {}))
 
 
-def _candidates(folder: Path, which: Which, of: RunFilter, skipped: list[str]) -> list[Entry]:
-    newest = _newest_training(folder, of, skipped)
-    if which == "last":
-        return newest
-    judged = [(entry, entry.judged_by) for entry in newest if entry.judged_by is not None]
+def _newest_training(manifests: Manifests, run_name: str | None, training: str | None) -> list[Entry]:
+    files, folder = manifests.look(), manifests.folder
+    entries = [file.entry for file in files if file.entry is not None]
+    matching = [
+        entry
+        for entry in entries
+        if run_name in (None, entry.family, entry.run_name) and training in (None, entry.training)
+    ]
+    if not matching:
+        for file in files:
+            if isinstance(file.problem, OSError | SchemaError):  # it may be the one
+                raise file.problem
+        whose = "" if run_name is None else f" of run {run_name!r}"
+        names = {entry.family for entry in entries}
+        available = f"Runs with checkpoints: {', '.join(sorted(names)) or 'none'}."
+        raise FileNotFoundError(f"There is no checkpoint{whose} with a manifest in {folder}. {available}")
+    if len(families := {entry.family for entry in matching}) > 1:
+        raise ValueError(
+            f"{folder} holds checkpoints of several runs, {', '.join(map(repr, sorted(families)))}: choose one, "
+            f"run_name={min(families)!r}, or give the path of a file."
+        )
+    newest = max(matching, key=lambda entry: entry.order)
+    return [entry for entry in matching if entry.training == newest.training]
+
+
+def _best(entries: list[Entry], folder: Path) -> Entry:
+    judged = [(entry, entry.judged_by) for entry in entries if entry.judged_by is not None]
     if not judged:
         raise ValueError(
             f"No checkpoint in {folder} is the best: none is ranked by a metric. Rank them with "
@@ -182,44 +185,7 @@ def _candidates(folder: Path, which: Which, of: RunFilter, skipped: list[str]) -
     ranked = best_first(values, "max" if mode == "max" else "min")
     if not ranked or isnan(values[ranked[0]] or 0.0):
         raise ValueError(f"No checkpoint in {folder} is the best: {metric!r} was NaN at all of them.")
-    return ranked[:1]
-
-
-def _newest_training(folder: Path, of: RunFilter, skipped: list[str]) -> list[Entry]:
-    manifests = Manifests(folder)
-    files = manifests.look()
-    entries = [file.entry for file in files if file.entry is not None]
-    matching = [entry for entry in entries if entry in of]
-    for file in files:
-        is_candidate = None in (of.run_name, file.run_name) or file.run_name == of.run_name
-        if isinstance(file.problem, OSError | SchemaError) and is_candidate:
-            raise file.problem
-        is_foreign = isinstance(file.problem, MissingManifestError) and "_epoch_" not in file.path.name
-        if file.problem is not None and not is_foreign:
-            logger.warning("skipped: %s", file.problem)
-            skipped.append(str(file.problem))
-    names = sorted({entry.family for entry in entries})
-    if not matching:
-        whose = "" if of.run_name is None else f" of run {of.run_name!r}"
-        available = f"Runs with checkpoints: {', '.join(names) or 'none'}."
-        raise FileNotFoundError(f"There is no checkpoint{whose} with a manifest in {folder}. {available}")
-    if len(families := {entry.family for entry in matching}) > 1:
-        raise ValueError(
-            f"{folder} holds checkpoints of several runs, {', '.join(map(repr, sorted(families)))}: choose one, "
-            f"run_name={min(families)!r}, or give the path of a file."
-        )
-    matching.sort(key=lambda entry: entry.order, reverse=True)
-    return [entry for entry in matching if entry.training == matching[0].training]
-
-
-def _has_manifest(path: Path) -> bool:
-    try:
-        reader.read_manifest(path)
-    except MissingManifestError:
-        return False
-    except (OSError, ValueError):  # reported when the file is read
-        return path.exists()
-    return True
+    return ranked[0]
 
 
 def _states_in(content: Any, path: Path) -> Mapping[str, Mapping[str, Any]]:
@@ -318,28 +284,23 @@ def export_weights(
         shared = _write_safetensors(out, weights, {"format": "pt", "heliograph": version(), **described}, files)
     else:
         shared = 0
-        _write(out, weights, lambda path: torch.save(compacted(weights)[0], path), files)
-    frozen = file.frozen.get(name, {})
+        _write(out, lambda path: torch.save(compacted(weights)[0], path), files)
     summary = ", ".join(f"{key} {value}" for key, value in described.items())
-    ties = f"; {shared} names share the tensor of another name, stored once" if shared else ""
-    lacks = f"; {len(frozen)} frozen tensors are missing: only trained weights were saved" if frozen else ""
-    return (
-        f"{out}: {len(weights)} tensors, {out.stat().st_size / 1e6:,.3f} MB"
-        + f" ({summary})" * bool(summary)
-        + ties
-        + lacks
-    )
+    report = f"{out}: {len(weights)} tensors, {out.stat().st_size / 1e6:,.3f} MB ({summary or 'of an unknown run'})"
+    if shared:
+        report += f"; {shared} names share the tensor of another name, stored once"
+    if frozen := file.frozen.get(name):
+        report += f"; {len(frozen)} frozen tensors are missing: only trained weights were saved"
+    return report
 
 
 def _chosen(file: WeightsFile, module: str | None) -> str:
     names = sorted(file.modules)
-    if module is None and len(names) == 1:
-        return names[0]
-    if module is None:
+    if module is not None:
+        return _check_known(module, names, f"{file.path} holds no module")
+    if len(names) > 1:
         raise ValueError(f"{file.path} holds the modules {', '.join(names)}: choose one, --module {names[0]}.")
-    if module not in names:
-        raise ValueError(f"{file.path} holds no module {module!r}.{known_names(module, filter(None, names))}")
-    return module
+    return names[0]
 
 
 def _averaged(file: WeightsFile, module: str, plugin: str) -> dict[str, Any]:
@@ -383,17 +344,12 @@ def _write_safetensors(out: Path, weights: Mapping[str, Any], metadata: dict[str
         except safetensors.SafetensorError as error:
             raise OSError(f"safetensors: {error}") from error
 
-    _write(out, tensors, write, files)
+    _write(out, write, files)
     return len(shared)
 
 
-def _write(out: Path, weights: Mapping[str, Any], write: Any, files: Files) -> None:
+def _write(out: Path, write: Callable[[Path], None], files: Files) -> None:
     try:
-        needed, free = compacted(weights)[1], files.free(out.parent)
-        if needed > free:
-            raise OSError(
-                errno.ENOSPC, f"it needs {megabytes(needed, needed=True)}, but only {megabytes(free)} are free"
-            )
         write_whole(out, write, files=files)
     except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
         failure = OSError(f"{out} could not be written: {error}. An existing file is unchanged.")
@@ -468,7 +424,7 @@ def load_weights(
         ValueError: it is damaged, has other modules or no such average, or the choice is ambiguous.
     """
     check_path("load_weights(task, path)", path, "a file or a folder")
-    return load_into(task, find_weights(Path(path), which, RunFilter(run_name)), average=average, module=module)
+    return load_into(task, find_weights(Path(path), which, run_name), average=average, module=module)
 
 
 def load_into(
@@ -522,13 +478,8 @@ def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Pat
     def look() -> Path:
         if weights in WHICH:
             folder, training = _where_saved(plugins, str(weights))
-            if not folder.is_dir():
-                raise FileNotFoundError(
-                    f"weights={weights!r} is the {weights} checkpoint in {folder}, but nothing is saved there: call "
-                    f"fit first, or give the path of a file or a folder, weights='runs/x'."
-                )
-            of = RunFilter(run_name) if training is None else RunFilter(training=training)
-            read.append(find_weights(folder, "best" if weights == "best" else "last", of))
+            whose = {"run_name": run_name} if training is None else {"training": training}
+            read.append(find_weights(folder, "best" if weights == "best" else "last", **whose))
         else:
             path = Path(weights)
             if not path.suffix and not os.path.lexists(path):
@@ -549,70 +500,57 @@ def _where_saved(plugins: Iterable[Any], weights: str) -> tuple[Path, str | None
     if weights == "best" and len(storing) > 1:
         storing = [plugin for plugin in storing if plugin.monitor is not None] or storing
     if len(storing) != 1:
-        problem = (
-            "none of its plugins stores checkpoints"
-            if not storing
-            else f"{len(storing)} of its plugins store checkpoints"
-        )
         raise ValueError(
-            f"weights={weights!r} is the {weights} checkpoint of the trainer, but {problem}: register one "
-            f"Checkpoint('runs/x'), or give the path of a file or a folder, weights='runs/x'."
+            f"weights={weights!r} is the {weights} checkpoint of the trainer, but {len(storing)} of its plugins store "
+            f"checkpoints: register one Checkpoint('runs/x'), or give the path of a file or a folder, "
+            f"weights='runs/x'."
         )
     where: tuple[Path, str | None] = storing[0].where_saved()
     return where
 
 
 def _pairs(task: Any, file: WeightsFile, module: str | None) -> Pairs:
-    task_modules, saved = modules_of(task), file.modules
-    if isinstance(task, nn.Module) and module not in task_modules:
-        (name, alone) = next(iter(task_modules.items()))
-        if module is None and saved.keys() == task_modules.keys():
-            return {name: (name, alone)}
-        if module is None:
+    targets, saved = modules_of(task), file.modules
+    if isinstance(task, nn.Module) and module not in targets:
+        (name, alone) = next(iter(targets.items()))
+        if module is not None:
+            return {name: (_check_known(module, saved, "The file holds no module"), alone)}
+        if saved.keys() != targets.keys():
             fits = {source: (alone, weights) for source, weights in saved.items()}
             return {name: (_only_fit(fits, "the given module"), alone)}
-        return {name: (_check_known(module, saved, "The file holds no module"), alone)}
     if module is not None:
-        target = task_modules[_check_known(module, task_modules, f"{type(task).__name__} has no module")]
-        return {
-            module: (UNNAMED if UNNAMED in saved else _check_known(module, saved, "The file holds no module"), target)
-        }
+        target = targets[_check_known(module, targets, f"{type(task).__name__} has no module")]
+        source = UNNAMED if UNNAMED in saved else _check_known(module, saved, "The file holds no module")
+        return {module: (source, target)}
     if UNNAMED in saved:
-        fits = {name: (task_modules[name], saved[UNNAMED]) for name in task_modules}
+        fits = {name: (target, saved[UNNAMED]) for name, target in targets.items()}
         name = _only_fit(fits, "the weights in the file")
-        return {name: (UNNAMED, task_modules[name])}
-    if saved.keys() != task_modules.keys():
-        both = sorted(task_modules.keys() & saved.keys())
-        choice = f"choose one, module={both[0]!r}, or " if both else ""
+        return {name: (UNNAMED, targets[name])}
+    if saved.keys() != targets.keys():
         raise ValueError(
-            f"The file holds the modules {sorted(saved)}, the task has {sorted(task_modules)}: {choice}use the task "
-            f"that wrote it."
+            f"The file holds the modules {sorted(saved)}, the task has {sorted(targets)}: choose one that both have "
+            f"with module=, or use the task that wrote the file."
         )
-    return {name: (name, target) for name, target in task_modules.items()}
+    return {name: (name, target) for name, target in targets.items()}
 
 
 # Returns the name of the one candidate whose module has the names and shapes of its weights.
 def _only_fit(candidates: Mapping[str, tuple[nn.Module, Mapping[str, Any]]], target: str) -> str:
     if len(candidates) == 1:
         return next(iter(candidates))
-    fitting, reasons = [], []
+    fitting, problems = [], []
     for name, (module, weights) in candidates.items():
         try:
             check_fits({name: module}, {name: _fitted(module, weights)})
-        except ValueError as error:
-            reasons.append(str(error))
-        else:
             fitting.append(name)
+        except ValueError as error:
+            problems.append(str(error))
     if len(fitting) == 1:
         return fitting[0]
-    if not candidates:
-        raise ValueError("The task has no module that could be loaded.")
-    names = ", ".join(sorted(candidates))
+    problem = f"None of the modules {', '.join(sorted(candidates))} fits {target}: {' '.join(problems)}"
     if fitting:
-        problem = f"{len(fitting)} of the modules {names} fit {target}: {', '.join(fitting)}."
-    else:
-        problem = f"None of the modules {names} fits {target}: {' '.join(reasons)}"
-    raise ValueError(f"{problem} Choose one, module={min(candidates)!r}.")
+        problem = f"{len(fitting)} modules fit {target}: {', '.join(fitting)}."
+    raise ValueError(f"{problem} Choose one with module=.")
 
 
 def _check_known(module: str, names: Iterable[str], message: str) -> str:
@@ -670,7 +608,7 @@ def shared_by_ranks(engine: Engine, path: Path, value: T | None, read: Callable[
 
 def _checksum(path: Path) -> str | None:
     try:
-        return read_manifest(path).sha256 if path.is_file() else None
+        return reader.read_manifest(path).sha256 if path.is_file() else None
     except MissingManifestError:  # one of Helios, only weights, or the manifest is lost
         return f"{path.stat().st_size} bytes"
     except (OSError, ValueError):

@@ -43,9 +43,8 @@ def find_executable_batch_size(attempt: Callable[[int], T], largest: int, *, sma
         ValueError: the sizes are not positive, or `smallest` is more than `largest`.
         RuntimeError: the smallest batch does not fit, or `attempt` failed for another reason.
     """
-    for name, size in (("largest", largest), ("smallest", smallest)):
-        check_whole_number(name, size, of="samples", at_least=1)
-    largest, smallest = int(largest), int(smallest)
+    largest = check_whole_number("largest", largest, of="samples", at_least=1)
+    smallest = check_whole_number("smallest", smallest, of="samples", at_least=1)
     if smallest > largest:
         raise ValueError(f"smallest={smallest} is more than largest={largest}: give them the other way round.")
     size, sizes, draws = largest, range(smallest, largest + 1), rng.capture()

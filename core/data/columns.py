@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from ..system.extras import kind_of
 
-LABELS = "labels"
-
 
 class Columns:
     """The columns of a batch that the model, the loss and the metrics get.
@@ -29,10 +27,11 @@ class Columns:
         self, loss_fn: Callable[[Any, Any], Tensor] | None, inputs: str | Sequence[str] | None, targets: str | None
     ) -> None:
         names = [inputs] if isinstance(inputs, str) else inputs or []
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"inputs= takes the name of a column of the batches, or a tuple of names, got {inputs!r}.")
-        if not isinstance(targets, str | None):
-            raise TypeError(f"targets= takes the name of one column of the batches, got {targets!r}.")
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in [*names, targets or ""]):
+            raise TypeError(
+                f"inputs= takes the name of a column of the batches, or a tuple of names, and targets= one name; got "
+                f"{inputs!r} and {targets!r}."
+            )
         if loss_fn is not None and (inputs is None or targets is None):
             missing = "inputs" if inputs is None else "targets"
             raise ValueError(
@@ -40,7 +39,7 @@ class Columns:
                 f"inputs='image', targets='label': {missing}= is missing."
             )
         self._model_has_loss = loss_fn is None
-        self._inputs, self._targets = inputs, targets or LABELS
+        self._inputs, self._targets = inputs, targets or "labels"
         self._needs_targets = targets is not None
 
     def forward(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
@@ -124,13 +123,10 @@ def no_pair(batch: Any, describe: Callable[[Any], str]) -> TypeError:
             f"model computes its own loss, as transformers models do."
         )
     parts = f": {', '.join(map(describe, batch[:8]))}" if isinstance(batch, list | tuple) and batch else ""
-    if hasattr(batch, "shape"):
-        advice = "TensorDataset(inputs, targets) with loader_params={'batch_size': 32} makes such pairs."
-    else:
-        advice = (
-            "Pass several inputs as one, as in ((ids, mask), targets): the model gets the first part, and the loss "
-            "gets the outputs and the second part. A dataset or a collate_fn can make such pairs."
-        )
+    advice = (
+        "Pass several inputs as one, as in ((ids, mask), targets); a dataset, such as TensorDataset(inputs, targets), "
+        "or a collate_fn can make such pairs."
+    )
     return TypeError(
         f"Supervised takes batches of (inputs, targets), got {describe(batch)}{parts}. {advice} Or subclass Task, "
         f"whose training_step(run, batch) gets the unchanged batch."

@@ -117,14 +117,12 @@ def check_in_order(loader: Any) -> None:
     # `predict` needs every sample once, in the order of the data.
     if not isinstance(loader, DataLoader):
         return
-    if isinstance(loader.sampler, DRAWN) or getattr(loader.sampler, "shuffle", False):
+    is_random = isinstance(loader.sampler, DRAWN) or getattr(loader.sampler, "shuffle", False)
+    if is_random or left_out(loader):
+        problem = f"has a random order ({type(loader.sampler).__name__})" if is_random else "drops the last ones"
         raise ValueError(
-            f"predict returns outputs in the order of the data, but this loader has a random order "
-            f"({type(loader.sampler).__name__}): use shuffle=False, or give the dataset with loader_params."
-        )
-    if left_out(loader):
-        raise ValueError(
-            "predict returns outputs of all samples, but this loader drops the last ones: use drop_last=False."
+            f"predict returns outputs of all samples in the order of the data, but this loader {problem}: use "
+            f"shuffle=False and drop_last=False."
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count, islice
 from typing import Any, NamedTuple, Self, TypeVar
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ...events import Progress
-from .sources.contract import Compound, Source
+from .sources.contract import Source
 
 COMPLETE = 2**20  # bytes: a larger batch is sampled
 SAMPLE = 2**16
 MOST = 10_000  # values
-FEW = 64  # the items of a longer list are not inspected
+FEW = 64  # parts of a container
 DEPTH, OBJECT = 8, 2  # search depth in containers, and in other objects, which may reach the whole program
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
@@ -28,31 +28,22 @@ class LoadedBatch(NamedTuple):
 
     Attributes:
         number: within the epoch, from 1.
-        content: containers are copies, so that changes by the task are not seen.
-        versions: of its tensors, to detect changes in place.
+        leaves: its values by place, so that changes of containers by the task are not seen.
+        versions: of the tensors among them, to detect changes in place.
     """
 
     number: int
-    content: Any
-    versions: list[tuple[Tensor, int]]
+    leaves: list[tuple[str, Any]]
+    versions: list[int]
 
     @classmethod
     def of(cls, number: int, batch: Any) -> Self:
-        versions: list[tuple[Tensor, int]] = []
-        if type(batch) in (tuple, list) and len(batch) <= FEW:  # nearly always tensors only, which need no search
-            for part in batch:
-                if type(part) is not Tensor or part.is_inference():
-                    break
-                versions.append((part, part._version))
-            else:
-                return cls(number, list(batch), versions)
-            versions.clear()
-        return cls(number, _copy(batch, versions, DEPTH), versions)
+        leaves = list(islice(_leaves(batch, "", DEPTH), MOST))
+        return cls(number, leaves, _versions(leaves))
 
     @property
     def digest(self) -> bytes | None:
-        is_untouched = all(tensor._version == version for tensor, version in self.versions)
-        return digest_of(self.content) if is_untouched else None
+        return digest_of(self.leaves) if _versions(self.leaves) == self.versions else None
 
 
 class LastBatch:
@@ -64,7 +55,6 @@ class LastBatch:
 
     def follow(self, batches: Iterator[Any], progress: Progress, source: Source | None = None) -> Iterator[Any]:
         self._batches.clear()
-        compared = source.compared if isinstance(source, Compound) else None
         for number in count(progress.batch + 1):
             while self._batches and self._batches[0].number <= progress.batch:  # done with
                 self._batches.popleft()
@@ -72,7 +62,7 @@ class LastBatch:
                 batch = next(batches)
             except StopIteration:
                 return
-            self._batches.append(LoadedBatch.of(number, batch if compared is None else compared(batch, number)))
+            self._batches.append(LoadedBatch.of(number, batch if source is None else source.compared(batch, number)))
             yield batch
             del batch
 
@@ -93,9 +83,8 @@ class LastBatch:
         return self._replayed[1] if self._replayed is not None and self._replayed[0] == number else None
 
 
-def digest_of(content: Any) -> bytes:
+def digest_of(leaves: Sequence[tuple[str, Any]]) -> bytes:
     """Return a digest of values and their places: of all bytes up to 1 MiB, otherwise of a sample and the sizes."""
-    leaves = list(islice(_leaves(content, "", DEPTH), MOST))
     size = sum(value.nbytes if isinstance(value, Tensor | np.ndarray) else 0 for _, value in leaves)
     share = 1.0 if size <= COMPLETE else SAMPLE / size
     state = blake2b(digest_size=16)
@@ -106,30 +95,25 @@ def digest_of(content: Any) -> bytes:
     return state.digest()
 
 
-def _copy(value: Any, versions: list[tuple[Tensor, int]], depth: int) -> Any:
-    # Copies containers, and notes the versions of the tensors.
-    if isinstance(value, Tensor):
-        if not value.is_inference():
-            versions.append((value, value._version))
-        return value
-    if isinstance(value, (np.ndarray, *PLAIN)) or not depth:
-        return value
-    if isinstance(value, list | tuple):
-        return list(value) if len(value) > FEW else [_copy(item, versions, depth - 1) for item in value]
-    if not isinstance(value, Mapping):
-        depth = min(depth, OBJECT)
-    parts = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
-    if len(parts) > FEW:
-        return dict(parts)
-    return {"type": type(value).__qualname__} | {key: _copy(part, versions, depth - 1) for key, part in parts.items()}
+def _versions(leaves: Sequence[tuple[str, Any]]) -> list[int]:
+    tensors = [value for _, value in leaves if isinstance(value, Tensor)]
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _leaves(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict | list | tuple) and depth:
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(part, f"{place}.{key}", depth - 1)
-    else:
+    if isinstance(value, (Tensor, np.ndarray, *PLAIN)) or not depth:
         yield place, value
+        return
+    if isinstance(value, list | tuple):
+        parts: Mapping[Any, Any] = dict(enumerate(value[:FEW]))
+        yield place, len(value)
+    elif isinstance(value, Mapping):
+        parts = value
+    else:
+        parts, depth = getattr(value, "__dict__", {}), min(depth, OBJECT)
+        yield place, type(value).__qualname__
+    for key, part in islice(parts.items(), FEW):
+        yield from _leaves(part, f"{place}.{key}", depth - 1)
 
 
 def _pieces(value: Any, share: float) -> Iterator[bytes | memoryview]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
@@ -19,11 +18,9 @@ from .order.samplers import RandomSampler, SequentialSampler
 from .order.sizes import length_of
 from .sources.dataloader import shield_workers
 from .sources.limited import Limit, Limited, check_limit
-from .sources.stateful import is_stateful
 from .sources.streams import Streams
 
 ONLY_TRAINING = ("shuffle", "sampler", "batch_sampler", "drop_last", "draws_per")
-INSTEAD = ("batch_size", "global_batch_size", "shuffle", "sampler", "drop_last")  # what a batch sampler replaces
 OURS = ("shuffle", "draws_per", "columns")  # unknown to torch's loader, or with another meaning
 
 
@@ -70,9 +67,6 @@ class LoaderParams(TypedDict, total=False):
     worker_init_fn: Callable[[int], None]
 
 
-NUMBERS = {"batch_size": 1, "global_batch_size": 1, "num_workers": 0, "prefetch_factor": 1}  # minimum
-
-
 class Phases:
     """Several phases of training data: `fit(task, Phases(easy, hard))`.
 
@@ -103,18 +97,10 @@ def check_params(params: Any, data: Iterable[Any]) -> None:
         raise ValueError(f"loader_params= has no {unknown!r}.{known_names(unknown, LoaderParams.__annotations__)}")
     if params.get("draws_per", "batch") not in ("batch", "sample"):
         raise ValueError(f"loader_params['draws_per'] is 'batch' or 'sample', got {params['draws_per']!r}.")
-    if params.get("sampler") is not None and params.get("shuffle"):
+    if params.get("shuffle") and (params.get("sampler") or params.get("batch_sampler")) is not None:
         raise ValueError("loader_params= takes a sampler or shuffle=True, not both: the sampler defines the order.")
-    for name in ("shuffle", "drop_last", "pin_memory", "persistent_workers"):
-        check_flag(f"loader_params[{name!r}]", params.get(name, False))
-    for name, least in NUMBERS.items():
-        if params.get(name) is not None or name in ("global_batch_size", "num_workers"):
-            or_else = "None" if name in ("batch_size", "prefetch_factor") else ""
-            check_whole_number(f"loader_params[{name!r}]", params.get(name, 1), at_least=least, or_else=or_else)
-    if params.get("batch_sampler") is not None and (replaced := [name for name in INSTEAD if params.get(name)]):
-        raise ValueError(
-            f"loader_params['batch_sampler'] defines the batches and their order: remove {', '.join(replaced)}."
-        )
+    check_flag("loader_params['shuffle']", params.get("shuffle", False))
+    check_whole_number("loader_params['global_batch_size']", params.get("global_batch_size", 1), at_least=1)
     if "global_batch_size" in params and "batch_size" in params:
         raise ValueError(
             "loader_params= takes batch_size (of one process) or global_batch_size (of all processes), not both."
@@ -132,8 +118,7 @@ def shared_params(params: Any) -> Any:
 def _check_data(params: dict[str, Any], data: list[Any]) -> None:
     if not any(map(is_dataset, data)):
         kinds = ", ".join(type(part).__name__ for part in data)
-        hint = " A list holds batches, not samples." * any(isinstance(part, list) for part in data)
-        raise ValueError(f"loader_params= is for a dataset, but {kinds} is already a loader: give its dataset.{hint}")
+        raise ValueError(f"loader_params= is for a dataset, but {kinds} is already a loader: give its dataset.")
     if "columns" in params and not any(map(adapter_of, data)):
         raise ValueError("loader_params['columns'] is for Ray datasets only; other datasets yield complete samples.")
 
@@ -185,14 +170,10 @@ def samples_at_most(data: Any, size: int) -> int:
     """Limit a batch size to try to the number of samples of a dataset, if known.
 
     Raises:
-        TypeError: the data are batches already.
         ValueError: the size is not a positive integer.
     """
     if isinstance(data, DataLoader | list | tuple):
-        raise TypeError(
-            f"find_batch_size makes batches of several sizes, but {kind_of(data)} already yields batches: give its "
-            f"dataset."
-        )
+        raise TypeError(f"find_batch_size makes batches of several sizes: give a dataset, not {kind_of(data)}.")
     check_whole_number("largest", size, of="samples", at_least=1)
     samples = length_of(data) if isinstance(data, Dataset) else None  # type: ignore[arg-type]  # it may have no length
     return min(size, samples) if samples else size
@@ -205,21 +186,15 @@ def make_loader(data: Any, params: Any, split: str) -> Any:
         return data
     options = {name: value for name, value in params.items() if name not in OURS}
     if isinstance(data, IterableDataset):
-        if params.get("shuffle") or params.get("sampler") is not None:
-            raise ValueError(f"The {split} dataset is iterable and defines its own order: remove shuffle and sampler.")
-        if params.get("draws_per") == "sample":
+        if params.get("shuffle") or params.get("sampler") is not None or params.get("draws_per") == "sample":
             raise ValueError(
-                f"The {split} dataset is iterable, so its draws are keyed by batch: remove draws_per='sample'."
+                f"The {split} dataset is iterable and defines its own order: remove shuffle, sampler and draws_per."
             )
         return DataLoader(data, **options)
-    try:
-        size = len(data)
-    except TypeError:
-        raise TypeError(f"The {split} dataset {type(data).__name__} has no length: define __len__.") from None
-    if not size:
+    if not (size := len(data)):
         raise ValueError(f"The {split} dataset is empty.")
     if params.get("batch_sampler") is not None:
-        return DataLoader(data, **{name: value for name, value in options.items() if name not in INSTEAD})
+        return DataLoader(data, **options)
     sampler = params.get("sampler")
     if sampler is None:
         sampler = RandomSampler(size) if params.get("shuffle") else SequentialSampler(size)
@@ -267,15 +242,12 @@ def check_loader(loader: Any, split: str) -> None:
         )
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"The {split} loader must be an iterable of batches, got {type(loader).__name__}.")
-    samples = hasattr(loader, "__len__") and not hasattr(loader, "__iter__")  # datasets of other libraries
-    if samples or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
+    is_indexed = hasattr(loader, "__len__") and not hasattr(loader, "__iter__")  # a dataset of another library
+    is_torchs = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
+    if is_indexed or is_torchs or isinstance(loader, Tensor):
         raise TypeError(
-            f"The {split} loader is a dataset of samples: add loader_params={{'batch_size': 32}}, or give a DataLoader."
-        )
-    if isinstance(loader, Tensor):
-        raise TypeError(
-            f"The {split} loader is a tensor, not batches: give TensorDataset(inputs, targets) with "
-            f"loader_params={{'batch_size': 32}}."
+            f"The {split} loader is {kind_of(loader)}, not batches: give a DataLoader, or a dataset, such as "
+            f"TensorDataset(inputs, targets), with loader_params={{'batch_size': 32}}."
         )
     if length_of(loader) == 0:
         raise ValueError(f"The {split} loader is empty: it has no batch. Check its dataset, batch_size and drop_last.")
@@ -344,10 +316,6 @@ def split_params(params: Any, phases: Iterable[Any]) -> tuple[Any, dict[str, Any
 
 def _check_params(common: Any, named: Named, phases: Iterable[Any], validation_sets: list[Any]) -> None:
     data_by_stream = list(_data_by_stream(phases))
-    streams = [name for name, _ in data_by_stream if name]
-    for name, value in common.items() if streams and isinstance(common, dict) else ():
-        if isinstance(value, dict) and name not in LoaderParams.__annotations__:
-            raise ValueError(f"loader_params= has no stream {name!r}.{known_names(str(name), streams)}")
     check_params(common, [*(data for _, data in data_by_stream), *validation_sets])
     for name, params in named.items():
         check_params(params, [data for stream, data in data_by_stream if stream == name])
@@ -401,19 +369,11 @@ def _is_per_sample(params: LoaderParams | None) -> bool:
 
 
 def _check_repeated(streams: Mapping[str, Any]) -> None:
-    # One object with a position or an epoch cannot serve two streams.
-    parts = [part for data in streams.values() for part in {id(data): data, id(_inner(data)): _inner(data)}.values()]
-    for key, count in Counter(map(id, parts)).items():
-        part = next(part for part in parts if id(part) == key)
-        if count > 1 and (isinstance(part, Iterator) or is_stateful(part) or hasattr(part, "set_epoch")):
-            raise ValueError(
-                f"Two train streams share the same {type(part).__name__}, so one would change the position or epoch of "
-                f"the other: give them separate objects."
-            )
-
-
-def _inner(data: Any) -> Any:
-    return data.dataset if isinstance(data, DataLoader) else data
+    # A map-style dataset may be several streams; an object with a position may not.
+    positioned = {name: data for name, data in streams.items() if not is_dataset(data)}
+    for name, data in positioned.items():
+        if sum(data is another for another in positioned.values()) > 1:
+            raise ValueError(f"The train stream {name!r} is the same object as another: give a loader for each.")
 
 
 class Periodic:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -67,6 +67,4 @@ def complete_options(module: DataModule, options: Any) -> None:
 def data_of_phase(data: Any, phase: Phase, life: ExitStack, engine: Engine) -> Any:
     if not isinstance(data, DataModule):
         return data
-    module = open_module(data, life, engine)
-    data_of: Callable[[], Any] = getattr(module, phase)
-    return data_of()
+    return getattr(open_module(data, life, engine), phase)()

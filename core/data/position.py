@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ...events import Engine, Progress
 from ..system.extras import kind_of
 from .order.sizes import Layout
-from .sources.contract import Compound, Source, nested
+from .sources.contract import Source, nested
 
 Report = Callable[[str], None]
 UNCOMPARED = "the order of the loader was not compared: no batch is read again at the end of an epoch"
@@ -16,25 +16,22 @@ UNCOMPARED = "the order of the loader was not compared: no batch is read again a
 
 def resumed_progress(
     progress: Mapping[str, Any],
-    before: tuple[Mapping[str, Any], Layout, int],
-    now: tuple[Mapping[str, Any], Layout, bool],
+    before: tuple[Mapping[str, Any], Layout],
+    now: tuple[Mapping[str, Any], Layout],
     report: Report,
-) -> tuple[dict[str, Any], int]:
+) -> dict[str, Any]:
     """Return the saved progress in batches of this run, after comparing the data.
 
     Args:
         progress: the saved counters.
-        before: the kind and layout of the data at the save, and the consumed samples of the batch at the position.
-        now: the kind and layout of the data of this run, and whether reading can start within a batch.
+        before: the kind and layout of the data at the save.
+        now: the kind and layout of the data of this run.
         report: called with a sentence for each difference.
-
-    Returns:
-        The counters, and the consumed samples of the batch at the position.
 
     Raises:
         ValueError: the position is within an epoch of different data, or within a batch.
     """
-    (kind_before, layout_before, within), (kind, layout, cuts_batches) = before, now
+    (kind_before, layout_before), (kind, layout) = before, now
     kind_before, kind = _without_limit(kind_before, kind, report)
     if layout_before.world_size == layout.world_size:
         from .batch_size import prefer_saved  # for a resume only; each save loads this module
@@ -47,12 +44,7 @@ def resumed_progress(
         _check_change(kind_before, kind, report, is_within_epoch=progress["batch"] > 0)
     elif not layout_before.deals_alike(layout):
         _report_batches(layout_before, layout, kind, report)
-    counters, within = convert_progress(progress, layout_before, layout, within, cuts_batches=cuts_batches)
-    if within:
-        report(
-            f"the checkpoint is {within} samples into a batch of this run: the first batch has the remaining samples"
-        )
-    return counters, within
+    return convert_progress(progress, layout_before, layout)
 
 
 def _without_limit(
@@ -69,13 +61,11 @@ def _without_limit(
 
 def _report_batches(before: Layout, now: Layout, kind: Mapping[str, Any], report: Report) -> None:
     # The same samples in the same order, but in other batches.
-    is_alone = before.world_size == now.world_size == 1
     if kind.get("draws_per") == "batch":
-        key = "batch" if is_alone else "batch and rank"
-        old, new = (_describe_batches(layout, is_alone=is_alone) for layout in (before, now))
         report(
-            f"random draws of loading, such as augmentation, are keyed by {key} and differ now: {old} before, {new} "
-            f"now; to avoid that, start a training with loader_params={{'draws_per': 'sample'}}",
+            f"random draws of loading, such as augmentation, are keyed by batch and rank and differ now: "
+            f"{_describe(before)} before, {_describe(now)} now; to avoid that, start a training with "
+            f"loader_params={{'draws_per': 'sample'}}",
         )
     if before.world_size == now.world_size:
         report(
@@ -85,11 +75,6 @@ def _report_batches(before: Layout, now: Layout, kind: Mapping[str, Any], report
     if (kind.get("drop_last") or kind.get("limit")) and ends[0] != ends[1]:
         reason = "drop_last" if kind.get("drop_last") else "the limit"
         report(f"{reason} drops other samples: an epoch ended after {ends[0]}, now after {ends[1]}")
-
-
-def _describe_batches(layout: Layout, *, is_alone: bool) -> str:
-    ranks = "" if is_alone else f"{layout.world_size} {'rank' if layout.world_size == 1 else 'ranks'} with "
-    return f"{ranks}batches of {layout.batch_size}"
 
 
 def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], report: Report, *, is_within_epoch: bool) -> None:
@@ -103,30 +88,18 @@ def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], report: Rep
     report(f"the data changed at the resume: {changes}")
 
 
-def convert_progress(
-    progress: Mapping[str, Any], before: Layout, now: Layout, within: int = 0, *, cuts_batches: bool = False
-) -> tuple[dict[str, Any], int]:
+def convert_progress(progress: Mapping[str, Any], before: Layout, now: Layout) -> dict[str, Any]:
     """Convert saved counters to another layout.
 
     The position stays the same to the sample. Batches of earlier epochs are counted as in the new layout, approximately
     if they are unknown.
 
-    Args:
-        progress: the saved counters.
-        before: the layout of the saved counters.
-        now: the layout of the resumed run.
-        within: the consumed samples of the batch at the position.
-        cuts_batches: whether the data can be read from within a batch, on one rank.
-
-    Returns:
-        The counters, and the consumed samples of the batch at the position.
-
     Raises:
-        ValueError: no batch of the new layout begins at the position, and none can be cut.
+        ValueError: no batch of the new layout begins at the position.
     """
     counters = dict(progress)
     if before.deals_alike(now) or (before.world_size == now.world_size and not before.shares_order(now)):
-        return counters, within
+        return counters
     if not (before.common and now.common):
         if progress["batch"]:
             raise ValueError(
@@ -134,9 +107,8 @@ def convert_progress(
                 f"which {now.world_size} processes cannot continue. Resume with {before.world_size} processes, or from "
                 f"a checkpoint at the end of an epoch."
             )
-        return counters, 0
-    place = progress["batch"], within
-    counters["batch"], within = _place(place, before, now, cuts_batches=cuts_batches and now.world_size == 1)
+        return counters
+    counters["batch"] = _place(progress["batch"], before, now)
     epochs, factor = progress["epoch"], _taken(before) / _taken(now)
     if before.batches and now.batches and progress["earlier_batches"] == epochs * before.batches:
         counters["earlier_batches"] = epochs * now.batches
@@ -145,7 +117,7 @@ def convert_progress(
     counters["skipped_batches"] = round(progress["skipped_batches"] * factor)
     if "streams" in progress:
         counters["streams"] = {name: round(batches * factor) for name, batches in progress["streams"].items()}
-    return counters, within
+    return counters
 
 
 def _taken(layout: Layout) -> int:
@@ -153,20 +125,17 @@ def _taken(layout: Layout) -> int:
     return layout.world_size * (layout.batch_size or 1)
 
 
-def _place(place: tuple[int, int], before: Layout, now: Layout, *, cuts_batches: bool) -> tuple[int, int]:
-    batch, within = place
+def _place(batch: int, before: Layout, now: Layout) -> int:
     if before.batches is not None and now.batches is not None and batch >= before.batches:
-        return now.batches, 0
-    position = batch * _taken(before) + within
-    count, consumed = divmod(position, _taken(now))
-    if consumed and not cuts_batches:
+        return now.batches
+    position = batch * _taken(before)
+    if position % _taken(now):
         raise ValueError(
             f"The checkpoint is {position} samples into the epoch, which is within a batch of {_describe(now)}. It was "
             f"written with {_describe(before)}. Choose numbers whose product is the same or divides {position}, or "
             f"resume from a checkpoint at the end of an epoch."
         )
-    position_now = count, consumed
-    return min(position_now, (now.batches, 0)) if cuts_batches and now.batches is not None else position_now
+    return position // _taken(now)
 
 
 def _describe(layout: Layout) -> str:
@@ -198,9 +167,6 @@ def agree(sources: Sequence[Source], engine: Engine, note: Callable[[str], None]
     """
     phases = [list(nested(source)) for source in sources]
     of_ranks: list[list[list[LoaderFacts]]] = engine.gather_objects([list(map(_facts, phase)) for phase in phases])
-    counts = list(map(len, of_ranks))
-    if len(set(counts)) > 1:
-        raise ValueError(f"The ranks have different numbers of phases: {', '.join(map(str, counts))}.")
     for phase, facts_of_ranks in zip(phases, zip(*of_ranks, strict=True), strict=True):
         if len(phase) > 1 or len({len(facts) for facts in facts_of_ranks}) > 1:
             _check_same([facts[0] for facts in facts_of_ranks])
@@ -211,7 +177,7 @@ def _agree_on_phase(
     sources: Sequence[tuple[Source, Sequence[LoaderFacts]]], engine: Engine, note: Callable[[str], None]
 ) -> None:
     for source, facts in reversed(sources):  # parts before their compound
-        if isinstance(source, Compound):
+        if source.parts:
             _check_same(facts)
             source.combine()
             continue
@@ -233,7 +199,7 @@ def _agree_on_phase(
 
 
 def _facts(source: Source) -> LoaderFacts:
-    facts, size = (source.facts, None) if isinstance(source, Compound) else (source.kind, source.batch_size)
+    facts, size = (source.facts, None) if source.parts else (source.kind, source.batch_size)
     kind = {**facts, "parts": sum(1 for _ in nested(source)) - 1, "batch_size": size}
     return LoaderFacts(kind, source.length, source.even, source.as_it_is)
 
@@ -271,11 +237,8 @@ def load(data: Any, state: Mapping[str, Any], progress: Mapping[str, Any]) -> di
         data.report_difference("the order of samples: the checkpoint is of Helios, which does not save it")
     else:
         layout = Layout(**state["layout"])
-        now = data.source.kind, data.source.layout, data.source.cuts_batches
-        counters, within = resumed_progress(
-            progress, (before, layout, state.get("within", 0)), now, data.report_difference
-        )
-        data.within = counters["epoch"], counters["batch"], within
+        now = data.source.kind, data.source.layout
+        counters = resumed_progress(progress, (before, layout), now, data.report_difference)
         if layout == data.source.layout:  # otherwise the position is of another process or batch
             data.expected = state["last_batch"]
             data.last.set_position(progress["batch"], data.expected)
@@ -296,5 +259,4 @@ def save(data: Any, progress: Progress) -> dict[str, Any]:
     source_state = data.source.state_dict(progress.batch)
     last = data.last.digest(progress.batch) if data.is_replayed and progress.batch else None
     kind, layout = dict(data.source.kind), data.source.layout.state_dict()
-    within = {"within": consumed} if (consumed := data.consumed_of(progress)) else {}
-    return {**place, "source": kind, "layout": layout, "state": source_state, "last_batch": last, **within}
+    return {**place, "source": kind, "layout": layout, "state": source_state, "last_batch": last}

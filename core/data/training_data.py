@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("heliograph")
 CHANGED_BATCH = "the last batch before the checkpoint differed when the loader was read again"
-LONG = 0.5  # seconds of a probe that the result notes
 GENERATORS = "random generators"
 UNCAPTURED = "no plugin saves their state: add RNGCapture()"
 LOADER = "train loader"
@@ -81,7 +80,6 @@ class TrainingData:
         self.hidden: list[str] = []  # sentences about hidden state of the loader
         self.differences: list[str] = []
         self.expected: bytes | None = None  # the digest of the last batch before the snapshot
-        self.within = 0, 0, 0  # epoch, batch, and its samples that were consumed in batches of another size
 
     @property
     def source(self) -> Source | None:
@@ -181,11 +179,8 @@ class TrainingData:
         self.agree_on_seed()
         assert self.seed is not None
         place = progress.epoch, progress.batch
-        checker, within = self._checker(progress), self.consumed_of(progress)
-        ahead = ahead and self.source.length is None
-        reading = Reading(
-            self.seed % 2**63, *place, self._captured, report, is_over, checker, self._probes, ahead, within
-        )
+        checker, ahead = self._checker(progress), ahead and self.source.length is None
+        reading = Reading(self.seed % 2**63, *place, self._captured, report, is_over, checker, self._probes, ahead)
         batches = self.source.open(reading)
         return self.last.follow(batches, progress, self.source) if saves and self.is_replayed else batches
 
@@ -278,11 +273,6 @@ class TrainingData:
 
         return LastBatch()
 
-    def consumed_of(self, progress: Progress) -> int:
-        # The consumed samples of the batch at the position.
-        *place, within = self.within
-        return within if place == [progress.epoch, progress.batch] else 0
-
     @property
     def is_replayed(self) -> bool:
         # Whether reaching a position needs a replay.
@@ -307,11 +297,5 @@ class TrainingData:
     def collect(self) -> None:
         # Worker processes may have found hidden state in the first batches.
         for source in self._sources:
-            seconds, sentences = source.hidden()
-            for text in sentences:
+            for text in source.hidden():
                 self.report_hidden(text)
-            if seconds > LONG:
-                self.note_once(
-                    f"the first batch was loaded a second time to find hidden state, which took {seconds:.1f} s; "
-                    f"RNGCapture(probe=False) skips that"
-                )

@@ -98,7 +98,6 @@ class LogRows:
 
 
 CLOCK_METRICS = ("seconds", "samples_per_second")
-WIDTH, HEIGHT = 7.0, 2.6  # inches of a panel
 
 
 def plot(rows: Sequence[Mapping[str, float]], path: str | Path | None, names: Sequence[str]) -> Any:
@@ -117,7 +116,7 @@ def plot(rows: Sequence[Mapping[str, float]], path: str | Path | None, names: Se
         if name not in families:
             raise ValueError(f"No metric {name!r} was logged.{known_names(name, families)}")
     chosen = names or [name for name in families if name not in CLOCK_METRICS] or list(families)
-    figure = NotebookFigure(figsize=(WIDTH, HEIGHT * len(chosen)), layout="constrained")
+    figure = NotebookFigure(figsize=(7.0, 2.6 * len(chosen)), layout="constrained")
     for panel, name in zip(figure.subplots(len(chosen), squeeze=False)[:, 0], chosen, strict=True):
         for metric in families[name]:
             points = [(row["step"], row[metric]) for row in rows if metric in row and isfinite(row[metric])]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy, deepcopy
 from typing import Any
 
@@ -85,18 +83,22 @@ def _device_of(outputs: Any) -> torch.device | None:
 
 
 def detached(outputs: Any) -> Any:
-    return _for_tensors(Tensor.detach, outputs)
+    return for_tensors(Tensor.detach, outputs)
 
 
-def _for_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+def for_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+    # Other objects than tensors are not copied.
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, dict | UserDict):
-        made = copy(value)
+    if isinstance(value, MutableMapping):
+        changed = copy(value)
         for name, part in value.items():
-            made[name] = _for_tensors(function, part)
-        return made
-    return type(value)(_for_tensors(function, part) for part in value) if type(value) in (list, tuple) else value
+            changed[name] = for_tensors(function, part)
+        return changed
+    if not isinstance(value, list | tuple):
+        return value
+    make = getattr(value, "_make", type(value))
+    return make(for_tensors(function, part) for part in value)
 
 
 def compute_values(objects: Mapping[str, Any]) -> Computed:
@@ -107,7 +109,7 @@ def compute_values(objects: Mapping[str, Any]) -> Computed:
             computed |= {f"{name}/{key}" if name else str(key): part for key, part in value.items()}
         else:
             computed[name] = value
-    non_numbers = {name: _for_tensors(Tensor.cpu, value) for name, value in computed.items() if not _is_number(value)}
+    non_numbers = {name: for_tensors(Tensor.cpu, value) for name, value in computed.items() if not _is_number(value)}
     return {name: float(value) for name, value in computed.items() if name not in non_numbers}, non_numbers
 
 
@@ -166,77 +168,34 @@ def is_plain(value: Any) -> bool:
     return type(value) in (bool, int, float, str, bytes, type(None), Tensor)
 
 
-FOLD = 64
 EVALUATIONS = ("validation", "test")
 PHASES = ("train", *EVALUATIONS, "predict")
 
 
 class Sum:
-    """A weighted sum of scalars on one device.
+    """A weighted sum of scalars in float64: of numbers and CPU tensors by Python, of other tensors on their device."""
 
-    A few terms at a time are added in the precision of the loss, which costs two thirds of adding in float64; then they
-    are folded into float64, for sums of many samples. On the CPU, Python adds in a quarter of the time, with the same
-    bits for integer weights: rounding to float64 and then to float32 equals rounding to float32. Losses in float64 stay
-    in torch, which rounds once for a product and a sum.
-    """
+    __slots__ = ("host", "on_device", "weight")
 
-    __slots__ = ("host", "part", "pending", "short", "start", "total", "weight")
-
-    def __init__(self, host: float = 0.0, weight: float = 0.0, start: float = 0.0, pending: int = 0) -> None:
+    def __init__(self, host: float = 0.0, weight: float = 0.0) -> None:
         self.host = host
         self.weight: Any = weight  # a tensor where counts are on a device
-        self.start, self.pending = start, pending
-        self.short: array[float] | None = None  # on the CPU, one number in the precision of a loss
-        self.total: Tensor | None = None
-        self.part: Tensor | None = None
+        self.on_device: Tensor | None = None
 
-    def add(self, name: str, value: Tensor, weight: float) -> None:
-        short = self.short
-        if short is None and self.part is None and value.is_cpu and value.dtype != torch.float64:
-            check_scalar(name, value)
-            short = self.short = array("f", [self.start])
-        if short is not None and value.is_cpu:
-            short[0] += value.item() * weight
+    def add(self, name: str, value: Tensor | float, weight: float) -> None:
+        check_scalar(name, value)
+        if isinstance(value, Tensor) and not value.is_cpu:
+            if self.on_device is None:  # continues a loaded sum without a wait for the device
+                dtype = torch.float32 if value.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+                self.on_device = torch.zeros((), dtype=dtype, device=value.device).add_(self.host)
+                self.host = 0.0
+            self.on_device.add_(value.detach().reshape(()), alpha=weight)
         else:
-            part = self._begin(name, value) if self.part is None else self.part
-            if value.requires_grad:  # not in an evaluation, where a copy would cost a third of adding it
-                value = value.detach()
-            part.add_(value if value.ndim == 0 else value.reshape(()), alpha=weight)
+            self.host += (value.item() if isinstance(value, Tensor) else float(value)) * weight
         self.weight += weight
-        self.pending += 1
-        if self.pending == FOLD:
-            self.pending = 0
-            if self.short is not None:
-                self.host += self.short[0]
-                self.short[0] = 0.0
-            elif self.total is not None and self.part is not None:
-                self.total.add_(self.part)
-                self.part.zero_()
-
-    @property
-    def on_host(self) -> float:
-        return self.host + (self.start if self.short is None else self.short[0])
-
-    def on_device(self) -> Tensor:
-        assert self.total is not None
-        assert self.part is not None
-        return self.total + self.part
 
     def state(self) -> list[float]:
-        if self.total is None or self.part is None:
-            start = self.start if self.short is None else self.short[0]
-            return [self.host, float(self.weight), start, self.pending]
-        return [self.host + self.total.item(), float(self.weight), self.part.item(), self.pending]
-
-    def _begin(self, name: str, value: Tensor) -> Tensor:
-        check_scalar(name, value)
-        long = torch.float32 if value.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-        short = long if value.dtype == torch.float64 else torch.float32
-        start = self.start if self.short is None else self.short[0]
-        self.total = torch.zeros((), dtype=long, device=value.device).add_(self.host)
-        self.part = torch.zeros((), dtype=short, device=value.device).add_(start)
-        self.host, self.start, self.short = 0.0, 0.0, None
-        return self.part
+        return [self.host + (0.0 if self.on_device is None else self.on_device.item()), float(self.weight)]
 
 
 class Means:
@@ -278,12 +237,7 @@ class Means:
                 self._update(name, value)
                 return
             entry = self._sums[name] = Sum()
-        if isinstance(value, Tensor):
-            entry.add(name, value, weight)
-        else:
-            check_scalar(name, value)
-            entry.host += float(value) * weight  # type: ignore[arg-type]  # an object is never among the sums
-            entry.weight += weight
+        entry.add(name, value, weight)  # type: ignore[arg-type]  # an object is never among the sums
 
     def add_sum(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
         self.add(name, total)
@@ -314,20 +268,17 @@ class Means:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         # A metric object loads its state when it is next updated.
         sums = {name: saved for name, saved in state.items() if isinstance(saved, list)}
-        self._sums = {
-            name: Sum(host, weight, start, int(pending)) for name, (host, weight, start, pending) in sums.items()
-        }
+        self._sums = {name: Sum(*saved) for name, saved in sums.items()}
         self._objects, self._saved = {}, {name: saved for name, saved in state.items() if name not in sums}
 
     def sums(self) -> dict[str, tuple[float, float]]:
-        sums = {name: entry.on_host for name, entry in self._sums.items()}
-        by_device: dict[torch.device, list[str]] = {}
+        sums = {name: entry.host for name, entry in self._sums.items()}
+        by_device: dict[torch.device, dict[str, Tensor]] = {}
         for name, entry in self._sums.items():
-            if entry.total is not None:
-                by_device.setdefault(entry.total.device, []).append(name)
-        for names in by_device.values():
-            values = torch.stack([self._sums[name].on_device() for name in names]).tolist()
-            for name, value in zip(names, values, strict=True):
+            if entry.on_device is not None:
+                by_device.setdefault(entry.on_device.device, {})[name] = entry.on_device
+        for tensors in by_device.values():  # one wait for each device
+            for name, value in zip(tensors, torch.stack([*tensors.values()]).tolist(), strict=True):
                 sums[name] += value
         weights = {name: float(self._sums[name].weight) for name in sums}
         if wrong := [name for name, weight in weights.items() if weight != weight]:

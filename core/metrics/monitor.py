@@ -33,11 +33,10 @@ class Monitor:
 
     def __init__(self, name: str, mode: Literal["min", "max"] | None, min_delta: float = 0.0) -> None:
         check_number("min_delta", min_delta, at_least=0)
-        if not isinstance(name, str) or "/" not in name:
-            raise ValueError(f"The name of a metric is <split>/<name>, as in {_suggested_name(name)!r}, got {name!r}.")
-        if name.split("/")[0] not in ("train", "validation"):
+        if not str(name).startswith(("train/", "validation/")):
             raise ValueError(
-                f"A monitored metric is train/... or validation/..., as in {_suggested_name(name)!r}, got {name!r}."
+                f"A monitored metric is <split>/<name>, train/... or validation/..., as in "
+                f"{_suggested_name(name)!r}, got {name!r}."
             )
         mode = "min" if mode is None and name.endswith(("loss", "error")) else mode
         if mode not in ("min", "max"):

@@ -24,8 +24,6 @@ def log_image(run: Run, name: str, image: Any) -> None:
 def log_figure(run: Run, name: str, figure: Any) -> None:
     if not _is_wanted(run, LogImage, name):
         return
-    if not hasattr(figure, "canvas"):
-        raise TypeError(f"log_figure takes a matplotlib Figure, got {type(figure).__name__}.")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     original = figure.canvas

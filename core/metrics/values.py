@@ -30,12 +30,6 @@ class Metrics(dict[str, float]):
         for name, value in dict(*mappings, **more).items():
             self[name] = value
 
-    def setdefault(self, name: str, default: Any = 0.0) -> float:
-        """Return the value of a name, and set it to the default if it is missing."""
-        if name not in self:
-            self[name] = default
-        return self[name]
-
     def __ior__(self, values: Any) -> Self:  # type: ignore[misc, override]  # as update does
         self.update(values)
         return self

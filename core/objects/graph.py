@@ -25,9 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data.draws.generators import KINDS, is_global
-from ..data.draws.object_parts import attributes, cell_content, slot_names
 from ..data.draws.rng import generator_state
-from ..data.draws.users_code import is_ours, is_users, unwrapped
+from ..data.draws.users_code import attributes, cell_content, is_ours, is_users, slot_names, unwrapped
 from ..engines.options import COMPILED
 from .equality import EMPTY, SCALARS, digest, digest_of, is_scalar, scalar_bits
 

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data.draws.generators import KINDS
-from ..data.draws.object_parts import cell_content
 from ..data.draws.rng import set_generator_state
-from ..data.draws.users_code import unwrapped
+from ..data.draws.users_code import cell_content, unwrapped
 from .equality import EMPTY, same
 from .graph import (
     HOOKS,

@@ -28,7 +28,7 @@ from torch.utils.data import (
 
 from ...events import Run
 from ..data.draws.generators import KINDS
-from ..data.draws.object_parts import set_by_epoch
+from ..data.draws.users_code import set_by_epoch
 from ..data.sources.streams import Streams
 from ..system.extras import kind_of
 from .equality import digest, digest_of, is_scalar, scalar_bits

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...events import Control, Engine
+from ..metrics.means import for_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -104,9 +105,7 @@ class Collection:
         # NumPy may not have the dtype of autocast.
         if self._low is None:
             return value
-        from .parts import mapped
-
-        return mapped(value, lambda tensor: tensor.float() if tensor.dtype == self._low else tensor)
+        return for_tensors(lambda tensor: tensor.float() if tensor.dtype == self._low else tensor, value)
 
     def check_order(self, done: str) -> None:
         if not self.is_dealt:

@@ -22,7 +22,6 @@ INDEX = "index.json"
 FORMAT = "heliograph predictions 1"
 NAME = re.compile(r"(part-\d+-\d+\.pt|index\.json)(\.part)?")
 LARGEST = 256 * 2**20  # bytes of an index
-NAMED = 5  # missing files in an error
 
 
 @dataclass(frozen=True)
@@ -163,20 +162,9 @@ def _called(dataset: str) -> str:
 def _plain(kind: Structure, leaf: Any) -> Any:
     # The form that `torch.load(weights_only=True)` reads.
     if kind[0] == "array":
-        try:
-            return torch.from_numpy(leaf)
-        except TypeError as error:
-            raise TypeError(
-                f"PredictionWriter cannot write arrays of {leaf.dtype}: return arrays of numbers, or a list."
-            ) from error
+        return torch.from_numpy(leaf)
     if kind[0] == "list":
-        try:
-            check_plain(leaf, "the list")
-        except TypeError as error:
-            raise TypeError(
-                f"PredictionWriter writes lists of tensors, numbers and strings, and dicts, lists or tuples of these, "
-                f"because other types cannot be read safely: {error}"
-            ) from error
+        check_plain(leaf, "the list of outputs")
     return leaf
 
 
@@ -233,11 +221,9 @@ class Index:
     def _load(self) -> Any:
         path = self._folder / INDEX
         if not path.exists():
-            parts = sorted(file.name for file in self._folder.iterdir() if NAME.fullmatch(file.name))
-            content = f"{len(parts)} part files" if parts else "no files of PredictionWriter"
             raise ValueError(
-                f"The predictions in {self._folder} are not complete: {INDEX}, which is written last, is missing; the "
-                f"folder has {content}. The run was killed, failed, was cut short, or is still running."
+                f"The predictions in {self._folder} are not complete: {INDEX}, which is written last, is missing. "
+                f"The run was killed, failed, was cut short, or is still running."
             )
         try:
             index = json.loads(SYSTEM.read(path, LARGEST))
@@ -250,12 +236,12 @@ class Index:
     def _check_files(self) -> None:
         missing = [file for file in self._files if not (self._folder / file.name).is_file()]
         if missing:
-            names = ", ".join(file.name for file in missing[:NAMED]) + ", ..." * (len(missing) > NAMED)
+            names = ", ".join(file.name for file in missing)
             batches = sum(file.batches for file in missing)
             raise ValueError(
                 f"The predictions in {self._folder} are not complete: {len(missing)} of {len(self._files)} files are "
-                f"missing, with {batches} batches: {names}. If several machines wrote them, copy all files into one "
-                f"folder."
+                f"missing, with {batches} batches: {names:.100}. If several machines wrote them, copy all files into "
+                f"one folder."
             )
 
     def _of(self, dataset: str) -> Sequence[PartFile]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from copy import copy
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...events import Engine
+from ..metrics.means import for_tensors
 from ..system.extras import kind_of
 
 Structure = list[Any]  # ["tensor", dtype, shape of a row], ["array", ...], ["list"], ["none"], or a container of these
@@ -20,7 +21,6 @@ ALLOWED = (
     "tensors or arrays whose first dimension is the samples, lists with an item for each sample, and dicts and tuples "
     "of these"
 )
-Place = tuple[int, int, int, int]  # the number of a batch, its source, the first row and the end
 
 
 def take_apart(value: Any, size: int | None = None) -> tuple[Structure, list[Any]]:
@@ -51,16 +51,6 @@ def kinds(structure: Structure) -> Iterator[Structure]:
             yield from kinds(part)
 
 
-def difference(first: Structure, second: Structure, path: str = "") -> str:
-    # The first difference between two structures, for error messages.
-    parts, second_parts = (structure[-1] if structure[0] not in LEAVES else [] for structure in (first, second))
-    if parts and first[:-1] == second[:-1] and len(parts) == len(second_parts):
-        for number, (part, another) in enumerate(zip(parts, second_parts, strict=True)):
-            if part != another:
-                return difference(part, another, path + _step(first, number))
-    return f"{_describe(first)} and {_describe(second)}" + (f" in {path}" if path else "")
-
-
 def shape_of(value: Any) -> str:
     # A short description of joined outputs: `{'logits': float32 [1000, 10]}`.
     if isinstance(value, Tensor | np.ndarray):
@@ -74,22 +64,7 @@ def shape_of(value: Any) -> str:
 
 def on_cpu(value: Any) -> Any:
     # Copies the tensors; other objects are not copied.
-    return mapped(value, lambda tensor: tensor.detach().to("cpu", copy=True))
-
-
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    # Other objects than tensors are not copied.
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, MutableMapping):
-        changed = copy(value)
-        for key, part in value.items():
-            changed[key] = mapped(part, change)
-        return changed
-    if not isinstance(value, list | tuple):
-        return value
-    make = getattr(value, "_make", type(value))
-    return make(mapped(part, change) for part in value)
+    return for_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
 def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> Structure:
@@ -152,21 +127,8 @@ def _put_together(structure: Structure, leaves: Iterator[Any]) -> Any:
     return namedtuple(structure[1], structure[2])(*parts) if kind == "named" else tuple(parts)
 
 
-def _step(structure: Structure, number: int) -> str:
-    return f"[{structure[1][number]!r}]" if structure[0] == "dict" else f"[{number}]"
-
-
 def _where(path: str) -> str:
     return f" in {path}" if path else ""
-
-
-def _describe(structure: Structure) -> str:
-    kind = structure[0]
-    if kind in ("tensor", "array"):
-        return f"{structure[1]} rows of shape {structure[2]}"
-    if kind == "dict":
-        return f"a dict with the keys {structure[1]}"
-    return {"list": "a list", "none": "None"}.get(kind, f"a tuple of {len(structure[-1])}")
 
 
 class OutputParts:
@@ -207,7 +169,7 @@ class OutputParts:
         if self.structure is None:
             self.structure, self.columns = structure, [[] for _ in leaves]
         elif structure != self.structure:
-            raise _unlike(self.called, difference(self.structure, structure))
+            raise _unlike(self.called, self.structure, structure)
         self.numbers.append(number)
         for column, leaf in zip(self.columns, leaves, strict=True):
             column.append(leaf)
@@ -263,14 +225,14 @@ def agreed(structures: Sequence[Structure | None], called: str) -> Structure:
     ]
     for rank, candidate in more:
         if candidate != structure:
-            raise _unlike(f"{called} on rank {first} and rank {rank}", difference(structure, candidate))
+            raise _unlike(f"{called} on rank {first} and rank {rank}", structure, candidate)
     return structure
 
 
-def _unlike(called: str, how: str) -> ValueError:
+def _unlike(called: str, first: Structure, second: Structure) -> ValueError:
     return ValueError(
-        f"The outputs of {called} cannot be joined, because they differ: {how}. Pad them to one length, or return a "
-        f"list with an item for each sample, such as list(outputs)."
+        f"The outputs of {called} cannot be joined, because they differ: {first!s:.300} and {second!s:.300}. Pad them "
+        f"to one length, or return a list with an item for each sample, such as list(outputs)."
     )
 
 
@@ -298,14 +260,11 @@ def interleaved(kind: Structure, sources: Sequence[Any], rows: Sequence[tuple[li
     """
     if kind[0] == "none":
         return None
-    return joined(kind, [sources[source][start:end] for _, source, start, end in places(rows)])
-
-
-def places(rows: Sequence[tuple[list[int], list[int]]]) -> list[Place]:
-    places_of_batches: list[Place] = []
-    for source, (numbers, counts) in enumerate(rows):
+    batches: list[tuple[int, Any]] = []
+    for leaf, (numbers, counts) in zip(sources, rows, strict=True):
         start = 0
         for number, count in zip(numbers, counts, strict=True):
-            places_of_batches.append((number, source, start, start + count))
+            batches.append((number, leaf[start : start + count]))
             start += count
-    return sorted(places_of_batches, key=lambda place: place[0])
+    batches.sort(key=itemgetter(0))
+    return joined(kind, [part for _, part in batches])

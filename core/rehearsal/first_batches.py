@@ -12,7 +12,7 @@ from ...events import Engine
 from ...events.checks import check_flag, check_whole_number, printable
 from ...events.errors import count
 from ..data.order.sizes import Share
-from ..data.sources.contract import Reading, Source, Sourced, Stateless
+from ..data.sources.contract import Reading, Source, Sourced
 from ..data.sources.streams import Streams
 from ..task import can_validate, check_step
 from ..trainer import Trainer
@@ -58,7 +58,7 @@ class Overfitting:
         return "\n".join(map(printable, lines))
 
 
-class _BatchList(Stateless):
+class _BatchList(Source):
     def open(self, reading: Reading) -> Iterator[Any]:
         return iter(self.loader)
 

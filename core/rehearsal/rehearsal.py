@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from itertools import chain, islice
+from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any, Unpack
 
 import torch
 
+from ...events import Bus, Event, Lane
+from ...events import catalogue as ev
 from ...plugins.filters import Filter
 from ...plugins.plugin import Plugin
 from .. import loop
@@ -24,12 +28,15 @@ from ..host import hosted_by
 from ..settings import FitOptions
 from ..task import check_step
 from ..trainer import Trainer
-from .director import STEPS, Director, Seen, compare_runs
 from .objects import Former, KeptObjects, restored
-from .report import Planned, Rehearsal, plan_of, predict
+from .report import STEPS, Planned, Rehearsal, Seen, plan_of, predict
+from .trace import RECORDED, Difference, Tracer
 
-MOST_FILES = 10_000  # per watched folder
-Listing = dict[Path, tuple[int, int]]
+BY = "the rehearsal"
+STATE_FILE = "state.pth"
+AT_SAVE = "when it was saved"
+# Depends on the clock, has no effect, or does not exist after a mere load.
+IGNORED = frozenset((part, "") for part in ("metrics", "means", "draws", "at_save_point"))
 
 
 def rehearse(
@@ -104,13 +111,13 @@ def _rehearse(trainer: Trainer, task: Any, train: Any, options: FitOptions, fold
         trainer.plugins.disabled(*leave),
         restored(users, data, ours(trainer), [engine, *leave]) as restorer,
     ):
-        watch = FileWatch(trainer.plugins)
+        unredirected = tuple(name for name in trainer.plugins.unredirected() if _has_path(trainer.plugins[name]))
         with placed("while the run was planned"):
             planned = _plan(trainer, task, train, options)
         runs = _Runs(trainer, (task, train, options), planned, restorer, place)
         first, result = runs.go("whole")
         resumed, resumed_result = runs.go("resumed") if first.facts else (None, None)
-        report = _report(runs, (first, result), (resumed, resumed_result), watch)
+        report = _report(runs, (first, result), (resumed, resumed_result), unredirected)
         names = tuple(name for name in trainer.plugins.names() if trainer.plugins[name] in leave)
         restorer.restore()
         changed = restorer.objects.tensors.changed
@@ -147,7 +154,7 @@ class _Runs:
             self.place / "resumed",
             logs="log" in plugins.declared("asks"),
             saves=plugins.writes_saves(),
-            keeps_own=not keeps_states_itself(plugins),
+            keeps_own=not any(map(keeps_states, plugins)),
             resumes=resumes,
         )
         device = self.trainer.engine.device
@@ -177,7 +184,9 @@ def _plan(trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any]) -
         run.hooks.closing.close()
 
 
-def _report(runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, Any], watch: FileWatch) -> dict[str, Any]:
+def _report(
+    runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, Any], unredirected: tuple[str, ...]
+) -> dict[str, Any]:
     (seen, result), (again, resumed_result) = first, resumed
     plugins = [runs.trainer.plugins[name] for name in runs.trainer.plugins.names()]
     runs.restorer.restore()  # the forecast needs the original filters
@@ -187,7 +196,7 @@ def _report(runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, An
     writers = [name for name in runs.targets if keeps_states(runs.trainer.plugins[name])]
     rooms = {name: [(path, *room(path)) for path in paths] for name, paths in runs.targets.items()}
     free = [space for name in writers for _, space, reason in rooms[name] if not reason]
-    problems = [*_of_runs(seen, result, again, resumed_result), *watch.problems()]
+    problems = [*_of_runs(seen, result, again, resumed_result)]
     problems += [
         f"plugin {name!r} could not write to {path}: {reason}."
         for name, places in rooms.items()
@@ -199,7 +208,6 @@ def _report(runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, An
     if runs.trainer.strict:
         problems += result.warnings
     notes = [note for note in result.notes if str(runs.place) not in note]  # those files are removed
-    notes += watch.notes()
     notes += [f"the position of {kind} objects is not restored" for kind in sorted(runs.restorer.objects.iterators)]
     if runs.restorer.objects.is_cut:
         notes.append("the data contain too many objects: changes in some of them are not restored")
@@ -216,7 +224,7 @@ def _report(runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, An
         "free_bytes": min(free, default=None),
         "gpu_bytes": runs.gpu_bytes,
         "redirected": runs.targets,
-        "unredirected": watch.unredirected,
+        "unredirected": unredirected,
         "events": tuple(seen.events),
         "resumed_events": () if again is None else tuple(again.events),
     }
@@ -227,8 +235,12 @@ def _of_runs(seen: Seen, result: Any, again: Seen | None, resumed_result: Any) -
         yield f"plugin {result.stopped_by!r} stopped the short run: {result.reason}."
     for name, errors in result.plugin_errors.items():
         yield f"plugin {name!r} failed, though the run continued: {errors[0]}"
-    if again is not None and (difference := compare_runs(seen, again)) is not None:
-        yield f"a resumed run does not equal an uninterrupted one: {difference} ({resumed_result.resume})."
+    if again is not None:
+        difference: object = "no plugin resumed from the save"
+        if again.facts:
+            difference = next(Difference.between(seen.facts, again.facts, aside=IGNORED), None)
+        if difference is not None:
+            yield f"a resumed run does not equal an uninterrupted one: {difference} ({resumed_result.resume})."
 
 
 def _checkpoints_at_once(plugins: list[Any], saves: int | None) -> int | None:
@@ -285,10 +297,6 @@ def shorten(objects: KeptObjects) -> None:
         condition.shorten()
 
 
-def keeps_states_itself(plugins: Any) -> bool:
-    return any(keeps_states(plugin) for plugin in plugins)
-
-
 def keeps_states(plugin: Any) -> bool:
     """True for a plugin that can be redirected and writes checkpoints from which a run can resume."""
     can_be_redirected = isinstance(plugin, Plugin) and type(plugin).rehearse is not Plugin.rehearse
@@ -296,40 +304,8 @@ def keeps_states(plugin: Any) -> bool:
     return can_be_redirected and is_resumable and "save" in {*plugin.needs, *plugin.asks}
 
 
-class FileWatch:
-    """Finds new files in the current folder and where plugins write that have a path and no `rehearse` method."""
-
-    def __init__(self, plugins: Any) -> None:
-        self._places = {
-            name: [value for value in vars(plugins[name]).values() if isinstance(value, Path)]
-            for name in plugins.unredirected()
-        }
-        self.unredirected = tuple(name for name, paths in self._places.items() if paths)
-        self._before, self._here = self._listings(), set(Path().iterdir())
-
-    def problems(self) -> Iterator[str]:
-        now = self._listings()
-        for name, before in self._before.items():
-            new = [path for path, facts in now[name].items() if before.get(path) != facts]
-            if new:
-                yield (
-                    f"plugin {name!r} wrote {new[0]}{f' and {len(new) - 1} more' * (len(new) > 1)}, which still "
-                    f"exists: give it a method rehearse(folder), or rehearses = False."
-                )
-
-    def notes(self) -> Iterator[str]:
-        if new := sorted(set(Path().iterdir()) - self._here):
-            yield f"new in the current folder since the rehearsal began: {', '.join(map(str, new[:5]))}"
-
-    def _listings(self) -> dict[str, Listing]:
-        return {name: {k: v for path in paths for k, v in _files(path)} for name, paths in self._places.items()}
-
-
-def _files(path: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
-    for file in islice(path.rglob("*"), MOST_FILES) if path.is_dir() else [path]:
-        if file.is_file():
-            status = file.stat()
-            yield file, (status.st_size, status.st_mtime_ns)
+def _has_path(plugin: Any) -> bool:
+    return any(isinstance(value, Path) for value in vars(plugin).values())
 
 
 def room(path: Path) -> tuple[int, str]:
@@ -341,3 +317,145 @@ def room(path: Path) -> tuple[int, str]:
         return 0, f"{place} is a file" if place != path.absolute() else ""
     reason = "" if os.access(place, os.W_OK | os.X_OK) else f"this process may not write to {place}"
     return shutil.disk_usage(place).free, reason
+
+
+class Director:
+    """Request a log, a validation and a save after the first step, and end each epoch after the second.
+
+    Args:
+        folder: where the plugins write.
+        copied: where their files are copied after the first save, for the run that resumes from there.
+        logs: whether a log is planned.
+        saves: whether a save is planned.
+        keeps_own: whether the state is saved without the plugins, because none of them resumes.
+        resumes: whether the run starts at the first save.
+    """
+
+    def __init__(self, folder: Path, copied: Path, *, logs: bool, saves: bool, keeps_own: bool, resumes: bool) -> None:
+        self._folder, self._copied, self._logs, self._saves = folder, copied, logs, saves
+        self._keeps_own, self.resumes, self.seen = keeps_own, resumes, Seen()
+        self._tracer = Tracer(self.seen.facts.append)
+        self._is_staged = self._is_copied = resumes
+        self._windows = int(resumes)
+        self._clock = self._save_began = self._validation_began = 0.0
+        self._overhead = 0.0  # seconds of this class's work during a save
+
+    @contextmanager
+    def subscribed(self, bus: Bus) -> Iterator[None]:
+        events = dict.fromkeys([*ev.CATALOGUE, *(signal.event for signal in bus.signals())])
+        handlers: list[tuple[type[Event], Callable[[Any, Any], None], Lane]] = [
+            *((event, self.note, Lane.MEASURE if event is ev.SavePoint else Lane.REPORT) for event in events),
+            (ev.TrainStart, self.begin, Lane.REPORT),
+            (ev.CheckpointLoaded, self.compare, Lane.REPORT),
+            (ev.EpochStart, self.begin_epoch, Lane.REPORT),
+            (ev.BatchEnd, self.direct, Lane.REPORT),
+            (ev.ValidationStart, self.begin_validation, Lane.TRANSFORM),
+            (ev.ValidationEnd, self.end_validation, Lane.REPORT),
+            (ev.SavePoint, self.save, Lane.MEASURE),
+            (ev.ShouldStop, self.end_boundary, Lane.TRANSFORM),
+            (ev.EpochEnd, self.end_epoch, Lane.REPORT),
+        ]
+        with ExitStack() as stack:
+            for event, handler, lane in handlers:
+                stack.callback(bus.on(event, handler, lane=lane).remove)
+            yield
+
+    def note(self, run: Any, event: Event) -> None:
+        # the time to record facts is excluded from the run's
+        self.seen.events.append(event.name)
+        if self.seen.facts and isinstance(event, RECORDED):
+            began = _now(run)
+            self._tracer.record(run, event)
+            self._clock += _now(run) - began
+
+    def begin(self, run: Any, event: ev.TrainStart) -> None:
+        path = self._folder / STATE_FILE
+        if self.resumes and self._keeps_own and not run.checkpoints.is_resuming:
+            content = run.engine.broadcast(path.read_bytes() if run.engine.is_main else b"")
+            run.resume(torch.load(BytesIO(content), weights_only=True), path)
+
+    def compare(self, run: Any, event: ev.CheckpointLoaded) -> None:
+        if self.resumes and not self.seen.facts:
+            self._tracer.state(run, AT_SAVE)
+
+    def begin_epoch(self, run: Any, event: ev.EpochStart) -> None:
+        if not event.resumed:
+            self._windows = 0
+        self._clock = _now(run)
+
+    def direct(self, run: Any, event: ev.BatchEnd) -> None:
+        if run.stepping.window:
+            return
+        self._windows += 1
+        self.seen.steps.append(_now(run) - self._clock)
+        if not self._is_staged:
+            self._is_staged = True
+            if self._logs:
+                run.control.request_log("a log is planned", by=BY)
+            if run.data.validation_sets:
+                run.control.request_validation("a validation is planned", by=BY)
+            if self._saves:
+                run.control.request_save("a save is planned", by=BY)
+        if self._windows >= STEPS:
+            run.control.end_epoch(f"{STEPS} steps of each epoch are rehearsed", by=BY)
+        self._clock = _now(run)
+
+    def begin_validation(self, run: Any, event: ev.ValidationStart) -> None:
+        self._validation_began = _now(run)
+
+    def end_validation(self, run: Any, event: ev.ValidationEnd) -> None:
+        self.seen.validations.append((_now(run) - self._validation_began, run.progress.evaluated))
+
+    def save(self, run: Any, event: ev.SavePoint) -> None:
+        self._save_began = _now(run)
+        if self._is_staged and not self.seen.facts and not self.resumes:
+            self._tracer.state(run, AT_SAVE)
+            if self._keeps_own:
+                state = run.state_dict()
+                if run.engine.is_main:
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    torch.save(state, self._folder / STATE_FILE)
+            self._overhead = _now(run) - self._save_began
+
+    def end_boundary(self, run: Any, event: ev.ShouldStop) -> None:
+        if self._save_began:
+            self.seen.saves.append(_now(run) - self._save_began - self._overhead)
+            self._save_began = self._overhead = 0.0
+        if self.seen.facts and not self._is_copied:
+            self._is_copied = True
+            run.hooks.settle()
+            run.engine.barrier()
+            if run.engine.is_main:
+                self.seen.bytes = _size(run.checkpoints.last)
+                shutil.copytree(self._folder, self._copied, copy_function=_link_or_copy)
+        self._clock = _now(run)
+
+    def end_epoch(self, run: Any, event: ev.EpochEnd) -> None:
+        if not run.data.is_last_phase:
+            run.control.next_phase("each phase is rehearsed", by=BY)
+
+
+def _now(run: Any) -> float:
+    # after the device has finished its work
+    if run.engine.device.type == "cuda":
+        torch.cuda.synchronize(run.engine.device)
+    return perf_counter()
+
+
+def _size(path: Path | None) -> int | None:
+    # of a checkpoint with its other files
+    if path is None:
+        return None
+    items = [item for item in path.parent.iterdir() if item.name.startswith(path.stem)]
+    files = [file for item in items for file in (item.rglob("*") if item.is_dir() else [item])]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _link_or_copy(source: str, target: str) -> str:
+    # only files that are never written again are linked
+    path = Path(source)
+    if path.suffix == ".pth" or ".shards" in path.parent.name:
+        with suppress(OSError):  # not every disk has links
+            Path(target).hardlink_to(path)
+            return target
+    return shutil.copy2(source, target)

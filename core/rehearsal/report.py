@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from statistics import mean
@@ -12,10 +12,32 @@ from typing import Any
 
 from ..checkpoint.state.compatibility import batch_factors, global_batch
 from ..system.extras import printable_lines
-from .director import STEPS, Seen
+from .trace import Fact
 
 WRAPPED = TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+STEPS = 2  # of each epoch of a rehearsal, and batches of each validation set
 UNITS = (("days", 86400.0), ("h", 3600.0), ("min", 60.0))
+
+
+@dataclass(slots=True)
+class Seen:
+    """The record of one run of a rehearsal.
+
+    Attributes:
+        events: the names of the events.
+        facts: the facts to compare: the state at the first save, and everything after it.
+        steps: seconds of each step.
+        validations: seconds of each validation, and its batches.
+        saves: seconds of each save.
+        bytes: the size of the first checkpoint.
+    """
+
+    events: list[str] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    validations: list[tuple[float, int]] = field(default_factory=list)
+    saves: list[float] = field(default_factory=list)
+    bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -82,28 +82,11 @@ def _refuse_rate(run: Run, rate: float, optimizer: str) -> str:
                 f"the scheduler {type(scheduler).__name__} is not a torch LRScheduler, so it cannot be rescaled and "
                 f"would undo the change at its next step."
             )
-        if refusal := _refuse_size(rate, optimizers[name]):
-            return refusal
         if present[name] == 0.0:
             return (
                 f"the learning rate is 0 now, and no factor scales its schedule from 0 to {rate:g}. Repeat the request "
                 f"when the rate is above 0."
             )
-    return ""
-
-
-def _refuse_size(rate: float, optimizer: Any) -> str:
-    # A larger rate makes this step fail, and every resumed run too. The square root leaves room for the factors of an
-    # optimizer.
-    first = _rate(optimizer)
-    for group in optimizer.param_groups:
-        scaled = rate * float(group["lr"]) / first if first else rate
-        for dtype in {
-            parameter.dtype for parameter in group["params"] if parameter.is_floating_point() or parameter.is_complex()
-        }:
-            if scaled > (largest := torch.finfo(dtype).max ** 0.5):
-                allowed = f"the learning rate of {dtype} parameters is at most {largest:.2g}"
-                return f"{allowed}; with {rate:g} it would be {scaled:g}."
     return ""
 
 
@@ -134,41 +117,28 @@ def _rate(optimizer: Any) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-REMEDY = "Change the model before you call fit, which creates the optimizer from its parameters."
-
-
 class InitialModules:
-    """The modules of a task before the handlers of `TrainStart` run; the optimizers are made before those."""
+    """The parameters of a task before the handlers of `TrainStart` run; the optimizers are made before those."""
 
     def __init__(self, task: Any) -> None:
-        self._task, self._modules = task, modules_of(task)
-        self._parameters = [parameter for module in self._modules.values() for parameter in module.parameters()]
+        self._task = task
+        self._parameters = [parameter for module in modules_of(task).values() for parameter in module.parameters()]
 
     def check(self, optimizers: Iterable[torch.optim.Optimizer], world_size: int) -> None:
-        now = modules_of(self._task)
-        for name in now.keys() | self._modules.keys():
-            if now.get(name) is not self._modules.get(name):
-                raise ValueError(
-                    f"A handler of TrainStart replaced, added or removed the task's module {name!r}. The run trains, "
-                    f"moves and saves the modules that the task had when fit was called. {REMEDY}"
-                )
-        before = {id(parameter) for parameter in self._parameters}
-        in_optimizers = set().union(*map(held_parameters, optimizers))
-        added = {
-            f"{name}.{part}": parameter
-            for name, module in now.items()
+        trained = set(map(id, self._parameters))
+        if world_size == 1:
+            trained = trained.union(*map(held_parameters, optimizers))
+        names = [
+            f"{name}.{part}"
+            for name, module in modules_of(self._task).items()
             for part, parameter in module.named_parameters()
-            if id(parameter) not in before and parameter.requires_grad
-        }
-        names = [name for name, parameter in added.items() if world_size > 1 or id(parameter) not in in_optimizers]
+            if parameter.requires_grad and id(parameter) not in trained
+        ]
         if names:
             problem = "are in no optimizer" if world_size == 1 else "have no gradient exchange between the ranks"
             raise ValueError(
                 f"A handler of TrainStart added parameters to the task that {problem}: {', '.join(names[:5])}"
-                f"{', ...' if len(names) > 5 else ''}. They would not be trained. {REMEDY}"
-                + (
-                    " Or add them in the handler: run.optimizer.add_param_group({'params': [...]})."
-                    if world_size == 1
-                    else ""
-                )
+                f"{', ...' if len(names) > 5 else ''}. They would not be trained. Change the model before you call "
+                f"fit, which creates the optimizer from its parameters, or, in one process, call "
+                f"run.optimizer.add_param_group in the handler."
             )

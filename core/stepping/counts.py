@@ -228,8 +228,8 @@ def check_pair(step: str, pair: tuple[Any, ...], name: str = "loss") -> tuple[An
     """Return the sum and the count of a pair. The sum is a scalar tensor; outside of training, a number is allowed.
 
     Raises:
-        TypeError: the values have another type, or the count is not an integer.
-        ValueError: the sum is not a scalar; the count is negative, or it is 0 and the sum is not.
+        TypeError: the sum is not a scalar, or the count is not an integer.
+        ValueError: the count is negative.
     """
     if len(pair) != 2:
         raise TypeError(f"{step} returns a loss or {PAIR}; got a tuple of {len(pair)}.")
@@ -244,11 +244,14 @@ def check_pair(step: str, pair: tuple[Any, ...], name: str = "loss") -> tuple[An
             f'To log a metric with the loss, call run.track("accuracy", accuracy) and `return loss`. To average over '
             f"tokens, `return loss_sum, count` with an integer count, such as mask.sum() of a boolean mask."
         )
-    if not isinstance(total, Tensor) and (step == "training_step" or not isinstance(total, Real)):
-        raise TypeError(f"{step} returns {PAIR}: the sum must be a tensor, got {type(total).__name__}.")
-    if isinstance(total, Tensor) and total.ndim:
-        raise ValueError(f"{step} returns {PAIR}: the sum has the shape {list(total.shape)}, use loss.sum().")
-    return total, _checked_against(total, check_count(f"The count that {step} returns", count), name)
+    if not (isinstance(total, Tensor) and total.ndim == 0) and (step == "training_step" or not isinstance(total, Real)):
+        got = (
+            f"shape {list(total.shape)}: use loss.sum()"
+            if isinstance(total, Tensor)
+            else f"type {type(total).__name__}"
+        )
+        raise TypeError(f"{step} returns {PAIR}; the sum has {got}.")
+    return total, _checked_against(total, check_count(f"The count that {step} returns", count))
 
 
 def check_count(role: str, count: Any) -> Count:
@@ -267,27 +270,19 @@ def check_count(role: str, count: Any) -> Count:
     return float(count)
 
 
-def _checked_against(total: Any, count: Count, name: str = "loss") -> Count:
-    # On a device, an impossible count becomes NaN there and is reported when it is read.
-    if isinstance(count, Tensor):
-        return torch.where((count > 0) | ((count == 0) & (total == 0)), count, torch.nan)
-    if count:
+def _checked_against(total: Any, count: Count) -> Count:
+    # An impossible count becomes NaN and is reported when it is read, so that nothing waits for a device.
+    if isinstance(count, float) and count:
         return count
-    if isinstance(total, Tensor) and not _is_at_hand(total):
-        return torch.where(total == 0, 0.0, torch.nan)
-    value = total.item() if isinstance(total, Tensor) else float(total)
-    if value != 0:
-        raise ValueError(
-            f"{name!r} has the count 0, but its sum is {value}. The sum of no items is 0, for example with "
-            f"reduction='sum'; the mean of no items is not a number."
-        )
-    return count
+    total, count = torch.as_tensor(total), torch.as_tensor(count)
+    return torch.where((count > 0) | ((count == 0) & (total == 0)), count, torch.nan)
 
 
 def _valid(count: float) -> float:
     if not isfinite(count):
         raise ValueError(
-            "The count of a micro-batch since the last step is negative or not finite, or it is 0 and its sum is not."
+            "The count of a micro-batch since the last step is negative or not finite, or it is 0 and its sum is not: "
+            "the sum of no items is 0, for example with reduction='sum'."
         )
     return count
 

@@ -167,10 +167,8 @@ def make_optimizers(optimizers: Mapping[Any, Optimizer], task: Any) -> dict[str,
         raise ValueError('optimizer={} is empty: give an optimizer for each loss, {"generator": ...}.')
     made = {}
     for name, optimizer in optimizers.items():
-        if not isinstance(name, str):
-            raise TypeError(f"The names in optimizer={{...}} are strings, got {name!r}.")
-        if not name or "/" in name:
-            raise ValueError(f"The name of an optimizer becomes part of metric names: no '/' in {name!r}.")
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"The name of an optimizer is a string without '/', got {name!r}.")
         made[name] = check_optimizer(optimizer, _module_parameters(name, optimizer, task), task, f"optimizer {name!r}")
     _check_disjoint(made)
     return made

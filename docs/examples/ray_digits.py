@@ -21,8 +21,7 @@ import heliograph as h
 import heliograph_ray
 import torch
 from heliograph_ray import RayLauncher
-from heliograph_recorder.demo.data import Augmented, digits
-from heliograph_recorder.demo.training import task
+from heliograph_recorder.demo.training import Augmented, digits, task
 
 GLOBAL_BATCH = 64
 VALIDATED = 300  # samples at once

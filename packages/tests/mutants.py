@@ -122,18 +122,18 @@ FAULTS = (
     # The data.
     Fault(
         "data: the ranks take the same positions",
-        "yield filled[self.rank :: ranks], position + self.rank, ranks",
-        "yield filled[self.rank :: ranks], position, ranks",
+        "yield filled[self.rank :: ranks], number * size + self.rank, ranks",
+        "yield filled[self.rank :: ranks], number * size, ranks",
     ),
     Fault(
         "data: a resumed epoch begins a round early",
-        "            if number < self.batch:\n",
-        "            if number < self.batch - 1:\n",
+        "            if batch >= self.batch:\n",
+        "            if batch >= self.batch - 1:\n",
     ),
     Fault(
         "data: batches of one rank are counted from one",
-        "position += len(batch) if self.batched else 1",
-        "position += 1",
+        "position + sum(map(len, batches[:rank]))",
+        "position + rank",
     ),
     Fault("data: draws do not depend on the whole key", 'b"%d," * len(key) % key', 'b"%d," * len(key[:1]) % key[:1]'),
 )

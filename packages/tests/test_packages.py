@@ -35,7 +35,7 @@ PRIVATE = """
     core.data.draws.keyed_generators.KeyedGenerators core.data.loaders.evaluation_loader
     core.data.loaders.is_dataset core.data.loaders.make_loader core.data.loaders.params_of_one_process
     core.data.order.sizes.Share core.data.sources.contract.FactsDataset core.data.sources.contract.Reading
-    core.data.sources.contract.Sourced core.data.sources.contract.Stateless core.data.training_data.TrainingData
+    core.data.sources.contract.Sourced core.data.sources.contract.Source core.data.training_data.TrainingData
     core.distributed.exceptions.Carried core.distributed.exceptions.ProcessFailure
     core.distributed.launcher.KeptRanks core.distributed.launcher.environment core.distributed.queue.child_queue
     core.distributed.shared_control.SharedControl core.engines.options.EngineOptions core.engines.weights.check_fits

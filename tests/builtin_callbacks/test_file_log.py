@@ -406,11 +406,5 @@ def test_a_disk_that_fills_up_is_counted_and_forgotten(tmp_path: Path) -> None:
     trainer.bus.on(EpochStart, fill, lane=Lane.REPORT)
     result = fit(trainer, train=class_batches(1), epochs=3)
     assert result.status == "completed"
-    assert_each(
-        result.warnings,
-        ("'file_log' failed", "epoch_end", "step 2", "[Errno 28]"),
-        ("Lines are missing", "(2)", log.path, "[Errno 28]"),
-    )
-    assert list(result.plugin_errors) == ["file_log"]
-    assert_each(result.plugin_errors["file_log"], ("epoch_end", "step 2", "[Errno 28]"))
+    assert result.warnings == (f"Lines are missing (1) in {log.path}: OSError: [Errno 28] No space left on device.",)
     assert any("epochs done: 3" in line for line in lines(tmp_path))

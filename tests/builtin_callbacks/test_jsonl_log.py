@@ -284,21 +284,6 @@ def test_a_last_line_that_a_kill_cut_short(task: Make, batches: Make, sgd: Any, 
     assert [step for event, step in places(path) if event == "log"] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_a_line_that_the_checkpoint_counts_is_written_again(
-    task: Make, batches: Make, sgd: Any, tmp_path: Path
-) -> None:
-    path, whole = tmp_path / "log", list[str]()
-
-    def cut() -> None:
-        whole.extend(path.read_text(encoding="utf-8").splitlines())
-        path.write_text("\n".join(whole[:3])[:-20], encoding="utf-8")  # as a power cut leaves it
-
-    resumable(task, batches, sgd, path, 3, between=cut)
-
-    assert path.read_text(encoding="utf-8").splitlines()[:3] == whole[:3]
-    assert [step for event, step in places(path) if event == "log"] == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
 @pytest.mark.parametrize("at", [0, -1])
 def test_junk_bytes_are_left_as_they_are(task: Make, batches: Make, sgd: Any, tmp_path: Path, at: int) -> None:
     path, junk = tmp_path / "log.jsonl", list[bytes]()

@@ -343,6 +343,7 @@ def taking(trainer: Trainer, clock: Clock, seconds: float) -> None:
         clock.now += seconds
         run.progress.set_seconds(clock.now - 1000.0 + run.origin.earlier_seconds)
 
+    trainer.bus.on(TrainStart, lambda run, event: run.progress.set_seconds(clock.now - 1000.0))
     trainer.bus.on(BatchStart, tick)
 
 

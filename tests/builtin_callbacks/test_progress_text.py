@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
-from heliograph import Progress
 from heliograph.builtin_callbacks.progress_bar import (
-    Pace,
     duration,
     fitted,
     in_order,
     joined_lines,
-    limited,
     metric_texts,
+    speed,
     wrapped,
 )
 
@@ -59,11 +54,6 @@ def test_a_sentence_is_broken_at_blanks_only() -> None:
     assert wrapped("one\x1b[31m\ntwo", 40) == ["one\\x1b[31m two"]
 
 
-def test_of_many_metrics_the_first() -> None:
-    assert limited(["a"] * 20) == ["a"] * 20
-    assert limited(["a"] * 21) == [*["a"] * 20, "and 1 more"]
-
-
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0.4, "00:00"), (59.6, "01:00"), (3599.0, "59:59"), (3661.0, "1:01:01"), (1e5, "27:46:40")]
 )
@@ -71,48 +61,16 @@ def test_durations(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
-def run_of(**facts: Any) -> Any:
-    progress = Progress()
-    progress.set_seconds(0.0)
-    length = {"max_epochs": None, "max_steps": None, "batches_per_epoch": 10}
-    return SimpleNamespace(progress=progress, length=SimpleNamespace(**length | facts))
-
-
-def move(run: Any, seconds: float, batch: int, steps: int, epoch: int = 0) -> Any:
-    run.progress.set_seconds(seconds)
-    run.progress.epoch, run.progress.batch, run.progress.earlier_batches = epoch, batch, 10 * epoch
-    run.progress.steps = steps
-    return run
-
-
-def test_the_time_left_is_that_of_the_nearer_end() -> None:
-    for facts, left in (
-        ({}, []),
-        ({"max_steps": 20}, ["ETA 00:18"]),
-        ({"max_epochs": 3}, ["ETA 00:28"]),
-        ({"max_epochs": 3, "max_steps": 20}, ["ETA 00:18"]),
-        ({"max_epochs": 1, "max_steps": 20}, ["ETA 00:08"]),
-        ({"max_epochs": 3, "batches_per_epoch": None}, []),
-        ({"max_steps": 2}, []),
-    ):
-        run = run_of(**facts)
-        pace = Pace(run)
-        assert pace.look(move(run, 2.0, 2, 2)) == ["1 steps/s", *left], facts
-
-
-def test_the_speed_is_that_of_the_last_looks() -> None:
-    run = run_of(max_steps=1000)
-    pace = Pace(run)
-    assert pace.look(run) == []
-    assert pace.look(move(run, 10.0, 5, 5)) == ["2 s/step", "ETA 33:10"]
-    for look in range(1, 6):
-        shown = pace.look(move(run, 10.0 + look, 5, 5 + 40 * look))
-    assert shown == ["40 steps/s", "ETA 00:20"]
-    assert pace.whole(run) == ["13.7 steps/s"]
-    assert Pace(run_of()).whole(run_of()) == []
-
-
-@pytest.mark.parametrize(("steps", "shown"), [(1234, "1234 steps/s"), (999, "999 steps/s"), (12, "12 steps/s")])
-def test_a_speed_has_no_exponent(steps: int, shown: str) -> None:
-    run = run_of()
-    assert Pace(run).look(move(run, 1.0, 1, steps)) == [shown]
+@pytest.mark.parametrize(
+    ("steps", "seconds", "shown"),
+    [
+        (1234, 1.0, ["1234 steps/s"]),
+        (999, 1.0, ["999 steps/s"]),
+        (12, 1.0, ["12 steps/s"]),
+        (2, 4.0, ["2 s/step"]),
+        (0, 4.0, []),
+        (3, 0.0, []),
+    ],
+)
+def test_a_speed_has_no_exponent(steps: int, seconds: float, shown: list[str]) -> None:
+    assert speed(steps, seconds) == shown

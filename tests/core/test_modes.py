@@ -258,7 +258,7 @@ def test_frozen_ones_may_be_put_in() -> None:
 @pytest.mark.parametrize("name", ["model", "other"])
 def test_another_module_of_the_task_is_an_error(name: str) -> None:
     change = Change(lambda run: setattr(run.task, name, nn.Linear(4, 2)))
-    with pytest.raises(ValueError, match=f"task's module '{name}'"):
+    with pytest.raises(ValueError, match=f"optimizer: {name}.weight"):
         by_fit(two_layers(), change)
 
 

@@ -190,7 +190,7 @@ PAIRS = r"^Supervised takes batches of \(inputs, targets\), got "
         ([torch.ones(2, 4)], r".*list of 1.*\(\(ids, mask\)"),
         (  # whose two rows are no pair
             torch.ones(2, 4),
-            r".*tensor \[2, 4\].*TensorDataset\(inputs, targets\)",
+            r"a tensor \[2, 4\]\. Pass several .* TensorDataset\(inputs, targets\).* Or subclass Task",
         ),
         (torch.ones(3, 4), r"a tensor \[3, 4\]\."),
         (np.ones((2, 4)), r"an array \[2, 4\]\."),

@@ -88,9 +88,9 @@ def _added(means: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(saved, list):
             added.setdefault(name, saved)
             continue
-        host, weight, start, _ = saved
-        own_host, own_weight, *tail = added.get(name, (0.0, 0.0, 0.0, 0))
-        added[name] = [own_host + host + start, own_weight + weight, *tail]
+        total, weight = saved
+        own_total, own_weight = added.get(name, (0.0, 0.0))
+        added[name] = [own_total + total, own_weight + weight]
     return added
 
 

@@ -61,16 +61,10 @@ class Files:
             raise
 
     def rename(self, old: Path, new: Path) -> None:
-        try:
-            old.replace(new)
-        except IsADirectoryError:
-            raise _folder_error(new) from None
+        old.replace(new)
 
     def unlink(self, path: Path) -> None:
-        try:
-            path.unlink(missing_ok=True)
-        except IsADirectoryError:
-            raise _folder_error(path) from None
+        path.unlink(missing_ok=True)
 
     def remove_folder(self, path: Path) -> None:
         if path.is_symlink():
@@ -154,10 +148,6 @@ class Files:
 
 
 SYSTEM = Files()
-
-
-def _folder_error(path: Path) -> IsADirectoryError:
-    return IsADirectoryError(errno.EISDIR, "A folder has the name of a file: move it away", str(path))
 
 
 def digest_of(path: Path) -> tuple[int, str]:
@@ -310,13 +300,6 @@ def prepare_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):  # has no name, or only for a moment: a kill leaves nothing
             pass
-    except (FileExistsError, NotADirectoryError) as error:
-        obstacle = next(
-            (parent for parent in (folder, *folder.parents) if parent.exists() and not parent.is_dir()), folder
-        )
-        raise ValueError(
-            f"Nothing can be saved in {folder}: {obstacle} is not a folder. Choose another path."
-        ) from error
     except OSError as error:
         raise ValueError(
             f"Nothing can be saved in {folder}: {error.strerror}. Choose a folder that this user may write."

@@ -87,7 +87,6 @@ END, END_SIZE = b"PK\5\6", 22  # the last record of a zip archive; its last two 
 NEAR = 4096  # bytes: most manifests are shorter
 MOST = 2**16 - 1  # bytes of a manifest, as of any comment of a zip archive
 CHECKSUM, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not the digest of the data
-YEARS_1_TO_9999 = (-6e10, 2.5e11)  # about, in seconds since 1970
 JudgedBy = tuple[str, str, float | None]
 _JSON = json.JSONEncoder(sort_keys=True, allow_nan=False)
 
@@ -124,7 +123,6 @@ class Entry:
         training: the id of its training.
         asked_name: the name that the program gave the run; the files may have it with a number added.
         weights_only: whether it holds only weights, so that it cannot be resumed.
-        forked_from: the training and step from which its training was forked, in words; empty if it is no fork.
         name: the name under which the file was saved.
     """
 
@@ -143,7 +141,6 @@ class Entry:
     training: str = ""
     asked_name: str = ""
     weights_only: bool = False
-    forked_from: str = ""
     name: str = ""
 
     @property
@@ -209,18 +206,16 @@ def encode(entry: Entry) -> bytes:
         "shards": entry.shards and [*entry.shards],
         "former_shards": entry.former_shards,
         "weights_only": entry.weights_only,
-        "forked_from": entry.forked_from,
     }
     content = _with_checksum(facts)
     if len(content) > MOST:
         facts |= {"metrics": {}, "left_out": ["metrics"]}
         content = _with_checksum(facts)
     if len(content) > MOST:
-        sizes = {name: len(_JSON.encode(value)) for name, value in facts.items()}
-        longest = max(sizes, key=lambda name: sizes[name])
+        longest = max(facts, key=lambda name: len(_JSON.encode(facts[name])))
         raise ValueError(
             f"The manifest of the checkpoint {entry.path} has {len(content)} bytes without metrics, and at most {MOST} "
-            f"fit. {longest!r} has {sizes[longest]} of them: shorten it."
+            f"fit: shorten {longest!r}."
         )
     return content
 
@@ -274,7 +269,7 @@ def find_tail(read: Callable[[int], tuple[bytes, int]], path: Path) -> tuple[byt
         if (at := tail.rfind(END)) >= 0:
             break
     comment = tail[at + END_SIZE :]
-    if at < 0 or len(comment) != int.from_bytes(tail[at + END_SIZE - 2 : at + END_SIZE], "little"):
+    if at < 0 or len(tail) - at - END_SIZE != int.from_bytes(tail[at + END_SIZE - 2 : at + END_SIZE], "little"):
         problem = "is empty" if size == 0 else "is damaged, or was not written by torch.save"
         raise ValueError(f"{path} {problem}: the end of the archive is missing, the file may be cut short.")
     if not comment:
@@ -289,16 +284,13 @@ def read_entry(read: Callable[[int], tuple[bytes, int]], path: Path) -> Entry:
 
 def _entry(facts: Mapping[str, Any], path: Path) -> Entry:
     # a manifest with a correct digest may still be forged, so all types are checked
-    saved_at = _typed(facts["saved_at"], "saved_at", int, float)
-    if not YEARS_1_TO_9999[0] < saved_at < YEARS_1_TO_9999[1]:
-        raise ValueError(f"saved_at={saved_at!r} is not a time")
     _typed(facts["schema"], "schema", int)
     shards, former_shards = facts["shards"], _typed(facts["former_shards"], "former_shards", str)
     return Entry(
         path=path,
         run_name=_typed(facts["run_name"], "run_name", str),
         sequence=_typed(facts["sequence"], "sequence", int),
-        saved_at=saved_at,
+        saved_at=_typed(facts["saved_at"], "saved_at", int, float),
         size=_typed(facts["data"]["bytes"], "bytes", int),
         sha256=_typed(facts["data"]["sha256"], "sha256", str),
         progress=_all_typed(facts["progress"], "progress", int, float),
@@ -312,7 +304,6 @@ def _entry(facts: Mapping[str, Any], path: Path) -> Entry:
         training=_typed(facts["training_id"], "training_id", str),
         asked_name=_typed(facts["asked_name"], "asked_name", str),
         weights_only=_typed(facts["weights_only"], "weights_only", bool),
-        forked_from=_typed(facts["forked_from"], "forked_from", str),
         name=_typed(facts["name"], "name", str),
     )
 

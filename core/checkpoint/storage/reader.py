@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import partial
 from io import SEEK_END
 from pathlib import Path
-from time import time_ns
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import torch
@@ -22,10 +21,9 @@ from ..state.ranks import INDEX, read_index
 from ..state.schema import check_schema
 from .archive import Head, read_head
 from .files import SYSTEM, Files, WatchedReader
-from .manifest import SUFFIX, Entry, SchemaError, clean, read_entry, run_part
+from .manifest import SUFFIX, Entry, MissingManifestError, SchemaError, clean, read_entry, run_part
 from .untrusted_files import UnreadableError, check_archive, check_content, read_small, refuse_unread
 
-STABLE = 10**9  # nanoseconds: a file that changed more recently may change again and keep its times
 ROUNDS = 10  # the most passes, if files are removed meanwhile
 LONGEST_NAME = 255  # bytes, on most file systems
 LAST = ".last"  # how the pointer to the newest checkpoint of a training ends
@@ -63,10 +61,8 @@ class Manifests:
     def __init__(self, folder: Path, files: Files = SYSTEM) -> None:
         self.folder, self.files = folder, files
         self._stamps: dict[str, Stamp] = {}
-        self._listed_at = 0
         self._cache: dict[str, FoundFile] = {}
         self._recent: dict[str, list[FoundFile]] = {}  # by the name of a run
-        self._refused: set[str] = set()  # could not be read: not retried again
         self._is_steady = False
 
     def names(self, *, again: bool = False) -> dict[str, Stamp]:
@@ -78,8 +74,7 @@ class Manifests:
                 names = []
             visible = (item for item in names if item.name.endswith((SUFFIX, LAST)) and not item.name.startswith("."))
             self._stamps = {item.name: stamp for item in visible if (stamp := _stamp(item)) is not None}
-            stable, self._listed_at = self._listed_at - STABLE, time_ns()
-            self._cache = {name: file for name, file in self._cache.items() if self._is_unchanged(file, stable)}
+            self._cache = {name: file for name, file in self._cache.items() if self._is_unchanged(file)}
             self._recent = {}
         return self._stamps
 
@@ -131,9 +126,9 @@ class Manifests:
         finally:
             self._is_steady = was_steady
 
-    def _is_unchanged(self, file: FoundFile, stable: int) -> bool:
+    def _is_unchanged(self, file: FoundFile) -> bool:
         is_known = bool(file.stamp) and self._stamps.get(file.path.name) == file.stamp
-        return is_known and max(file.stamp[2:]) < stable and not isinstance(file.problem, OSError)
+        return is_known and not isinstance(file.problem, OSError)
 
     def _find(self, name: str) -> FoundFile | None:
         file = self._cache.get(name) or self._read(name, self._stamps[name])
@@ -144,8 +139,7 @@ class Manifests:
     def _read(self, name: str, stamp: Stamp) -> FoundFile | None:
         path = self.folder / name
         try:
-            read = self.files.try_range if name in self._refused else self.files.read_range
-            return FoundFile(path, stamp, read_entry(lambda most: read(path, -most, most), path))
+            return FoundFile(path, stamp, read_entry(lambda most: self.files.read_range(path, -most, most), path))
         except FileNotFoundError:
             if not path.is_symlink():
                 return None
@@ -156,13 +150,12 @@ class Manifests:
         except ValueError as error:
             return FoundFile(path, stamp, None, error, read_head(path))
         except OSError as error:
-            self._refused.add(name)
             return FoundFile(path, stamp, None, error)
 
 
 def read_pointer(pointer: Path) -> str | None:
     try:
-        return read_small(pointer, LONGEST_NAME + 1, follow=False).decode().removesuffix("\n")
+        return read_small(pointer, LONGEST_NAME + 1).decode().removesuffix("\n")
     except (OSError, ValueError):
         return None
 
@@ -179,7 +172,7 @@ def _stamp(entry: os.DirEntry[str]) -> Stamp | None:
 
 
 State = dict[str, Any]
-Scope = Literal["recent", "run", "folder"]
+Scope = Literal["recent", "run"]
 DIGESTS = "digests.json"  # in a folder of shards
 MOST_DIGESTS = 2**24  # bytes of that
 SHOWN = 5  # names of other runs in a message: a hyperparameter search may have hundreds
@@ -191,12 +184,11 @@ class OtherRunsNote(str):
     __slots__ = ()
 
 
-def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Files = SYSTEM) -> State:
+def load(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> State:
     """Return the state in a checkpoint; shards are not loaded.
 
     Args:
         path: the data file.
-        verify: verify the data by the manifest before it is unpickled.
         with_shards: verify the shards, too.
         files: the operations on files.
 
@@ -207,11 +199,10 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
         ValueError: it is damaged, has no manifest, is not a checkpoint, holds more than plain types, or has another
             schema; the message says how to fix it.
     """
-    if verify:
-        shards = read_shards(check(path, with_shards=with_shards, files=files), files=files) if with_shards else ()
-        for index in (shard for shard in shards if shard.name == INDEX):
-            read_index(index)
-    state = read(path, is_verified=verify, files=files)
+    entry = check(path, with_shards=with_shards, files=files)
+    if with_shards and entry.shards is not None and (index := shards_path(entry) / INDEX).exists():
+        read_index(index)
+    state = read(path, is_verified=True, files=files)
     try:
         check_schema(state)
     except ValueError as error:
@@ -275,7 +266,7 @@ def read_manifest(path: Path, *, source: BinaryIO | None = None, files: Files = 
         return read_entry(lambda most: files.read_range(path, -most, most), path)
     except (OSError, ValueError):
         if not path.name.startswith("."):
-            _check_is_file(path)  # its message is clearer
+            check_is_there(path)  # its message is clearer
         raise
 
 
@@ -320,16 +311,14 @@ def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Ent
     entry = read_manifest(path, files=files)
     if files.archive_digest(path, entry.size) != entry.sha256:
         raise ValueError(f"The checkpoint {path} is damaged: its SHA-256 does not match its manifest.")
-    for shard, (size, sha256) in read_shards(entry, files=files).items() if with_shards else ():
+    for shard, facts in read_shards(entry, files=files).items() if with_shards else ():
         damaged = f"The shard {shard} of the checkpoint {path} is damaged:"
         try:
-            present_size, present_sha256 = files.digest(shard)
+            present = files.digest(shard)
         except FileNotFoundError:
             raise ValueError(f"{damaged} it is missing.") from None
-        if present_size != size:
-            raise ValueError(f"{damaged} it has {present_size} bytes, its manifest says {size}.")
-        if present_sha256 != sha256:
-            raise ValueError(f"{damaged} its SHA-256 does not match its manifest.")
+        if present != facts:
+            raise ValueError(f"{damaged} its size or its SHA-256 does not match its manifest.")
     return entry
 
 
@@ -352,7 +341,7 @@ def entries(folder: Path | Manifests, run_name: str, scope: Scope = "run") -> tu
         folder: the folder.
         run_name: the name that the program gave the run.
         scope: which manifests are read: `recent`, files that may be the newest checkpoints of the run; `run`, files
-            that may be of the run by their file names; `folder`, all of them.
+            that may be of the run by their file names.
 
     Raises:
         OSError: the folder cannot be read.
@@ -360,16 +349,21 @@ def entries(folder: Path | Manifests, run_name: str, scope: Scope = "run") -> tu
     manifests = _manifests(folder)
     candidates = _files_of(manifests, run_name, scope)
     of_run = [file.entry for file in candidates if file.entry is not None and file.run_name == run_name]
-    passed_over = [str(file.problem) for file in candidates if file.entry is None]
+    passed_over = [str(file.problem) for file in candidates if file.entry is None and not _is_foreign(file)]
     if not of_run and (of_others := _other_runs_note(manifests, run_name)):
         passed_over.append(of_others)
     return sorted(of_run, key=lambda entry: entry.order, reverse=True), passed_over
 
 
+def _is_foreign(file: FoundFile) -> bool:
+    # for example exported weights
+    return isinstance(file.problem, MissingManifestError) and "_epoch_" not in file.path.name
+
+
 def _files_of(manifests: Manifests, run_name: str, scope: Scope) -> list[FoundFile]:
     if scope == "recent":
         return manifests.recent(run_name)
-    return manifests.look(manifests.may_be_of(run_name)) if scope == "run" else manifests.look()
+    return manifests.look(manifests.may_be_of(run_name))
 
 
 def _other_runs_note(manifests: Manifests, run_name: str) -> OtherRunsNote | None:
@@ -412,11 +406,18 @@ def unreadable_notes(candidates: Iterable[FoundFile]) -> list[str]:
     return [f"{file.path} cannot be read ({file.problem}): {unknown}" for file in unreadable]
 
 
-def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State | None, list[str]]:
+def newest(
+    folder: Path | Manifests, run_name: str, training: str | None = None
+) -> tuple[Entry | None, State | None, list[str]]:
     """Return the newest intact checkpoint of a run, its state, and a message for each skipped one.
 
     A file is skipped only if it is damaged or not a checkpoint, and only for an older checkpoint of the same training:
     a run never continues another training of the same name.
+
+    Args:
+        folder: the folder.
+        run_name: the name that the program gave the run.
+        training: the training; by default the one that was saved last.
 
     Raises:
         OSError: the folder, or a file that may be a checkpoint of the run, cannot be read, not even when retried.
@@ -431,8 +432,8 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
             for file in _files_of(manifests, run_name, scope):
                 if isinstance(file.problem, OSError | SchemaError) and file.run_name in (None, run_name):
                     raise file.problem  # this file may be the newest
-            training = newest_training(candidates, lost(manifests, run_name, scope))
-        for entry in (entry for entry in candidates if entry.training == training):
+            chosen = training or newest_training(candidates, lost(manifests, run_name, scope))
+        for entry in (entry for entry in candidates if entry.training == chosen):
             try:
                 return entry, load(entry.path, files=manifests.files), passed_over
             except FileNotFoundError as error:
@@ -449,7 +450,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
             if scope == "recent":  # none of these is intact
                 scope = "run"
                 continue
-            if other_trainings := [entry for entry in candidates if entry.training != training]:
+            if other_trainings := [entry for entry in candidates if entry.training != chosen]:
                 passed_over.append(
                     f"other trainings of the name are not continued; resume one of them by its path, "
                     f"resume={other_trainings[0].path}"
@@ -479,19 +480,11 @@ def _is_named_after(run_name: str, name: str) -> bool:
     return name.endswith(SUFFIX) and name.startswith(f"{run_part(run_name)}_epoch_")
 
 
-def _check_is_file(path: Path) -> None:
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: Checkpoint({str(path)!r}, resume='auto') finds the newest in it.")
-    if path.suffix != SUFFIX:
-        raise ValueError(f"{path} is not a checkpoint: the name of a checkpoint ends in {SUFFIX}.")
-    check_is_there(path)
-
-
 def check_is_there(path: Path) -> None:
     if path.is_symlink() and not path.exists():  # perhaps into storage that is not mounted
         raise OSError(errno.EIO, f"it is a broken link to {path.readlink()}", str(path))
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a checkpoint: a folder, a pipe or a device has that name.")
-    if not path.is_file():
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: Checkpoint({str(path)!r}, resume='auto') finds the newest in it.")
+    if not path.exists():
         siblings = [file.name for file in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
         raise FileNotFoundError(f"There is no checkpoint at {path}.{known_names(path.name, siblings)}")

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from stat import S_ISREG
 from time import time, time_ns
 from typing import Any
 
 from ..state.schema import WEIGHTS_ONLY
 from . import reader
 from .archive import compacted, rewrite_manifest, write_checkpoint, write_small
-from .files import NOT_THERE, SYSTEM, Files, megabytes, prepare_folder
+from .files import SYSTEM, Files, megabytes, prepare_folder
 from .lock import Lock
 from .manifest import MOST, PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, SchemaError, check_name, pointer_path
 from .reader import FoundFile, Manifests, read_pointer
 
-logger = logging.getLogger("heliograph")
 UNTOUCHED = "Previous checkpoints are unchanged."
 MAY_BE_LOST = "It has replaced the previous file of that name, and may be lost if the system crashes."
 Shards = Mapping[str, tuple[int, str]]  # bytes and digest of files, by name
@@ -62,8 +58,7 @@ class Store:
         self._files = files or SYSTEM
         self._manifests = Manifests(folder, self._files)
         self._hidden = Hidden.of(folder, run_name)
-        self._lock = self._lock_of(run_name)
-        self._own_lock = self._lock_of(run_name)  # for the name of its files, if it differs
+        self._lock = Lock(self._hidden.lock, f"The checkpoints of run {run_name!r} in {folder} are written")
         self._has_just_looked = False  # whether `open` has just listed the folder
         self._is_tidy = False  # whether nothing failed since the last sweep
         self._sequence: int | None = None  # the highest so far, while the store is open
@@ -98,7 +93,7 @@ class Store:
             return notes + reader.unreadable_notes(files)
         except BaseException as error:
             self._lock.release()
-            if isinstance(error, OSError) and not isinstance(error, IsADirectoryError):  # its message is complete
+            if isinstance(error, OSError):
                 path = error.filename or "a file in it"
                 raise OSError(
                     error.errno,
@@ -112,22 +107,12 @@ class Store:
         """Release the lock; closing twice does nothing."""
         self._sequence = None
         self._pointed.clear()
-        self._own_lock.release()
         self.name = self.run_name
         self._lock.release()
 
     def write_as(self, training_id: str, name: str) -> None:
-        """Write the checkpoints of this training from now on, under this name.
-
-        Raises:
-            ValueError: another process writes under this name.
-        """
+        """Write the checkpoints of this training from now on, under this name."""
         if name != self.name:
-            lock = self._lock_of(name)
-            if name != self.run_name:
-                lock.acquire()
-            self._own_lock.release()
-            self._own_lock = lock
             self._pointed.clear()  # other stores may have written pointers of this name
         self.training_id, self.name = training_id, name
 
@@ -223,22 +208,16 @@ class Store:
         entry = reader.read_manifest(path, files=self._files)
         newest = self._highest(entry.family)
         free, _, replaced = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
-        is_numbered = free.name != path.name and not entry.is_renamed
+        if not entry.is_renamed:  # a name that differs from its manifest would make it count as renamed
+            entry = replace(entry, name=free.name)
         self._begin_change()
         self._sweep()
-        if is_numbered:  # a name that differs from its manifest would make it count as renamed
-            entry = replace(entry, name=free.name)
-            rewrite_manifest(self._files, path, self._hidden.data, entry, self._next_date())
-        else:
-            self._files.rename(
-                path, self._hidden.data
-            )  # if the process is killed after this, the next start removes it
-        if entry.shards:
+        rewrite_manifest(self._files, path, self._hidden.data, entry, self._next_date())
+        if entry.shards:  # if the process is killed after this, the next start removes them
             self._files.rename(path.with_name(entry.shards[0]), self.folder / entry.shards[0])
         self._files.rename(self._hidden.data, free)
         self._files.sync_folder(self.folder)
-        if is_numbered:
-            self._files.unlink(path)
+        self._files.unlink(path)
         self._is_tidy = True
         if replaced and replaced.shards:
             self._remove_shards(replaced.shards[0])
@@ -248,26 +227,23 @@ class Store:
     def judge(self, entry: Entry, judged_by: JudgedBy) -> Entry:
         """Write the metric that ranks a checkpoint into its manifest, and return when that is durable.
 
-        A new file replaces it by a rename, so hard links to it, for example in a backup, do not change. If it is a
-        symbolic link, the file that the link names is replaced.
+        A new file replaces it by a rename, so hard links to it, for example in a backup, do not change.
 
         Raises:
             OSError: it could not be written, or there is no space for a second file; the checkpoint is unchanged.
         """
-        entry, files = replace(entry, judged_by=judged_by), self._files
-        path = entry.path.resolve() if entry.path.is_symlink() else entry.path
-        hidden_path = path.with_name(self._hidden.data.name)
+        entry, files, hidden = replace(entry, judged_by=judged_by), self._files, self._hidden
         was = self._begin_change()
         try:
-            _check_room(files, path.parent, entry.size + MOST, "writing its metric")
+            _check_room(files, self.folder, entry.size + MOST, "writing its metric")
             try:
-                rewrite_manifest(files, path, hidden_path, entry, self._next_date())
+                rewrite_manifest(files, entry.path, hidden.data, entry, self._next_date())
             except BaseException:
                 with suppress(OSError):  # the next save or start removes it
-                    files.unlink(hidden_path)
+                    files.unlink(hidden.data)
                 raise
-            files.rename(hidden_path, path)
-            files.sync_folder(path.parent)
+            files.rename(hidden.data, entry.path)
+            files.sync_folder(self.folder)
         except OSError as error:
             raise _failure(files, entry.path, error) from error
         self._is_tidy = was
@@ -358,8 +334,7 @@ class Store:
 
     def pin(self, path: Path) -> None:
         """Exempt a checkpoint from removal."""
-        if not self.is_pinned(path):  # a link of that name pins it, too, and is not followed
-            path.with_suffix(PINNED).touch()
+        path.with_suffix(PINNED).touch()
 
     def is_pinned(self, path: Path) -> bool:
         """Return whether a checkpoint is pinned."""
@@ -369,7 +344,7 @@ class Store:
         """Write the pointer to the last or best checkpoint, for people and tools; None removes it.
 
         After a power cut, the pointer to the last may be empty or truncated until a resume of the training writes it
-        again. If a folder has its name, nothing is written, and a warning is logged.
+        again.
 
         Raises:
             OSError: it could not be written.
@@ -377,19 +352,15 @@ class Store:
         pointer, name = pointer_path(self.folder, self.name, label), None if path is None else path.name
         if pointer in self._pointed and self._pointed[pointer] == name:  # only this store writes it
             return
-        try:
-            if name is None:
-                self._files.unlink(pointer)
-            elif pointer in self._pointed or read_pointer(pointer) != name:
-                was = self._begin_change()
-                # `prune` spares the best. The pointer to the last is only a hint, so it is not synced.
-                write_small(self._files, self._hidden.small, f"{name}\n".encode(), syncs=label == "best")
-                self._files.rename(self._hidden.small, pointer)
-                self._is_tidy = was
-        except IsADirectoryError:  # not worth failing for
-            logger.warning("The pointer %s is not written because a folder has its name: move the folder away", pointer)
-        else:
-            self._pointed[pointer] = name
+        if name is None:
+            self._files.unlink(pointer)
+        elif pointer in self._pointed or read_pointer(pointer) != name:
+            was = self._begin_change()
+            # `prune` spares the best. The pointer to the last is only a hint, so it is not synced.
+            write_small(self._files, self._hidden.small, f"{name}\n".encode(), syncs=label == "best")
+            self._files.rename(self._hidden.small, pointer)
+            self._is_tidy = was
+        self._pointed[pointer] = name
 
     def _sweep(self) -> list[str]:
         hidden, files = self._hidden, self._files
@@ -457,9 +428,6 @@ class Store:
             return reader.read_manifest(entry.path, files=self._files).sha256 == entry.sha256
         return False
 
-    def _lock_of(self, name: str) -> Lock:
-        return Lock(Hidden.of(self.folder, name).lock, f"The checkpoints of run {name!r} in {self.folder} are written")
-
     def _highest(self, run_name: str) -> int:
         if self._sequence is None:
             raise ValueError(f"The store of {self.folder} is not open: call open() before save().")
@@ -478,7 +446,6 @@ class Store:
         return self._date
 
     def _entry(self, path: Path, state: Mapping[str, Any], sequence: int, judged_by: JudgedBy | None) -> Entry:
-        origin = state.get("forked_from")
         return Entry(
             path=path,
             run_name=self.name,
@@ -493,7 +460,6 @@ class Store:
             versions=state.get("versions", {}),
             judged_by=judged_by,
             weights_only=bool(state.get(WEIGHTS_ONLY)),
-            forked_from="training {training} at step {step}".format_map(origin) if origin else "",
             name=path.name,
         )
 
@@ -508,18 +474,16 @@ class Store:
     def _replaceable(self, path: Path, training: str, replace_unknown: bool) -> tuple[bool, Entry | None] | None:
         if self.is_pinned(path):
             return None
-        try:
-            status = self._files.patiently(partial(self._files.try_status, path))
-        except NOT_THERE:
+        if not self._files.exists(path):
             return False, None
         try:
-            present = reader.read_manifest(path, files=self._files) if S_ISREG(status.st_mode) else None
-            is_own = present and present.training == training and (replace_unknown or present.is_removable)
-            return (True, present) if is_own else None
-        except (ValueError, FileNotFoundError):
-            return (True, None) if replace_unknown else None
+            present = reader.read_manifest(path, files=self._files)
         except OSError:  # its training is unknown
             return None
+        except ValueError:
+            return (True, None) if replace_unknown else None
+        is_own = present.training == training and (replace_unknown or present.is_removable)
+        return (True, present) if is_own else None
 
 
 def _check_room(files: Files, folder: Path, needed: int, action: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from hashlib import sha256
 from io import BufferedReader
 from math import prod
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
 from pickle import UnpicklingError
 from typing import Any, NoReturn, Self
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
@@ -29,63 +29,43 @@ _FLAGS: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXE
 _NO_FILE = {errno.ELOOP, errno.ENXIO, errno.EISDIR}
 
 
-def open_regular(path: Path | str, *, follow: bool = True) -> BufferedReader:
-    """Open a regular file for reading.
-
-    Args:
-        path: the file.
-        follow: accept a symbolic link to one.
+def open_regular(path: Path | str) -> BufferedReader:
+    """Open a regular file, or a symbolic link to one, for reading.
 
     Raises:
         ValueError: it is something else, such as a folder, a pipe or a device.
         OSError: it does not exist, or cannot be opened.
     """
-    return os.fdopen(open_handle(path, follow=follow)[0], "rb")
+    problem = ValueError(f"{path} is not a regular file: a folder, a link, a pipe or a device has that name")
+    try:
+        handle = os.open(path, _FLAGS)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise problem from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise problem
+    return os.fdopen(handle, "rb")
 
 
-def read_range(path: Path | str, begin: int, most: int, *, follow: bool = True) -> tuple[bytes, int]:
+def read_range(path: Path | str, begin: int, most: int) -> tuple[bytes, int]:
     """Return up to `most` bytes of a regular file from a position, and the size of the file.
 
     A negative position is counted from the end.
     """
-    handle, size = open_handle(path, follow=follow)
-    try:
-        begin = begin if begin >= 0 else max(0, size + begin)
-        end = min(size, begin + most)
-        if begin:
-            os.lseek(handle, begin, os.SEEK_SET)
-        content = os.read(handle, max(0, end - begin))
-        while begin + len(content) < end and (more := os.read(handle, end - begin - len(content))):
-            content += more
-        return content, size
-    finally:
-        os.close(handle)
+    with open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(begin if begin >= 0 else max(0, size + begin))
+        return file.read(most), size
 
 
-def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
+def read_small(path: Path | str, most: int) -> bytes:
     """Return all of a regular file; raise ValueError if it is larger than `most` bytes."""
-    content, size = read_range(path, 0, most, follow=follow)
+    content, size = read_range(path, 0, most)
     if size > most:
         raise ValueError(f"{path} has {size:,} bytes, at most {most:,} are expected: it is not a file of heliograph")
     return content
-
-
-def open_handle(path: Path | str, *, follow: bool = True) -> tuple[int, int]:
-    try:
-        handle = os.open(path, _FLAGS | (0 if follow else FOLLOW_NO_LINK))
-    except OSError as error:
-        if error.errno in _NO_FILE:
-            raise _no_file(path) from None
-        raise
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(handle)
-        raise _no_file(path)
-    return handle, status.st_size
-
-
-def _no_file(path: Path | str) -> ValueError:
-    return ValueError(f"{path} is not a regular file: a folder, a link, a pipe or a device has that name")
 
 
 def cause(error: Exception) -> str:
@@ -224,14 +204,8 @@ PATH = re.compile(r"pathlib(\._local)?\.(Pure)?(Posix|Windows)?Path")
 class Record:
     """The attributes of an object that was read without its class; its code does not run."""
 
-    arguments: tuple[Any, ...]
-
-    def __new__(cls, *arguments: Any) -> Self:
-        # unpickling may not call `__init__`
-        record = super().__new__(cls)
-        if arguments:
-            record.arguments = arguments
-        return record
+    def __new__(cls, *_: Any) -> Self:
+        return super().__new__(cls)  # unpickling may not call `__init__`
 
     def __setstate__(self, state: Any) -> None:
         for part in state if isinstance(state, tuple) else (state,):  # a class with slots has two
@@ -241,10 +215,6 @@ class Record:
 # Paths are read as text: their class may be of another operating system.
 def plain_path(*parts: str) -> str:
     return str(PurePosixPath(*parts))
-
-
-def plain_windows_path(*parts: str) -> str:
-    return str(PureWindowsPath(*parts))
 
 
 def plain_text(value: Any = "") -> str:
@@ -301,9 +271,8 @@ def refuse_unknown(path: Path, names: list[str]) -> None:
 
 
 def _stand_in(name: str, records: Collection[str], texts: str) -> Callable[..., Any] | None:
-    path = PATH.fullmatch(name)
-    if path:
-        return plain_windows_path if path[3] == "Windows" else plain_path
+    if PATH.fullmatch(name):
+        return plain_path
     if re.fullmatch(texts, name):
         return plain_text
     return Record if any(re.fullmatch(pattern, name) for pattern in records) else None

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -21,8 +19,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from ....events.errors import describe_error
 from ...objects.equality import same
 from .generators import isolated
-from .keyed_generators import BEGIN, KeyedGenerators, TracedLoad
-from .object_parts import outline
+from .keyed_generators import BEGIN, KeyedGenerators
+from .users_code import outline
 
 Key = tuple[int, ...]
 ENDED = "The dataset raised StopIteration, which would end the epoch silently: only iterators may raise it."
@@ -40,17 +38,6 @@ class KeyedBatch(list[Any]):
     """The indices of a batch, with its position."""
 
     __slots__ = ("position",)
-    position: KeyedPosition
-
-    def __reduce__(self) -> Any:  # pickled for every batch: half the size of the default
-        return _rebuild_keyed_batch, (list(self), *self.position)
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedIndex:
-    """An index with its position, for a loader without automatic batching."""
-
-    index: Any
     position: KeyedPosition
 
 
@@ -77,83 +64,73 @@ class DatasetWrapper:
 
 
 class KeyedDataset(DatasetWrapper, Dataset[Any]):
-    """A map-style dataset that loads `KeyedBatch`es and `KeyedIndex`es; for other indices it equals the wrapped one.
+    """A map-style dataset that loads `KeyedBatch`es; for other indices it equals the wrapped one.
 
     Args:
         inner: the user's dataset.
         collate: makes a batch under the same key; None if the loader does that.
         per_sample: whether each sample has its own key.
+        is_batched: whether samples are collated; otherwise each is a complete batch.
         has_epoch: whether `inner.set_epoch` is called with the epoch, in every process.
 
     Attributes:
         keyed_probe: compares two loads of the first batch, if requested.
     """
 
-    def __init__(self, inner: Any, collate: Any, *, per_sample: bool, has_epoch: bool = False) -> None:
+    def __init__(
+        self, inner: Any, collate: Any, *, per_sample: bool, is_batched: bool = True, has_epoch: bool = False
+    ) -> None:
         self.keyed_inner = inner
         self.keyed_collate = identity if collate is None else collate
         self.keyed_generators = KeyedGenerators(inner, collate, follower=inner if has_epoch else None)
-        self.keyed_load = self._one_by_one if per_sample else self._at_once
-        self.keyed_per_sample = per_sample
+        self.keyed_per_sample, self.keyed_is_batched = per_sample, is_batched
         self.keyed_has_begun = False
         self.keyed_probe: LoadProbe | None = None
 
+    def __getitem__(self, index: Any) -> Any:
+        return self.keyed_inner[index]
+
     def __getitems__(self, batch: KeyedBatch) -> Any:
         try:
-            return self.keyed_load(batch) if self.keyed_has_begun else self._first(self.keyed_load, batch)
+            return self._load(batch) if self.keyed_has_begun else self._first(batch)
         except StopIteration as error:
             raise RuntimeError(ENDED) from error
 
-    def __getitem__(self, index: Any) -> Any:
-        if not isinstance(index, KeyedIndex):
-            return self.keyed_inner[index]
-        try:
-            return self._single(index) if self.keyed_has_begun else self._first(self._single, index)
-        except StopIteration as error:
-            raise RuntimeError(ENDED) from error
-
-    def _first(self, load: Callable[[Any], Any], chosen: Any) -> Any:
+    def _first(self, batch: KeyedBatch) -> Any:
         # Loads again if the first load made a generator, which had no key then.
         self.keyed_has_begun = True
         if self.keyed_probe is not None and self.keyed_probe.is_due():
-            return self._load_and_probe(load, chosen, self.keyed_probe)
-        loaded = load(chosen)
-        return load(chosen) if self.keyed_generators.look() else loaded
+            return self._load_and_probe(batch, self.keyed_probe)
+        loaded = self._load(batch)
+        return self._load(batch) if self.keyed_generators.look() else loaded
 
-    def _load_and_probe(self, load: Callable[[Any], Any], chosen: Any, probe: LoadProbe) -> Any:
-        generators, inner, again = self.keyed_generators, self.keyed_inner, partial(load, chosen)
-        generators.arrive(*chosen.position.key[:2])
-        before, began = outline(inner), perf_counter()
-        first = generators.traced(again)
+    def _load_and_probe(self, batch: KeyedBatch, probe: LoadProbe) -> Any:
+        generators, inner, per_sample = self.keyed_generators, self.keyed_inner, self.keyed_per_sample
+        generators.begin_epoch(*batch.position.key[:2])
+        self.keyed_per_sample = False  # one key, so that the states after it show all draws
+        before = outline(inner)
+        loaded = self._load(batch)
         if generators.look():
-            first = generators.traced(again)
-        if probe.limit and 3 * (perf_counter() - began) > probe.limit:
-            probe.leave_out("a second load of a batch could outlast the loader's timeout", generators)
+            loaded = self._load(batch)
+        after = generators.states()
+        elsewhere = partial(self._load, _under_another_key(batch)) if outline(inner) != before else None
+        probe.compare((loaded, after), batch.position.key, partial(self._load, batch), elsewhere, generators)
+        self.keyed_per_sample = per_sample
+        return self._load(batch) if per_sample else loaded
+
+    def _load(self, batch: KeyedBatch) -> Any:
+        inner, position = self.keyed_inner, batch.position
+        if self.keyed_per_sample:
+            samples, (seed, epoch) = [], position.key[:2]
+            for offset, index in enumerate(batch):
+                self.keyed_generators.seed(seed, epoch, position.first + offset * position.stride)
+                samples.append(inner[index])
+            self.keyed_generators.seed(*position.key)  # for the collate function
         else:
-            elsewhere = partial(load, _under_another_key(chosen)) if outline(inner) != before else None
-            probe.compare(first, again, elsewhere, generators)
-        return first.loaded
-
-    def _single(self, index: KeyedIndex) -> Any:
-        position = index.position
-        key = (*position.key[:2], position.first) if self.keyed_per_sample else position.key
-        self.keyed_generators.seed(*key)
-        return self.keyed_collate(self.keyed_inner[index.index])
-
-    def _at_once(self, batch: KeyedBatch) -> Any:
-        inner = self.keyed_inner
-        self.keyed_generators.seed(*batch.position.key)
-        fetch = getattr(inner, "__getitems__", None)
-        return self.keyed_collate(fetch(list(batch)) if fetch else [inner[index] for index in batch])
-
-    def _one_by_one(self, batch: KeyedBatch) -> Any:
-        position, samples = batch.position, []
-        seed, epoch = position.key[:2]
-        for offset, index in enumerate(batch):
-            self.keyed_generators.seed(seed, epoch, position.first + offset * position.stride)
-            samples.append(self.keyed_inner[index])
-        self.keyed_generators.seed(*position.key)  # for the collate function
-        return self.keyed_collate(samples)
+            self.keyed_generators.seed(*position.key)
+            fetch = getattr(inner, "__getitems__", None) if self.keyed_is_batched else None
+            samples = fetch(list(batch)) if fetch else [inner[index] for index in batch]
+        return self.keyed_collate(samples if self.keyed_is_batched else samples[0])
 
 
 class KeyedIterable(DatasetWrapper, IterableDataset[Any]):
@@ -197,15 +174,10 @@ def identity(loaded: Any) -> Any:
     return loaded
 
 
-def _under_another_key(chosen: KeyedBatch | KeyedIndex) -> KeyedBatch | KeyedIndex:
+def _under_another_key(batch: KeyedBatch) -> KeyedBatch:
     # No batch has this key.
-    seed, *position_key = chosen.position.key
-    position = chosen.position._replace(key=(~seed, *position_key))
-    return KeyedIndex(chosen.index, position) if isinstance(chosen, KeyedIndex) else keyed_batch(chosen, position)
-
-
-def _rebuild_keyed_batch(indices: list[Any], *position: Any) -> KeyedBatch:
-    return keyed_batch(indices, KeyedPosition(*position))
+    seed, *position_key = batch.position.key
+    return keyed_batch(batch, batch.position._replace(key=(~seed, *position_key)))
 
 
 def keyed_batch(indices: Sequence[Any], position: KeyedPosition) -> KeyedBatch:
@@ -231,18 +203,18 @@ class LoadProbe:
     Args:
         name: of the dataset.
         shared: whether another process compares.
-        limit: seconds that a worker may take for a batch, 0 for no limit.
     """
 
-    def __init__(self, name: str, *, shared: bool, limit: float = 0) -> None:
-        self._name, self.limit = name, limit
+    def __init__(self, name: str, *, shared: bool) -> None:
+        self._name = name
         self._words: Tensor = torch.zeros(_ROOM, dtype=torch.uint8)
         if shared:
             self._words.share_memory_()  # type: ignore[no-untyped-call]  # torch has no annotation here
 
     def compare(
         self,
-        first: TracedLoad,
+        first: tuple[Any, Any],
+        key: Key,
         load: Callable[[], Any],
         elsewhere: Callable[[], Any] | None,
         generators: KeyedGenerators,
@@ -250,20 +222,24 @@ class LoadProbe:
         """Load a batch again and compare it.
 
         Args:
-            first: the first load.
+            first: the first load, and the states of the generators after it.
+            key: of the load.
             load: loads the batch again under the same key.
             elsewhere: loads it under another key, if the first load changed the dataset.
             generators: of the dataset.
         """
-        began = perf_counter()
         sentences = generators.unkeyed(self._name)
         try:
-            is_pure = _is_pure(first, load, elsewhere, generators)
+            is_pure = same(first, (load(), generators.states()))
+            if is_pure and elsewhere is not None:  # a cache of the first load would yield the same again
+                generators.seed(*key)
+                has_drawn = not same(generators.states(), first[1])
+                is_pure = not (has_drawn and same(first[0], elsewhere()))
         except Exception as error:  # noqa: BLE001  # the run has its batch; the failure is reported
             sentences.append(f"{self._name} {NOT_COMPARED}: {describe_error(error)}")
         else:
             sentences += [] if is_pure else [HIDDEN.format(self._name)]
-        self._write(perf_counter() - began, sentences)
+        self._write(sentences)
 
     def is_due(self) -> bool:
         # True in the process that compares.
@@ -272,29 +248,17 @@ class LoadProbe:
 
     def leave_out(self, reason: str, generators: KeyedGenerators | None = None) -> None:
         findings = [] if generators is None else generators.unkeyed(self._name)
-        self._write(0.0, [*findings, f"{self._name} {NOT_COMPARED}: {reason}"])
+        self._write([*findings, f"{self._name} {NOT_COMPARED}: {reason}"])
 
-    def read(self) -> tuple[float, list[str]]:
-        # The seconds that it took, and a sentence for each finding.
+    def read(self) -> list[str]:
+        # A sentence for each finding.
         words = bytes(self._words.numpy()).rstrip(b"\0")
-        seconds, *sentences = json.loads(words if words.startswith(b"[") else b"[0.0]")
-        return seconds, sentences
+        return list(json.loads(words)) if words.startswith(b"[") else []
 
-    def _write(self, seconds: float, sentences: list[str]) -> None:
+    def _write(self, sentences: list[str]) -> None:
         text = [sentence[:500] for sentence in sentences]
-        while len(words := json.dumps([seconds, *text]).encode()) > _ROOM:
+        while len(words := json.dumps(text).encode()) > _ROOM:
             text.pop(0)
         written = torch.frombuffer(bytearray(words.ljust(_ROOM, b"\0")), dtype=torch.uint8)
         self._words[1:] = written[1:]
         self._words[0] = written[0]  # last: it makes the content readable for other processes
-
-
-def _is_pure(
-    first: TracedLoad, load: Callable[[], Any], elsewhere: Callable[[], Any] | None, generators: KeyedGenerators
-) -> bool:
-    again = generators.traced(load)
-    if not same(first.loaded, again.loaded) or not same(first.states, again.states):
-        return False
-    if elsewhere is None or not generators.has_drawn(first):
-        return True
-    return not same(first.loaded, elsewhere())  # a cache of the first load would yield the same again

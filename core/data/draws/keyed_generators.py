@@ -7,7 +7,7 @@ import logging
 import random
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from itertools import islice
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
@@ -16,19 +16,28 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ...objects.equality import SCALARS, same
+from ...objects.equality import SCALARS
 from ...system.extras import with_article
 from .generators import KINDS, Generator, generator_states, is_global, key_generators, seed_all
-from .object_parts import attributes, class_parts, function_parts
 from .rng import generator_state
-from .users_code import is_ours, is_users, module_of
+from .users_code import attributes, class_parts, function_parts, is_ours, is_users, module_of
 
 LONG: Final = 10_000  # items; a longer container is sampled first
 SAMPLE: Final = 100
-LEAVES: Final = (*SCALARS, Tensor, np.generic, ModuleType, logging.Logger, logging.Handler, threading.Thread)
+LEAVES: Final = (
+    *SCALARS,
+    set,
+    frozenset,
+    Tensor,
+    np.generic,
+    ModuleType,
+    logging.Logger,
+    logging.Handler,
+    threading.Thread,
+)
 # These wrap the user's objects.
 DATASETS: Final = ("heliograph.core.data.", "heliograph_recorder.demo.", "heliograph_testing.")
-CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset)
+CONTAINERS: Final = (dict, list, tuple, deque)
 CODE: Final = (
     *(MethodType, BuiltinMethodType, property, staticmethod, classmethod),
     *(functools.partial, functools.cached_property, functools._lru_cache_wrapper),
@@ -42,44 +51,33 @@ class SearchFindings(NamedTuple):
     Attributes:
         generators: each once, without the global ones, in an order that pickling does not change.
         unseedable: objects that draw or count but cannot be seeded: `random.SystemRandom`, iterators.
-        in_sets: the size of each set with several generators: its order differs between processes.
     """
 
     generators: list[Generator]
     unseedable: list[object]
-    in_sets: list[int]
 
 
 def search(*roots: object) -> SearchFindings:
     """Search objects for random generators at any depth, level by level, in the order of attributes and items.
 
     The search covers attributes, slots, containers, object arrays, closures, defaults, partials and bound methods; for
-    the user's code, also class attributes and the globals that functions name. Sets come last. For a container of more
-    than 10,000 items, the first 100 and one of each type are searched, and the rest only if these have a generator.
-    Modules, tensors, loggers and threads are skipped, and so is state that a library has only in C.
+    the user's code, also class attributes and the globals that functions name. For a container of more
+    than 10,000 items, the first 100 and one of each type are searched. Sets, whose order differs between
+    processes, modules, tensors, loggers and threads are skipped, and so is state that a library has only in C.
     """
-    walk = _Walk({})
-    walk.through(roots)
+    walk = _Walk()
+    level = walk.admit(roots)
+    while level:
+        level = [part for holder in level for part in walk.admit(walk.parts(holder))]
     return walk.findings
 
 
 class _Walk:
-    def __init__(self, seen: dict[int, object]) -> None:
-        self.findings = SearchFindings([], [], [])
-        self.seen = seen  # by id; the references keep ids from being reused
+    def __init__(self) -> None:
+        self.findings = SearchFindings([], [])
+        self.seen: dict[int, object] = {}  # by id; the references keep ids from being reused
 
-    def through(self, parts: Iterable[object]) -> None:
-        sets: list[Any] = []
-        level = self.admit(parts, sets)
-        while level:
-            level = [part for holder in level for part in self.admit(self.parts(holder), sets)]
-        for holder in sets:
-            count = len(self.findings.generators)
-            self.through(self.contents(holder, set if isinstance(holder, set) else frozenset))
-            if (size := len(self.findings.generators) - count) > 1:
-                self.findings.in_sets.append(size)
-
-    def admit(self, parts: Iterable[Any], sets: list[Any]) -> list[Any]:
+    def admit(self, parts: Iterable[Any]) -> list[Any]:
         admitted: list[Any] = []
         for part in parts:
             kind: type = type(part)
@@ -92,7 +90,7 @@ class _Walk:
             elif family in ("unseedable", "iterator"):
                 self.findings.unseedable.append(part)
             else:
-                (sets if family == "set" else admitted).append(part)
+                admitted.append(part)
         return admitted
 
     def parts(self, holder: Any) -> Iterable[Any]:
@@ -134,14 +132,7 @@ class _Walk:
             return []
         if len(items) <= LONG:
             return [*items]
-        sample, count = _Walk(self.seen), len(self.seen)
-        of_kinds = dict(zip(map(type, items), items, strict=True)) if len(kinds) > 1 else {}
-        sample.through([*islice(items, SAMPLE), *of_kinds.values()])
-        if not any(sample.findings):
-            return []
-        while len(self.seen) > count:  # the full search visits them in order
-            self.seen.popitem()
-        return [*items]
+        return [*islice(items, SAMPLE), *dict(zip(map(type, items), items, strict=True)).values()]
 
 
 @functools.cache
@@ -155,18 +146,10 @@ def _family(kind: type) -> str:
         return "iterator"
     if issubclass(kind, LEAVES) or (is_ours(module) and not module.startswith(DATASETS)):
         return "leaf"
-    return "set" if issubclass(kind, set | frozenset) else "holder"
+    return "holder"
 
 
 BEGIN = -1  # in place of a position: for draws before the first batch
-
-
-class TracedLoad(NamedTuple):
-    """A load: the result, the keys of its seedings, and the states of all generators at the end of each."""
-
-    loaded: Any
-    keys: list[tuple[int, ...]]
-    states: list[Any]
 
 
 class KeyedGenerators:
@@ -183,16 +166,9 @@ class KeyedGenerators:
         self._holders, self._follower = holders, follower
         self._findings = search()
         self._epoch: int | None = None
-        self._keys: list[tuple[int, ...]] | None = None  # of the seedings since a trace began
-        self._states_before: list[Any] = []  # before each of these seedings
 
     def seed(self, seed: int, epoch: int, *position: int) -> None:
-        if epoch != self._epoch:
-            if self._keys is None:
-                self.begin(seed, epoch)
-            else:
-                self._keys.append((seed, epoch, *position))
-                self._states_before.append(self._states())
+        self.begin_epoch(seed, epoch)
         seed_all(seed, epoch, *position)
         if self._findings.generators:
             key_generators(self._findings.generators, seed, epoch, *position)
@@ -206,26 +182,9 @@ class KeyedGenerators:
             set_epoch(self._follower, epoch)
             self.look()
 
-    def arrive(self, seed: int, epoch: int) -> None:
+    def begin_epoch(self, seed: int, epoch: int) -> None:
         if epoch != self._epoch:
             self.begin(seed, epoch)
-
-    def traced(self, load: Callable[[], Any]) -> TracedLoad:
-        # Loads data of the epoch, and notes every seeding on the way.
-        epoch, self._epoch = self._epoch, None  # so that each seeding is traced
-        self._keys, self._states_before = [], []
-        try:
-            loaded = load()
-            return TracedLoad(loaded, self._keys, [*self._states_before[1:], self._states()])
-        finally:
-            self._epoch, self._keys = epoch, None
-
-    def has_drawn(self, traced: TracedLoad) -> bool:
-        for key, states in zip(traced.keys, traced.states, strict=True):
-            self.seed(*key)
-            if not same(self._states(), states):
-                return True
-        return False
 
     def look(self) -> bool:
         # Searches again; returns whether a new generator was found.
@@ -240,19 +199,13 @@ class KeyedGenerators:
             name: of the object that contains it.
         """
         kinds = dict.fromkeys(type(value).__qualname__ for value in self._findings.unseedable)
-        sentences = [
+        return [
             f"{name} uses {with_article(kind)}, which cannot be seeded, so a resumed run continues with a different "
             f"state: {'use random.Random(seed)' if kind == 'SystemRandom' else 'use the index of the sample'}"
             for kind in kinds
         ]
-        if self._findings.in_sets:
-            sentences.append(
-                f"{name} has {max(self._findings.in_sets)} generators in a set, whose order differs between processes: "
-                f"use a list"
-            )
-        return sentences
 
-    def _states(self) -> list[Any]:
+    def states(self) -> list[Any]:
         return [generator_states(), *map(generator_state, self._findings.generators)]
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy has other generators

@@ -1,15 +1,16 @@
-"""Detection of user code: modules outside of Python and installed libraries, and datasets without any."""
+"""The code and parts of objects: which code is the user's, what an object refers to, datasets without any code."""
 
 from __future__ import annotations
 
+import dis
 import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache, lru_cache
-from importlib.util import find_spec
+from hashlib import blake2b
 from pathlib import Path
-from types import FunctionType, NoneType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, ModuleType, NoneType
 from typing import Any, Final
 
 import numpy as np
@@ -17,10 +18,10 @@ import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate, default_convert
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ....plugins.first_party import MODULES, is_first_party
+from ....plugins.first_party import is_first_party
+from ...objects.equality import SCALARS
+from .generators import KINDS
 
-# A checkout has other folders too.
-_KERNEL: Final = ("core/", "events/", "plugins/", "builtin_callbacks/", "__init__.py", "__main__.py", "spi.py")
 _DATA: Final = frozenset(
     {NoneType, bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter, np.ndarray}
     | set(np.sctypeDict.values())
@@ -28,16 +29,7 @@ _DATA: Final = frozenset(
 _NESTED: Final = frozenset({list, tuple, dict})  # no subclasses, which may run any code when they are read
 _ALLOWED: Final = _DATA | _NESTED
 _DEEPEST: Final = 16  # levels; a container may contain itself
-_MANY: Final = 1000  # items; a longer container is checked again only if its length changes
 _DATASETS: Final = (TensorDataset, Subset, ConcatDataset, StackDataset)
-
-
-def _first_party_folders() -> Iterator[str]:
-    # An editable install is outside of the library folders.
-    for name in sorted(MODULES):
-        spec = find_spec(name)
-        for folder in (spec and spec.submodule_search_locations) or ():
-            yield from (f"{folder}/{part}" for part in _KERNEL) if name == "heliograph" else (f"{folder}/",)
 
 
 @lru_cache(maxsize=8)
@@ -48,12 +40,14 @@ def _libraries(paths: tuple[str, ...]) -> tuple[str, ...]:
         with suppress(OSError):
             if path and any(file.suffix == ".dist-info" for file in Path(path).iterdir()):
                 folders.append(f"{path.rstrip('/')}/")
-    return ("<frozen", *folders, *_first_party_folders())
+    return ("<frozen", *folders)
 
 
 @cache
 def is_users(name: str) -> bool:
     # True unless the module is of Python, an installed library or this package.
+    if is_ours(name):
+        return False
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if file is None:
@@ -67,7 +61,7 @@ def is_users(name: str) -> bool:
 
 def is_ours(name: str) -> bool:
     # True for heliograph and its packages; their tests count as user code.
-    return is_first_party(name) and not is_users(name)
+    return is_first_party(name) and "tests" not in name.split(".")
 
 
 def unwrapped(value: Any) -> Any:
@@ -83,46 +77,32 @@ def module_of(kind: type) -> str:
     return str(kind.__module__)
 
 
-class Plainness:
-    """Checks that a dataset is pure data, so that reading and collating it runs no code that could draw.
+def is_plain_data(dataset: Any, collate: Any) -> bool:
+    """True if a dataset is pure data, so that reading and collating it runs no code that could draw.
 
     Pure data are torch's own datasets, lists and tuples of tensors, arrays, numbers and strings, nested in any way, of
     exactly these types, collated by torch's own functions. Items of lists are checked too: a subclass of a tensor or
     mapping runs user code when it is collated.
     """
+    modules = {getattr(function, "__module__", None) for function in default_collate_fn_map.values()}  # extensible
+    is_torchs = any(collate is function for function in (default_collate, default_convert))
+    return is_torchs and modules == {default_collate.__module__} and _is_plain(dataset)
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, int]] = {}  # by id
-        self._previous = self._known
 
-    def of(self, dataset: Any, collate: Any) -> bool:
-        self._previous, self._known = self._known, {}
-        modules = {getattr(function, "__module__", None) for function in default_collate_fn_map.values()}  # extensible
-        is_torchs = any(collate is function for function in (default_collate, default_convert))
-        return is_torchs and modules == {default_collate.__module__} and self._is_plain(dataset)
-
-    def _is_plain(self, dataset: Any) -> bool:
-        kind = type(dataset)
-        if kind in (list, tuple):
-            return self._holds_data(dataset)
-        if kind not in _DATASETS or any(map(callable, vars(dataset).values())):  # it would shadow a method
-            return False
-        if kind is TensorDataset:
-            return _is_data([dataset.tensors])
-        if kind is Subset:
-            indices = dataset.indices
-            is_data = type(indices) is range or (type(indices) in (list, tuple) and self._holds_data(indices))
-            return is_data and self._is_plain(dataset.dataset)
-        inner = dataset.datasets
-        return type(inner) in _NESTED and all(map(self._is_plain, inner.values() if type(inner) is dict else inner))
-
-    def _holds_data(self, items: Any) -> bool:
-        holder, length = self._previous.get(id(items), (None, 0))
-        is_known = holder is items and length == len(items)
-        holds_data = set(map(type, items)) <= _ALLOWED if is_known else _is_data(items)
-        if holds_data and len(items) > _MANY:
-            self._known[id(items)] = items, len(items)
-        return holds_data
+def _is_plain(dataset: Any) -> bool:
+    kind = type(dataset)
+    if kind in (list, tuple):
+        return _is_data(dataset)
+    if kind not in _DATASETS or any(map(callable, vars(dataset).values())):  # it would shadow a method
+        return False
+    if kind is TensorDataset:
+        return _is_data([dataset.tensors])
+    if kind is Subset:
+        return (
+            type(dataset.indices) in (range, list, tuple) and _is_data(dataset.indices) and _is_plain(dataset.dataset)
+        )
+    inner = dataset.datasets
+    return type(inner) in _NESTED and all(map(_is_plain, inner.values() if type(inner) is dict else inner))
 
 
 def _is_data(items: Any, levels: int = _DEEPEST) -> bool:
@@ -133,3 +113,113 @@ def _is_data(items: Any, levels: int = _DEEPEST) -> bool:
     if kinds <= _DATA or not kinds <= _ALLOWED:
         return kinds <= _DATA
     return levels > 1 and all(_is_data(item, levels - 1) for item in items if type(item) in _NESTED)
+
+
+MAKING: Final = ("__init__", "__new__", "__post_init__", "__setstate__", "__del__")  # these do not run during loading
+VALUES: Final = tuple(SCALARS)
+MOST_ITEMS: Final = 1000  # of a longer container only the length enters the digest
+MOST_PARTS: Final = 20_000  # in the digest, the outermost first: some tens of milliseconds
+
+
+def slot_names(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        names = vars(base).get("__slots__", ())
+        for name in (
+            (names,) if isinstance(names, str) else sorted(names)
+        ):  # the order of a set differs between processes
+            if name not in ("__dict__", "__weakref__"):
+                is_private = name[:2] == "__" and name[-2:] != "__"
+                yield f"_{base.__name__.lstrip('_')}{name}" if is_private else name
+
+
+def attributes(value: object) -> Iterator[tuple[str, object]]:
+    # From `__dict__` and slots; no code of the class runs.
+    kind = type(value)
+    instance_dict = value.__dict__ if kind.__dictoffset__ else {}
+    for name, item in list(instance_dict.items()):
+        if not (name[:2] == "__" and name[-2:] == "__"):
+            yield name, item
+    for name in slot_names(kind):
+        slot = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+        if isinstance(slot, MemberDescriptorType):
+            with suppress(AttributeError):  # not set yet
+                yield name, slot.__get__(value)
+
+
+def cell_content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def class_parts(kind: type) -> Iterator[object]:
+    # The generators of any class; for the user's classes, also functions and variables.
+    for base in kind.__mro__:
+        is_own = is_users(module_of(base))
+        for name, value in list(vars(base).items()):
+            is_part = name[:2] != "__" or (isinstance(value, FunctionType) and name not in MAKING)
+            if isinstance(value, KINDS) or (is_own and is_part):
+                yield value
+
+
+def function_parts(function: FunctionType) -> Iterator[object]:
+    """Yield closure cells, defaults and attributes of a function; for user code, also the globals that it names.
+
+    Names of attributes count too: a global of the same name is a part.
+    """
+    yield from map(cell_content, function.__closure__ or ())
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *function.__dict__.values())
+    if is_users(str(function.__globals__.get("__name__"))):
+        names, spaces = _names(function.__code__), [function.__globals__]
+        for space in spaces:  # including the user's modules that it names or imports
+            for name in names:
+                value = space.get(name, sys.modules.get(name))
+                if not isinstance(value, ModuleType):
+                    yield value
+                elif is_users(value.__name__) and not any(vars(value) is seen for seen in spaces):
+                    spaces.append(vars(value))
+
+
+def _names(code: CodeType) -> dict[str, None]:
+    names = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
+
+
+def set_by_epoch(kind: type) -> frozenset[str]:
+    code = getattr(getattr(kind, "set_epoch", None), "__code__", None)
+    steps = () if code is None else dis.get_instructions(code)
+    return frozenset(step.argval for step in steps if step.opname == "STORE_ATTR")
+
+
+def outline(dataset: object) -> bytes:
+    """Return a digest of the plain values in a dataset's attributes and parts.
+
+    Values that `set_epoch` sets are ignored, because every copy gets the epoch; so are values deep in large data.
+    """
+    content, seen, level = blake2b(digest_size=16), set[int](), [dataset]
+    while level and len(seen) < MOST_PARTS:
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, VALUES):
+                content.update(f"{value!r};".encode())
+            elif id(value) not in seen:
+                seen.add(id(value))
+                below += _outlined(value)
+        level = below[:MOST_PARTS]
+    return content.digest()
+
+
+def _outlined(holder: Any) -> list[Any]:
+    kind = type(holder)
+    if kind in (list, tuple, dict):
+        size = len(holder)
+        items = [] if size > MOST_ITEMS else [*holder, *holder.values()] if kind is dict else holder
+        return [size, *items]
+    if not is_users(module_of(kind)) and not module_of(kind).startswith("torch.utils.data"):
+        return [kind.__qualname__]
+    by_epoch = set_by_epoch(kind)
+    return [part for name, value in attributes(holder) if name not in by_epoch for part in (name, value)]

@@ -6,17 +6,16 @@ dropped if the loader drops its last batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, count, cycle, islice
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Iterable, Iterator
+from itertools import count, cycle, islice
+from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
-from ...objects.equality import same
-from ..draws.keyed import KeyedBatch, KeyedIndex, KeyedPosition, keyed_batch
+from ..draws.keyed import KeyedBatch, KeyedPosition, keyed_batch
 from ..draws.keyed_generators import BEGIN, KeyedGenerators
 from ..draws.users_code import is_users, module_of
 from .samplers import (
@@ -30,16 +29,12 @@ from .samplers import (
 )
 from .sizes import ALONE, Share, length_of
 
-Indices = TypeVar("Indices", bound=list[Any])
 
-
-@runtime_checkable
-class Order(Protocol):
-    """Replaces the batch sampler of a loader.
+class Order:
+    """Replaces the batch sampler of a loader, on one rank. A loader without automatic batching reads batches of one.
 
     Attributes:
-        draws: whether iterating runs code that may draw random numbers.
-        is_own: whether it runs only code of this package.
+        is_own: whether iterating runs only code of this package.
         unknown: a sampler with unknown determinism, or None.
         kind: plain facts for the checkpoint: if they differ, a position within an epoch means other samples.
         batch_size: sampler indices per batch; 1 if the sampler yields complete batches.
@@ -48,127 +43,60 @@ class Order(Protocol):
         common: whether the ranks read parts of one order, each every n-th sample.
     """
 
-    draws: bool
-    is_own: bool
-    unknown: Any
+    is_own = False
+    unknown: Any = None
     kind: dict[str, Any]
     batch_size: int
     length: int | None
     even: bool
     common: bool
 
-    def begin(self, seed: int, epoch: int, batch: int) -> None:
-        """Set the start of the next iteration."""
-
-    def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
-        """Yield the remaining batches of the epoch."""
-
-
-class RankOrder:
-    """The start of the next iteration, on one rank of several.
-
-    Attributes:
-        within: the number of skipped samples of the first batch; for a single process only.
-    """
-
-    is_own = False
-
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
-        self.seed = self.epoch = self.batch = self.within = 0
+        self.seed = self.epoch = self.batch = 0
 
     def begin(self, seed: int, epoch: int, batch: int) -> None:
-        self.seed, self.epoch, self.batch, self.within = seed, epoch, batch, 0
+        # Sets the start of the next iteration.
+        self.seed, self.epoch, self.batch = seed, epoch, batch
 
-    def position(self, batch: int, batch_size: int) -> KeyedPosition:
-        first = batch * batch_size * self.world_size + self.rank + self.left_out(batch)
-        return KeyedPosition((self.seed, self.epoch, batch, self.rank), first, self.world_size)
-
-    def left_out(self, batch: int) -> int:
-        # The number of skipped samples of a batch.
-        return self.within if batch == self.batch else 0
+    def __iter__(self) -> Iterator[KeyedBatch]:
+        """Yield the remaining batches of the epoch."""
+        raise NotImplementedError
 
 
-class SeekableOrder(RankOrder):
+class SeekableOrder(Order):
     """Batches of a seekable sampler: seeking has a constant cost."""
 
-    draws, unknown, even, common = False, None, True, True
+    even = common = True
 
     def __init__(
         self, sampler: SeekableSampler, batch_size: int, *, drop_last: bool, rank: int = 0, world_size: int = 1
     ) -> None:
         super().__init__(rank, world_size)
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
-        self.is_own = _is_own(sampler)
-        self.length: int | None = full_batches(len(sampler), batch_size, drop_last=drop_last)
-        self.kind = {**_order_facts(sampler), "drop_last": drop_last}
+        self.length = full_batches(len(sampler), batch_size, drop_last=drop_last)
+        inner = sampler
+        while isinstance(inner, DistributedSampler):  # the facts are without the part of a rank
+            inner = inner.sampler
+        self.is_own = type(inner) in (RandomSampler, SequentialSampler)
+        facts = {"order": algorithm_of(sampler), "seed": seed_of(sampler), "samples": len(inner)}
+        self.kind = {**facts, "drop_last": drop_last}
 
     def __iter__(self) -> Iterator[KeyedBatch]:
-        for batch, chosen in enumerate(self._chosen(KeyedBatch), self.batch):
-            chosen.position = self.position(batch, self.batch_size)
+        size, ranks = self.batch_size, self.world_size
+        start = min(self.batch * size, len(self.sampler))  # the last batch may be smaller
+        indices = self.sampler.indices(self.seed, self.epoch, start)
+        for batch in count(self.batch):
+            chosen = KeyedBatch(islice(indices, size))
+            if not chosen or (self.drop_last and len(chosen) < size):
+                return
+            key = (self.seed, self.epoch, batch, self.rank)
+            chosen.position = KeyedPosition(key, batch * size * ranks + self.rank, ranks)
             yield chosen
-
-    def unkeyed(self) -> Iterator[list[int]]:
-        return self._chosen(list)
-
-    def _chosen(self, kind: Callable[[Iterable[int]], Indices]) -> Iterator[Indices]:
-        size = self.batch_size
-        start = min(self.batch * size + self.within, len(self.sampler))  # the last batch may be smaller
-        indices, wanted = self.sampler.indices(self.seed, self.epoch, start), size - self.within
-        while len(chosen := kind(islice(indices, wanted))) == wanted or (chosen and not self.drop_last):
-            yield chosen
-            wanted = size
-
-
-class SingleOrder(RankOrder):
-    """Indices of a seekable sampler, for a loader without automatic batching."""
-
-    draws, unknown, even, common = False, None, False, True
-    batch_size = 1
-
-    def __init__(self, sampler: SeekableSampler, rank: int = 0, world_size: int = 1) -> None:
-        super().__init__(rank, world_size)
-        self.sampler, self.is_own = sampler, _is_own(sampler)
-        self.length: int | None = len(sampler)
-        self.kind = _order_facts(sampler)
-
-    def __iter__(self) -> Iterator[KeyedIndex]:
-        for batch, index in enumerate(self.sampler.indices(self.seed, self.epoch, self.batch), self.batch):
-            yield KeyedIndex(index, self.position(batch, 1))
-
-
-class Unkeyed:
-    """The indices of an order without keys, for data that cannot draw.
-
-    Args:
-        order: of seekable samplers.
-    """
-
-    def __init__(self, order: Order) -> None:
-        self._order = order
-
-    def __iter__(self) -> Iterator[Any]:
-        if isinstance(self._order, SeekableOrder):
-            return self._order.unkeyed()
-        return (item if isinstance(item, list) else item.index for item in self._order)
-
-
-def _is_own(sampler: SeekableSampler) -> bool:
-    while type(sampler) is DistributedSampler:
-        sampler = sampler.sampler
-    return type(sampler) in (RandomSampler, SequentialSampler)
 
 
 def full_batches(samples: int, batch_size: int, *, drop_last: bool) -> int:
     return samples // batch_size if drop_last else -(-samples // batch_size)
-
-
-def _order_facts(sampler: SeekableSampler) -> dict[str, Any]:
-    # Without the part of a rank.
-    inner = sampler
-    while isinstance(inner, DistributedSampler):
-        inner = inner.sampler
-    return {"order": algorithm_of(sampler), "seed": seed_of(sampler), "samples": len(inner)}
 
 
 BLOCK = 256  # indices under one key: larger blocks cost less, but read further ahead
@@ -176,14 +104,11 @@ Part = tuple[Any, int, int]  # the indices of a rank in a round, the position of
 AHEAD = -2  # a sampler draws under its own keys, below the keys of the batches
 
 
-class OpaqueSampler(RankOrder):
+class OpaqueSampler(Order):
     """Runs any other sampler or batch sampler, under its own keys.
 
     To reach a position, indices are skipped; no data is loaded.
     """
-
-    draws = True
-    inner: Any
 
     def __init__(self, inner: Any, share: Share) -> None:
         super().__init__(share.rank, share.world_size)
@@ -203,6 +128,15 @@ class OpaqueSampler(RankOrder):
             if len(indices) < block:
                 return
 
+    def rounds(self) -> Iterator[Part]:
+        """Yield the batches of this rank from the start of the epoch."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[KeyedBatch]:
+        for batch, (indices, first, stride) in enumerate(self.rounds()):
+            if batch >= self.batch:
+                yield keyed_batch(indices, KeyedPosition((self.seed, self.epoch, batch, self.rank), first, stride))
+
 
 class OpaqueOrder(OpaqueSampler):
     """The order of a distributed sampler or batch sampler."""
@@ -212,18 +146,14 @@ class OpaqueOrder(OpaqueSampler):
         self.batched, self.length = batched, length_of(inner)
         plain = type(inner) is BatchSampler
         self.batch_size = inner.batch_size if plain else 1
-        self.even = plain and isinstance(inner.sampler, TorchDistributedSampler)
-        self.common = self.even
+        self.even = self.common = plain and isinstance(inner.sampler, TorchDistributedSampler)
 
-    def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
+    def rounds(self) -> Iterator[Part]:
         samples = 0
-        for batch, indices in enumerate(self.iterate_keyed(self.inner)):
-            before, samples = samples, samples + (len(indices) if self.batched else 1)  # batches may have any size
-            if batch < self.batch:
-                continue
-            key, skipped = (self.seed, self.epoch, batch, self.rank), self.left_out(batch)
-            position = KeyedPosition(key, before * self.world_size + self.rank + skipped, self.world_size)
-            yield keyed_batch(indices[skipped:], position) if self.batched else KeyedIndex(indices, position)
+        for chosen in self.iterate_keyed(self.inner):
+            indices = chosen if self.batched else [chosen]
+            yield indices, samples * self.world_size + self.rank, self.world_size
+            samples += len(indices)  # batches may have any size
 
 
 def knows_ranks(sampler: Any) -> bool:
@@ -255,39 +185,26 @@ def _unknown(sampler: Any) -> Any:
     return None if module.startswith("torch.utils.data") or is_users(module) or is_seekable(inner) else inner
 
 
-class DealtOrder(OpaqueSampler):
-    """A user's sampler or batch sampler: every rank runs all of it, under the same keys, and takes its part.
-
-    So the order of the samples is the same for any number of ranks.
-    """
-
-    batched, common = True, True
-    batch_size: int
-    length: int | None
-    even: bool
-
-    def rounds(self) -> Iterator[Part]:
-        """Yield the part of this rank for each round."""
-        raise NotImplementedError
-
-    def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
-        for number, (indices, first, stride) in enumerate(self.rounds()):
-            if number < self.batch:
-                continue
-            skipped = self.left_out(number)
-            position = KeyedPosition((self.seed, self.epoch, number, self.rank), first + skipped, stride)
-            yield keyed_batch(indices[skipped:], position) if self.batched else KeyedIndex(indices, position)
+def filled_rounds(items: Iterator[Any], size: int, ranks: int, *, drop_last: bool) -> Iterator[list[Any]]:
+    # Lists of `size` items; the last one is filled up from the beginning to a multiple of the ranks, or dropped.
+    beginning = chosen = list(islice(items, size))
+    while len(chosen) == size or (chosen and not drop_last):
+        yield [*chosen, *islice(cycle(beginning), -len(chosen) % ranks)]
+        chosen = list(islice(items, size))
 
 
-class DealtSamples(DealtOrder):
+class DealtSamples(OpaqueSampler):
     """The samples of a user's sampler: dealt to the ranks in turn, then batched.
+
+    Every rank runs all of the sampler, under the same keys, and takes its part. So the order of the samples is the same
+    for any number of ranks.
 
     Args:
         batches: the batch size and the sampler.
         share: the part of this process.
     """
 
-    even = True
+    even = common = True
 
     def __init__(self, batches: BatchSampler, share: Share) -> None:
         super().__init__(batches, share)
@@ -297,17 +214,13 @@ class DealtSamples(DealtOrder):
         self.length = None if rank_samples is None else full_batches(rank_samples, self.batch_size, drop_last=drop_last)
 
     def rounds(self) -> Iterator[Part]:
-        ranks, position = self.world_size, 0
-        indices, size = self.iterate_keyed(self.inner.sampler, BLOCK), self.batch_size * ranks
-        beginning = chosen = list(islice(indices, size))
-        while len(chosen) == size or (chosen and not self._drop_last):
-            filled = [*chosen, *islice(cycle(beginning), -len(chosen) % ranks)]
-            yield filled[self.rank :: ranks], position + self.rank, ranks
-            position += size
-            chosen = list(islice(indices, size))
+        ranks, size = self.world_size, self.batch_size * self.world_size
+        indices = self.iterate_keyed(self.inner.sampler, BLOCK)
+        for number, filled in enumerate(filled_rounds(indices, size, ranks, drop_last=self._drop_last)):
+            yield filled[self.rank :: ranks], number * size + self.rank, ranks
 
 
-class DealtBatches(DealtOrder):
+class DealtBatches(OpaqueSampler):
     """The batches of a user's batch sampler, or of a sampler whose indices are batches, dealt to the ranks in turn.
 
     Args:
@@ -316,37 +229,32 @@ class DealtBatches(DealtOrder):
         batched: whether it yields batches.
     """
 
-    even = False
+    even, common = False, True
     batch_size = 1
 
     def __init__(self, inner: Any, share: Share, *, batched: bool) -> None:
         super().__init__(inner, share)
         self.batched, self._drop_last = batched, bool(getattr(inner, "drop_last", False))
-        self.draws = not is_seekable(inner)
         if is_seekable(inner):
             self.kind["order"] = algorithm_of(inner)
         batches = length_of(inner)
         self.length = None if batches is None else full_batches(batches, share.world_size, drop_last=self._drop_last)
 
     def rounds(self) -> Iterator[Part]:
-        indices, ranks, position = self._indices(), self.world_size, 0
-        beginning = chosen = list(islice(indices, ranks))
-        while len(chosen) == ranks or (chosen and not self._drop_last):
-            parts: list[Part] = []
-            for batch in islice(chain(chosen, cycle(beginning)), ranks):
-                parts.append((batch, position, 1))
-                position += len(batch) if self.batched else 1
-            yield parts[self.rank]
-            chosen = list(islice(indices, ranks))
+        ranks, position = self.world_size, 0
+        for batches in filled_rounds(self._indices(), ranks, ranks, drop_last=self._drop_last):
+            starts = [position + sum(map(len, batches[:rank])) for rank in range(ranks + 1)]
+            yield batches[self.rank], starts[self.rank], 1
+            position = starts[-1]
 
     def _indices(self) -> Iterator[Any]:
         # All of an epoch: positions count samples, so the batches before a position are counted, not loaded.
-        if is_seekable(self.inner):
-            return iter(self.inner.indices(self.seed, self.epoch, 0))
-        return self.iterate_keyed(self.inner)
+        seeks = is_seekable(self.inner)
+        chosen = self.inner.indices(self.seed, self.epoch, 0) if seeks else self.iterate_keyed(self.inner)
+        return iter(chosen) if self.batched else ([index] for index in chosen)
 
 
-class EveryNth:
+class EveryNth(Order):
     """Every n-th batch of the order of one process: nothing is filled up and nothing dropped.
 
     Args:
@@ -355,20 +263,17 @@ class EveryNth:
         world_size: the distance to the next batch.
     """
 
+    even = False
+
     def __init__(self, order: Order, rank: int, world_size: int) -> None:
-        self._order, self._rank, self._world_size = order, rank, world_size
-        self.draws, self.is_own = order.draws, order.is_own
-        self.unknown, self.kind = order.unknown, order.kind
-        self.batch_size, self.even, self.common = order.batch_size, False, order.common
+        super().__init__(rank, world_size)
+        self._order, self.is_own, self.unknown, self.kind = order, order.is_own, order.unknown, order.kind
+        self.batch_size, self.common = order.batch_size, order.common
         self.length = None if order.length is None else len(range(rank, order.length, world_size))
-        self._first = rank
 
-    def begin(self, seed: int, epoch: int, batch: int) -> None:
-        self._order.begin(seed, epoch, 0)
-        self._first = batch * self._world_size + self._rank
-
-    def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
-        return islice(iter(self._order), self._first, None, self._world_size)
+    def __iter__(self) -> Iterator[KeyedBatch]:
+        self._order.begin(self.seed, self.epoch, 0)
+        return islice(self._order, self.batch * self.world_size + self.rank, None, self.world_size)
 
 
 def order_of(loader: DataLoader[Any], share: Share = ALONE) -> Order:
@@ -392,11 +297,8 @@ def _seekable_order(sampler: SeekableSampler, size: int | None, *, drop_last: bo
     rank, world_size = share.rank, share.world_size
     if world_size > 1 and not knows_ranks(sampler):
         sampler = DistributedSampler(sampler, rank, world_size, drop_last=drop_last)
-    order: Order
-    if size is None:
-        order = SingleOrder(sampler, rank, world_size)
-    else:
-        order = SeekableOrder(sampler, size, drop_last=drop_last, rank=rank, world_size=world_size)
+    order = SeekableOrder(sampler, size or 1, drop_last=drop_last, rank=rank, world_size=world_size)
+    order.even = size is not None  # otherwise the samples are complete batches of any size
     if not isinstance(sampler, DistributedSampler) and world_size > 1:  # its division is unknown
         order.even = order.common = False
     return order
@@ -415,29 +317,3 @@ def seekable(sampler: Sampler[Any] | Iterable[Any]) -> SeekableSampler | None:
         generator = sampler.generator
         return RandomSampler(len(sampler), seed=None if generator is None else generator.initial_seed())
     return None
-
-
-_BATCHES = 100  # compared batches of an order, which may be infinite
-
-
-def order_differs(order: Order, loader: DataLoader[Any], seed: int, epoch: int, batch: int) -> list[str]:
-    # A sentence if a user's sampler claims to be a function of (seed, epoch) but repeats differently.
-    batches = loader.batch_sampler
-    sampler = loader.sampler if type(batches) in (BatchSampler, type(None)) else batches
-    if order.draws or not is_users(module_of(type(sampler))):
-        return []
-    drawn = []
-    for _ in range(2):
-        order.begin(seed, epoch, batch)
-        drawn.append([_indices(chosen) for chosen in islice(order, _BATCHES)])
-    if same(*drawn):
-        return []
-    return [
-        f"{type(sampler).__name__} gives a different order each time: it has state that cannot be seeded (a counter, a "
-        f"hidden generator), so a resumed run reads other samples: make indices(seed, epoch, start) a function of its "
-        f"arguments"
-    ]
-
-
-def _indices(chosen: Any) -> Any:
-    return list(chosen) if isinstance(chosen, list) else chosen.index

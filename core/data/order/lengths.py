@@ -133,28 +133,20 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 def _ends(ascending: Lengths, tokens: int, most: int | None) -> list[int]:
     # The end of each batch of ascending lengths.
     ends, start = list[int](), 0
-    while start < len(ascending):
-        low, high = start + 1, min(len(ascending), start + min(most or tokens, tokens // int(ascending[start])))
-        while low < high:  # bisection: the cost rises with the end
-            middle = (low + high + 1) // 2
-            if int(ascending[middle - 1]) * (middle - start) <= tokens:
-                low = middle
-            else:
-                high = middle - 1
-        ends.append(low)
-        start = low
-    return ends
+    for end, length in enumerate(ascending.tolist()):
+        if end > start and ((end + 1 - start) * length > tokens or end - start == most):
+            ends.append(end)
+            start = end
+    return [*ends, len(ascending)]
 
 
 def _checked(lengths: Any, *, at_least: int) -> Lengths:
     array = np.asarray(lengths)
-    if array.ndim != 1 or not array.size:
+    if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(
-            f"lengths must be a one-dimensional array with a length for each sample, got the shape "
-            f"{list(array.shape)}: use, for example, [len(sample) for sample in dataset]."
+            f"lengths must be an integer for each sample, got {array.dtype} of the shape {list(array.shape)}: use, for "
+            f"example, [len(sample) for sample in dataset]."
         )
-    if not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"lengths must be integers, got {array.dtype}.")
     if array.min() < at_least:
         index = int(array.argmin())
         raise ValueError(f"A length must be at least {at_least}; sample {index} has the length {array[index]}.")

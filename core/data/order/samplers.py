@@ -208,13 +208,11 @@ class DistributedSampler(_Seekable):
 
 def _size_of(data_or_size: Any) -> int:
     size = len(data_or_size) if hasattr(data_or_size, "__len__") else data_or_size
-    if not is_whole_number(size):
-        raise TypeError(
-            f"A sampler needs a dataset with a length or the number of samples (an integer), got "
-            f"{data_or_size!r}. An iterable dataset defines its own order: pass it without a sampler."
+    if not is_whole_number(size) or size < 1:
+        raise ValueError(
+            f"A sampler needs a dataset with at least 1 sample, or their number, got {data_or_size!r:.100}. An "
+            f"iterable dataset defines its own order: pass it without a sampler."
         )
-    if size < 1:
-        raise ValueError(f"A sampler needs at least 1 sample, got {size}. Is the dataset empty?")
     return int(size)
 
 

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any
 
-from torch import Tensor
-
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -65,25 +63,20 @@ class SampleCounter:
 
     def __init__(self, warn: Callable[[str], None] | None = None, streams: Sequence[Collection[str]] = ()) -> None:
         self._warn, self._streams = warn, tuple(map(set, streams))
-        self._tensors: dict[type, list[Callable[[Any], Any]]] = {}  # getters, from the last batch of a type
 
     def __call__(self, batch: Any) -> int:
-        kind = batch.__class__
         if self._streams and isinstance(batch, Mapping) and batch.keys() in self._streams:
             return sum(self(part) for part in batch.values() if part is not None)
+        parts = batch if isinstance(batch, tuple | list) else batch.values() if isinstance(batch, Mapping) else (batch,)
         try:
-            if (kind is tuple or kind is list) and len(batch) == 2:
-                first, second = batch  # nearly always tensors
-                if first.__class__ is second.__class__ is Tensor and (size := first.shape[0]) == second.shape[0]:
-                    return size
-            sizes: set[int] = {get(batch).shape[0] for get in self._tensors.get(kind, ())}
+            sizes: set[int] = {part.shape[0] for part in parts}  # nearly always tensors
             if len(sizes) == 1:
                 return sizes.pop()
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError):  # the batch has another structure
+        except (AttributeError, IndexError, RuntimeError, TypeError):  # the batch has another structure
             pass
         from .first_dimensions import find_samples  # loaded for batches of another structure
 
-        size, self._tensors[kind], doubt = find_samples(batch)
+        size, doubt = find_samples(batch)
         if doubt and self._warn is not None:
             self._warn(doubt)
             self._warn = None

@@ -1,4 +1,4 @@
-"""The interface of sources, which read a loader for the loop, and the base class of most of them."""
+"""The base class of sources, which read a loader for the loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
@@ -35,7 +35,6 @@ class Reading:
         check: called with the last of the batches that are read again.
         probes: whether the first batch of a loader is loaded twice and compared.
         ahead: whether one item is read ahead.
-        within: consumed samples of the batch at the position; 0 unless the source `cuts_batches`.
     """
 
     seed: int
@@ -47,18 +46,34 @@ class Reading:
     check: Callable[[Any], None] | None = None
     probes: bool = False
     ahead: bool = False
-    within: int = 0
 
 
-class Stateless:
-    """The base of most sources: their position is the number of batches, and nothing needs closing."""
+class Source:
+    """A loader as the loop reads it.
+
+    The base class of all sources. By default their position is the number of batches, and nothing needs closing.
+
+    Args:
+        loader: the user's loader.
+        kind: plain facts that must be equal on all ranks and at a resume for a position to mean the same.
+        share: the part of this process.
+
+    Attributes:
+        length: its batches, None if unknown. With several ranks, the smallest, after they have agreed.
+        even: whether the batches of all ranks have the same sizes.
+        as_it_is: whether every rank reads all of it.
+        common: whether all ranks share one order.
+        batch_size: the indices of the order per batch; see `Layout`. None if unknown or different between ranks.
+        parts: the sources that a compound source reads.
+        facts: the part of `kind` that the parts of a compound source do not have.
+    """
 
     even = False
     as_it_is = True
     common = False
-    cuts_batches = False
     batch_size: int | None = None
-    parts: Sequence[Any] = ()
+    parts: Sequence[Source] = ()
+    facts: Mapping[str, Any] = {}
 
     def __init__(self, loader: Any, kind: dict[str, Any], share: Share = ALONE) -> None:
         self.loader, self.kind, self.share = loader, kind, share
@@ -66,26 +81,42 @@ class Stateless:
 
     @property
     def layout(self) -> Layout:
-        share = self.share
-        return Layout(share.world_size, self.batch_size, self.length, self.common)
+        """How all processes batch its epochs."""
+        return Layout(self.share.world_size, self.batch_size, self.length, self.common)
+
+    def open(self, reading: Reading) -> Iterator[Any]:
+        """Return the batches from a position on."""
+        raise NotImplementedError
+
+    def combine(self) -> None:
+        """Update a compound source from its parts, after the ranks have agreed on those."""
+
+    def compared(self, batch: Any, number: int) -> Any:
+        """Return the part of a batch, the number of which is from 1, that is compared at a resume."""
+        return batch
 
     def certainty(self) -> Certainty:
+        """Return how a position is reached, and sentences about untracked state of order and draws."""
         return SEEKED
 
-    def hidden(self) -> tuple[float, list[str]]:
-        return 0.0, []
+    def hidden(self) -> list[str]:
+        """Return a sentence for each hidden state that was found so far."""
+        return [text for part in self.parts for text in part.hidden()]
 
     def state_dict(self, batch: int) -> dict[str, Any]:
+        """Return the state beyond the number of consumed batches, which is given."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Load the state; the next `open` continues from it."""
 
     def close(self) -> None:
-        pass
+        """Stop worker processes."""
+        for part in self.parts:
+            part.close()
 
 
-class SequenceSource(Stateless):
+class SequenceSource(Source):
     """A list or tuple of batches, dealt to the ranks in turn.
 
     Args:
@@ -113,75 +144,6 @@ class SequenceSource(Stateless):
         ranks = self.share.world_size
         first = reading.batch * ranks + self.share.rank
         return (self.loader[number % len(self.loader)] for number in range(first, self._end, ranks))
-
-
-class Source(Protocol):
-    """A loader as the loop reads it.
-
-    Attributes:
-        loader: the user's loader.
-        length: its batches, None if unknown. With several ranks, the smallest, after they have agreed.
-        kind: plain facts that must be equal on all ranks and at a resume for a position to mean the same.
-        even: whether the batches of all ranks have the same sizes.
-        as_it_is: whether every rank reads all of it.
-        batch_size: the indices of the order per batch; see `Layout`. None if unknown or different between ranks.
-        cuts_batches: whether reading can start within a batch, for one rank.
-        parts: the sources that a compound source reads.
-    """
-
-    loader: Any
-    length: int | None
-    kind: dict[str, Any]
-    even: bool
-    as_it_is: bool
-    batch_size: int | None
-    cuts_batches: bool
-    parts: Sequence[Source]
-
-    @property
-    def layout(self) -> Layout:
-        """How all processes batch its epochs."""
-
-    def open(self, reading: Reading) -> Iterator[Any]:
-        """Return the batches from a position on."""
-
-    def certainty(self) -> Certainty:
-        """Return how a position is reached, and sentences about untracked state of order and draws."""
-
-    def hidden(self) -> tuple[float, list[str]]:
-        """Return the seconds of the comparison of the first batch, and a sentence for each hidden state so far."""
-
-    def state_dict(self, batch: int) -> dict[str, Any]:
-        """Return the state beyond the number of consumed batches, which is given."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state; the next `open` continues from it."""
-
-    def close(self) -> None:
-        """Stop worker processes."""
-
-
-class Compound(ABC):
-    """A source that is made of others.
-
-    Attributes:
-        facts: the part of `kind` that its parts do not have.
-    """
-
-    facts: dict[str, Any]
-
-    @abstractmethod
-    def combine(self) -> None:
-        """Update from the parts, after the ranks have agreed on those."""
-
-    @abstractmethod
-    def compared(self, batch: Any, number: int) -> Any:
-        """Return the part of a batch that is compared at a resume.
-
-        Args:
-            batch: as it was read.
-            number: within the epoch, from 1.
-        """
 
 
 def nested(source: Source) -> Iterator[Source]:

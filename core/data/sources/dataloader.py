@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
@@ -20,14 +20,13 @@ from ...system.extras import kind_of
 from ..draws.generators import isolated
 from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, LoadProbe, identity
 from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
-from ..draws.object_parts import outline
-from ..draws.users_code import Plainness
-from ..order.dealt import Order, RankOrder, Unkeyed, order_differs
+from ..draws.users_code import is_plain_data, outline
+from ..order.dealt import Order
 from ..order.sizes import ALONE, Share
-from .contract import SEEKED, Certainty, FactsDataset, Reading, Stateless
+from .contract import SEEKED, Certainty, FactsDataset, Reading, Source
 
 
-class Rewired(Stateless):
+class Rewired(Source):
     """A source that reads through a copy of a `DataLoader`."""
 
     _copy: DataLoader[Any]
@@ -60,7 +59,6 @@ class MapSource(Rewired):
     """
 
     as_it_is = False
-    cuts_batches = True
 
     def __init__(
         self, loader: DataLoader[Any], order: Order, share: Share, *, per_sample: bool = False, trains: bool = False
@@ -72,15 +70,15 @@ class MapSource(Rewired):
         self.order, self.even, self.batch_size = order, order.even, order.batch_size
         self.common = order.common and not self._has_own_iter
         collate = None if self._has_own_iter else loader.collate_fn
-        self.dataset = KeyedDataset(loader.dataset, collate, per_sample=per_sample, has_epoch=trains)
-        self._sampler = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        is_batched = loader.batch_sampler is not None
+        self.dataset = KeyedDataset(
+            loader.dataset, collate, per_sample=per_sample, is_batched=is_batched, has_epoch=trains
+        )
         collated = {} if self._has_own_iter else {"collate_fn": identity}
-        self._copy = copy_loader(loader, dataset=self.dataset, **{self._sampler: self.order}, **collated)
+        self._copy = copy_loader(loader, dataset=self.dataset, batch_sampler=order, **collated)
         self._here = not loader.num_workers or not order.is_own
-        self._may_be_plain = type(loader) is DataLoader and not loader.num_workers and order.is_own
-        self._plainness = Plainness()
+        self._may_be_plain = type(loader) is DataLoader and not loader.num_workers and order.is_own and is_batched
         self._probe: LoadProbe | None = None
-        self._of_order: list[str] = []
         self._is_armed, self._trains = False, trains
         if share.world_size > 1:
             self.length = None if self._has_own_iter else order.length
@@ -89,44 +87,40 @@ class MapSource(Rewired):
 
     def open(self, reading: Reading) -> Iterator[Any]:
         set_epoch(self.loader, reading.epoch)
-        is_keyed = not (self._may_be_plain and (not self._must_key(reading) or self._is_plain()))
+        is_keyed = not (self._may_be_plain and (not self._must_key(reading) or self._is_plain))
         if is_keyed:
             with isolated():
                 self.dataset.keyed_generators.begin(reading.seed, reading.epoch)  # for the workers too
             self._arm(reading)
         self.order.begin(reading.seed, reading.epoch, 0 if self._has_own_iter else reading.batch)
-        if isinstance(self.order, RankOrder):
-            self.order.within = reading.within
         if not is_keyed:  # no code can draw
-            return start_iterator(copy_loader(self.loader, **{self._sampler: Unkeyed(self.order)}), reading)
+            return start_iterator(copy_loader(self.loader, batch_sampler=self.order), reading)
         batches = self._begun(reading, self.dataset)
         if self._has_own_iter:
             return read_again(isolated_batches(batches, reading, KeyedGenerators(), self.share.rank), reading)
         return isolated_batches(batches) if self._here else batches
 
-    def hidden(self) -> tuple[float, list[str]]:
-        seconds, sentences = (0.0, []) if self._probe is None else self._probe.read()
-        return seconds, [*self._of_order, *sentences]
-
     def _must_key(self, reading: Reading) -> bool:
         # Keys cost 20 microseconds a batch, and a resume that captures no generators would not be exact anyway.
         return reading.isolated or self.dataset.keyed_per_sample or self.share.world_size > 1
 
+    def hidden(self) -> list[str]:
+        return [] if self._probe is None else self._probe.read()
+
+    @cached_property
     def _is_plain(self) -> bool:
-        return self._plainness.of(self.loader.dataset, self.loader.collate_fn)
+        return is_plain_data(self.loader.dataset, self.loader.collate_fn)
 
     def _arm(self, reading: Reading) -> None:
         self.dataset.keyed_probe = None
         if self._is_armed or not reading.isolated or not self._trains or self.certainty() != SEEKED:
             return
         self._is_armed = True
-        if not self._is_plain():
+        if not self._is_plain:
             name, workers = type(self.loader.dataset).__name__, bool(self.loader.num_workers)
-            self._probe = LoadProbe(name, shared=workers, limit=self.loader.timeout)
+            self._probe = LoadProbe(name, shared=workers)
         if reading.probes:
             self.dataset.keyed_probe = self._probe
-            with isolated():
-                self._of_order = order_differs(self.order, self.loader, reading.seed, reading.epoch, reading.batch)
         elif self._probe is not None:
             self._probe.leave_out(LEFT_OUT, self.dataset.keyed_generators)
 
@@ -145,11 +139,10 @@ class IterableSource(Rewired):
     """A `DataLoader` of an iterable dataset: draws are keyed; a position is reached by reading again."""
 
     def __init__(self, loader: DataLoader[Any], share: Share = ALONE) -> None:
-        super().__init__(loader, {"source": "iterable"}, share)
+        super().__init__(loader, {"source": "iterable", "workers": loader.num_workers}, share)
         self.batch_size = loader.batch_size
         self.dataset = KeyedIterable(loader.dataset, loader.collate_fn, loader.batch_size or 1, share.rank)
         self._copy = copy_loader(loader, dataset=self.dataset)
-        self._changed_workers: str | None = None
 
     def open(self, reading: Reading) -> Iterator[Any]:
         set_epoch(self.loader, reading.epoch)
@@ -158,25 +151,10 @@ class IterableSource(Rewired):
         return read_again(batches if self._copy.num_workers else isolated_batches(batches), reading)
 
     def certainty(self) -> Certainty:
-        return "replayed", ((self._changed_workers,) if self._changed_workers else ())
-
-    def state_dict(self, batch: int) -> dict[str, Any]:
-        # The order of an iterable dataset depends on the number of workers.
-        return {"workers": self._copy.num_workers}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        before, now = state["workers"], self.loader.num_workers
-        if before != now:
-            self._changed_workers = (
-                f"{before} workers are used, as at the start of the run, not {now}: the order depends on their number"
-            )
-            ahead = (self.loader.prefetch_factor or 2) if before else None
-            keep = self.loader.persistent_workers and before > 0
-            workers = {"num_workers": before, "prefetch_factor": ahead, "persistent_workers": keep}
-            self._copy = copy_loader(self._copy, **workers, timeout=self.loader.timeout if before else 0)
+        return "replayed", ()
 
 
-class OpaqueSource(Stateless):
+class OpaqueSource(Source):
     """Any other iterable of batches: a position is reached by reading again."""
 
     def __init__(self, loader: Iterable[Any], share: Share = ALONE) -> None:
@@ -195,9 +173,6 @@ class OpaqueSource(Stateless):
         return "replayed", ()
 
 
-MASK = 2**63 - 1
-
-
 def copy_loader(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     # The user's loader is not changed.
     changed = shield_workers(loader)
@@ -214,7 +189,7 @@ def start_iterator(
         if generators is not None:
             generators.seed(reading.seed, reading.epoch, rank, BEGIN)
         if isinstance(loader, DataLoader) and isinstance(loader.generator, torch.Generator) and generators is None:
-            loader.generator.manual_seed((reading.seed + reading.epoch) & MASK)
+            loader.generator.manual_seed((reading.seed + reading.epoch) % 2**63)
         return iter(loader)
 
 
@@ -256,9 +231,6 @@ def read_again(batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
     return batches
 
 
-LOOK = 1.0  # seconds between two checks of the main process, if the system does not report its end
-
-
 def prepare_worker(worker_id: int, then: Callable[[int], None] | None = None) -> None:
     """Initialize a worker process: exit with the main process, and leave signals to it. A `worker_init_fn`.
 
@@ -287,28 +259,9 @@ def prepare_worker(worker_id: int, then: Callable[[int], None] | None = None) ->
 
 
 def _follow(main: Any) -> None:
-    """Wait until the main process has ended, then exit.
-
-    Its sentinel reports that at any time, unless another process lives that the main process forked later: it has the
-    other end of the pipe too. The parent process does not change for a worker of a fork server.
-    """
-    is_child = os.getppid() == main.pid
-    while not wait([main.sentinel], LOOK):
-        if (is_child and os.getppid() != main.pid) or not _exists(main.pid):
-            break
+    # Exits when the main process has ended.
+    wait([main.sentinel])
     os._exit(1)
-
-
-def _exists(pid: int) -> bool:
-    if os.name != "posix":  # the sentinel is the process, and signal 0 is Ctrl-C
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # of another user
-        return True
-    return True
 
 
 def _obey(main: int | None) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 from ....events import Engine
 from ....events.checks import is_whole_number
 from ...system.extras import kind_of
-from ..order.sizes import Layout, Share
+from ..order.sizes import Share
 from .choice import source_of
-from .contract import SEEKED, Certainty, Compound, Reading, Source, Sourced, nested
+from .contract import SEEKED, Certainty, Reading, Source, Sourced, nested
 
 Limit = int | float
 
@@ -60,7 +60,7 @@ class Limited(Sourced):
         return LimitedSource(inner, self)
 
 
-class LimitedSource(Compound):
+class LimitedSource(Source):
     """Reads another source up to a limit, without an effect on the order of the next epoch.
 
     Args:
@@ -70,23 +70,17 @@ class LimitedSource(Compound):
 
     def __init__(self, inner: Source, limited: Limited) -> None:
         self._inner, self._limited = inner, limited
-        self.loader = inner.loader
-        self.parts: Sequence[Source] = (inner,)
+        self.loader, self.share = inner.loader, inner.share
+        self.parts = (inner,)
         self.facts = {"limit": limited.limit}
         self.combine()
 
     def combine(self) -> None:
         inner = self._inner
-        self.even, self.as_it_is = inner.even, inner.as_it_is
-        self.batch_size, self.cuts_batches = inner.batch_size, inner.cuts_batches
-        self.kind = {**inner.kind, **self.facts}
+        self.even, self.as_it_is, self.common = inner.even, inner.as_it_is, inner.common
+        self.batch_size, self.kind = inner.batch_size, {**inner.kind, **self.facts}
         self._most = limited_length(self._limited.limit, inner.length, self._limited.role)
         self.length = None if inner.length is None else min(inner.length, self._most)
-
-    @property
-    def layout(self) -> Layout:
-        inner = self._inner.layout
-        return Layout(inner.world_size, inner.batch_size, self.length, inner.common)
 
     def open(self, reading: Reading) -> Iterator[Any]:
         if reading.batch >= self._most and not reading.is_over:
@@ -94,22 +88,16 @@ class LimitedSource(Compound):
         return islice(self._inner.open(reading), self._most - reading.batch)
 
     def compared(self, batch: Any, number: int) -> Any:
-        return self._inner.compared(batch, number) if isinstance(self._inner, Compound) else batch
+        return self._inner.compared(batch, number)
 
     def certainty(self) -> Certainty:
         return self._inner.certainty() if self.length == self._inner.length is not None else left_early(self._inner)
-
-    def hidden(self) -> tuple[float, list[str]]:
-        return self._inner.hidden()
 
     def state_dict(self, batch: int) -> dict[str, Any]:
         return self._inner.state_dict(batch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._inner.load_state_dict(state)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def left_early(source: Source) -> Certainty:

@@ -7,22 +7,20 @@ from copy import deepcopy
 from itertools import count, islice
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from ...objects.equality import same
 from ...system.extras import kind_of
 from ..draws.generators import isolated
-from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, LoadProbe, keyed_batch
+from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedPosition, LoadProbe, keyed_batch
 from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
-from ..draws.users_code import Plainness
+from ..draws.users_code import is_plain_data
 from ..order.sizes import ALONE, Share
-from .contract import SEEKED, Certainty, Reading, Stateless
+from .contract import SEEKED, Certainty, Reading, Source
 from .dataloader import isolated_batches, start_iterator
 
-YIELDED = "_num_yielded"  # the position in the state of a `StatefulDataLoader`
 
-
-class StatefulSource(Stateless):
+class StatefulSource(Source):
     """A loader that keeps its own position, with `state_dict` and `load_state_dict`."""
 
     def __init__(self, loader: Any, share: Share = ALONE) -> None:
@@ -90,8 +88,8 @@ class StatefulSource(Stateless):
             return SEEKED
         return "seeked", (f"{kind_of(self.loader)} keeps its own position; its random draws are unknown",)
 
-    def hidden(self) -> tuple[float, list[str]]:
-        return (0.0, []) if self._probe is None else self._probe.read()
+    def hidden(self) -> list[str]:
+        return [] if self._probe is None else self._probe.read()
 
     def state_dict(self, batch: int) -> dict[str, Any]:
         # The state right after the current batch was read.
@@ -117,7 +115,8 @@ class StatefulSource(Stateless):
     def _compare(self, loaded: Any, number: int) -> None:
         # A loader that reports another position after the next batch did not load its state correctly.
         now, name = self.loader.state_dict(), type(self.loader).__name__
-        yielded = now.get(YIELDED, number) if isinstance(now, Mapping) else number
+        # The position in the state of a `StatefulDataLoader`.
+        yielded = now.get("_num_yielded", number) if isinstance(now, Mapping) else number
         if same(now, loaded):
             self._doubts = (f"the state of a {name} did not change with a batch, so its position may differ",)
         elif yielded != number:
@@ -157,9 +156,10 @@ def is_stateful(loader: Any) -> bool:
 
 def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> LoadProbe:
     # The dataset's first samples: which ones the loader reads first is unknown before it does.
-    dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False)
+    size = loader.batch_size
+    dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False, is_batched=size is not None)
     probe = LoadProbe(type(loader.dataset).__name__, shared=False)
-    if Plainness().of(loader.dataset, loader.collate_fn):
+    if is_plain_data(loader.dataset, loader.collate_fn):
         return probe
     if not reading.probes:
         probe.leave_out(LEFT_OUT)
@@ -167,10 +167,7 @@ def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> LoadProbe:
     dataset.keyed_probe, position = probe, KeyedPosition((reading.seed, reading.epoch, BEGIN), 0, 1)
     try:
         with isolated():
-            if loader.batch_size is None:
-                dataset[KeyedIndex(0, position)]
-            else:
-                dataset.__getitems__(keyed_batch(range(min(loader.batch_size, len(dataset))), position))
+            dataset.__getitems__(keyed_batch(range(min(size or 1, len(dataset))), position))
     except Exception as error:  # noqa: BLE001  # it may not accept integers; the run reads it through the loader
         probe.leave_out(f"{type(error).__name__}: {error}")
     return probe
@@ -190,20 +187,9 @@ def _loses_buffer(dataset: Any) -> bool:
 
 def _forgetful(loader: Any) -> Any:
     # The sampler of a stateful loader, if the state has nothing of it but the number of requests.
-    nodes = [loader] if hasattr(loader, "restart_on_stop_iteration") else []
-    for node in nodes:  # of `torchdata.nodes`, which calls set_epoch of a sampler
-        for part in vars(node).values():
-            if type(part).__module__.startswith("torchdata.nodes") and not any(part is node for node in nodes):
-                nodes.append(part)
-            if isinstance(part, Sampler) and not (_repeats(part) or hasattr(part, "set_epoch")):
-                return part
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
     has_batch_sampler = loader.batch_size is None and loader.batch_sampler is not None
     sampler: Any = loader.batch_sampler if has_batch_sampler else loader.sampler
-    return None if _repeats(sampler) else sampler
-
-
-def _repeats(sampler: Any) -> bool:
     is_known = type(sampler) is SequentialSampler or type(sampler).__module__.partition(".")[0] == "torchdata"
-    return is_known or hasattr(sampler, "state_dict")
+    return None if is_known or hasattr(sampler, "state_dict") else sampler

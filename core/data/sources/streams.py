@@ -6,20 +6,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from math import ceil, gcd
+from math import ceil
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from ....events import Engine, Progress
-from ....events.checks import check_number, check_whole_number, known_names
+from ....events.checks import check_number, check_whole_number
 from ....events.resume_facts import worst
 from ....events.signatures import show_attributes
 from ..draws.generators import digest
-from ..order.sizes import Layout, Share, length_of
+from ..order.sizes import Share, length_of
 from .choice import source_of
-from .contract import SEEKED, Certainty, Compound, Reading, Source, Sourced, nested
+from .contract import SEEKED, Certainty, Reading, Source, Sourced, nested
 from .limited import Limit, Limited, left_early
 
 Mode = Literal["cycle", "min", "max", "weighted"]
@@ -60,10 +60,6 @@ class Mixture:
                 f"the batches of an epoch, Streams(..., length=1000), or use mode='min' or 'max'."
             )
         return None if unknown else self._total([length or 0 for length in lengths.values()])
-
-    def passes(self, length: int | None, of_stream: int | None) -> int:
-        # The maximal number of passes over a stream in an epoch. Each pass is an epoch of the stream.
-        return 1 if not self.wraps or length is None else ceil(length / (of_stream or 1))
 
     def begin(self, seed: int, epoch: int, length: int | None) -> None:
         """Draw the streams of the batches of an epoch, if necessary."""
@@ -156,7 +152,7 @@ class Stream:
     def place(self, reading: Reading, passes: int, position: Position) -> None:
         # Sets the position within an epoch of at most `passes` passes; reads nothing.
         seed = int.from_bytes(digest(reading.seed, self._key, size=7, purpose=b"stream"), "little")
-        self._reading, self._first = replace(reading, seed=seed, within=0), reading.epoch * passes
+        self._reading, self._first = replace(reading, seed=seed), reading.epoch * passes
         self.position, self._batches = position, None
 
     def release(self) -> None:
@@ -204,7 +200,7 @@ class Stream:
             )
 
 
-class StreamsSource(Compound):
+class StreamsSource(Source):
     """Reads several streams.
 
     Their positions follow from the position in the epoch, or are saved if a length is unknown.
@@ -217,14 +213,11 @@ class StreamsSource(Compound):
         share: the part of this process.
     """
 
-    cuts_batches = False
-
     def __init__(
         self, loader: Any, sources: Mapping[str, Source], mixture: Mixture, facts: dict[str, Any], share: Share
     ) -> None:
-        self.loader, self.facts = loader, {"source": "streams", **facts}
-        self.parts: Sequence[Source] = tuple(sources.values())
-        self._mixture, self._share = mixture, share
+        self.loader, self.share, self.facts = loader, share, {"source": "streams", **facts}
+        self.parts, self._mixture = tuple(sources.values()), mixture
         self._streams = {
             name: Stream(name, source, mixture.mode, wraps=mixture.wraps) for name, source in sources.items()
         }
@@ -236,20 +229,11 @@ class StreamsSource(Compound):
         parts, is_weighted = self.parts, self._mixture.mode == "weighted"
         self.length = self._mixture.length({name: stream.source.length for name, stream in self._streams.items()})
         self.even, self.as_it_is = all(part.even for part in parts), all(part.as_it_is for part in parts)
-        self._common = all(part.layout.common for part in parts)
+        self.common = all(part.common for part in parts)
         sizes = [part.batch_size for part in parts if part.batch_size is not None]
         is_known = len(sizes) == len(parts) and (not is_weighted or len(set(sizes)) == 1)
         self.batch_size = None if not is_known else sizes[0] if is_weighted else sum(sizes)
-        self.kind = self._kind(gcd(*sizes) or 1)
-
-    @property
-    def layout(self) -> Layout:
-        share = self._share
-        return Layout(share.world_size, self.batch_size, self.length, self._common)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._streams)
+        self.kind = self._kind()
 
     def chosen(self, batch: int) -> str | None:
         # Of the open epoch.
@@ -259,7 +243,8 @@ class StreamsSource(Compound):
         self._mixture.begin(reading.seed, reading.epoch, self.length)
         self._is_drawn = True
         for name, stream in self._streams.items():
-            passes = self._mixture.passes(self.length, stream.source.length)
+            # The maximal number of passes over the stream in an epoch. Each pass is an epoch of the stream.
+            passes = ceil(self.length / (stream.source.length or 1)) if self._mixture.wraps and self.length else 1
             stream.place(reading, passes, self._position(name, reading.batch))
         self._is_open = True
         within = [stream for stream in self._streams.values() if stream.is_within]
@@ -284,10 +269,6 @@ class StreamsSource(Compound):
             position, untracked = worst(position, of_stream), (*untracked, *(f"{name}: {text}" for text in sentences))
         return position, untracked
 
-    def hidden(self) -> tuple[float, list[str]]:
-        findings = [part.hidden() for part in self.parts]
-        return sum(seconds for seconds, _ in findings), [text for _, sentences in findings for text in sentences]
-
     def state_dict(self, batch: int) -> dict[str, Any]:
         states, places = {}, {}
         for name, stream in self._streams.items():
@@ -307,7 +288,7 @@ class StreamsSource(Compound):
     def close(self) -> None:
         for stream in self._streams.values():
             stream.release()
-            stream.source.close()
+        super().close()
 
     def _position(self, name: str, batch: int) -> Position:
         # After `batch` consumed batches of the epoch.
@@ -331,12 +312,9 @@ class StreamsSource(Compound):
 
     def _replay(self, within: list[Stream], reading: Reading) -> None:
         # Starts within the passes of streams, and compares the batches that are read again.
-        total = sum(stream.position[1] for stream in within if stream.is_replayed)
         last: dict[str, Any] = {}
-        done = 0
         for stream in within:
-            stream.open(report=_reporter(reading.report, done, total), check=partial(last.__setitem__, stream.name))
-            done += stream.position[1] if stream.is_replayed else 0
+            stream.open(check=partial(last.__setitem__, stream.name))
         expected = self._compared_streams(self._mixture.chosen(reading.batch - 1)) if within else []
         if expected and last.keys() >= set(expected) and reading.check is not None:
             reading.check({name: last[name] for name in expected})
@@ -371,21 +349,15 @@ class StreamsSource(Compound):
             return self._mixture.mode == "max"
         return self.length % length == 0
 
-    def _kind(self, least: int) -> dict[str, Any]:
-        """Return the facts of all streams; common facts have the same names as for a single loader.
-
-        If streams start over, a position has the same meaning only with equal batches; otherwise with batches in the
-        same proportions, whose greatest common divisor is `least`.
-        """
-        kind, share = dict(self.facts), self._share
+    def _kind(self) -> dict[str, Any]:
+        # The facts of all streams; common facts have the same names as for a single loader.
+        kind = dict(self.facts)
         for name, stream in self._streams.items():
-            size, length = stream.source.batch_size, stream.source.length
+            size = stream.source.batch_size
             kind |= {f"{name} {fact}": value for fact, value in stream.source.kind.items()}
+            kind[f"{name} global_batch"] = None if size is None else size * self.share.world_size
             if self._mixture.wraps:
-                kind[f"{name} global_batch"] = None if size is None else size * share.world_size
-                kind[f"{name} batches"] = length
-            else:
-                kind[f"{name} part of a batch"] = None if size is None else size // least
+                kind[f"{name} batches"] = stream.source.length
         draws = [str(part.kind["draws_per"]) for part in self.parts if "draws_per" in part.kind]
         drops = any(part.kind.get("drop_last") for part in self.parts)
         return kind | ({"draws_per": min(draws)} if draws else {}) | ({"drop_last": True} if drops else {})
@@ -404,7 +376,7 @@ def counted(
 def _counted(
     source: StreamsSource, batches: Iterator[Any], progress: Progress, set_stream: Callable[[str | None], None]
 ) -> Iterator[Any]:
-    for name in source.names:
+    for name in source.loader.loaders:
         progress.streams.setdefault(name, 0)
     for batch in batches:
         chosen = source.chosen(progress.batch)
@@ -413,15 +385,6 @@ def _counted(
             progress.streams[name] += 1
         yield batch
         del batch
-
-
-def _reporter(report: Callable[[int, int], None], before: int, total: int) -> Callable[[int, int], None]:
-    # The progress of one stream as part of all streams.
-    def report_part(done: int, _: int) -> None:
-        if done or not before:
-            report(before + done, total)
-
-    return report_part
 
 
 class Streams(Sourced):
@@ -455,15 +418,13 @@ class Streams(Sourced):
         weights: Mapping[str, float] | None = None,
         length: int | None = None,
     ) -> None:
-        if not isinstance(streams, Mapping):
+        if not isinstance(streams, Mapping) or not streams:
             raise TypeError(
                 f"Streams takes a dict of loaders or datasets, {{'digit': a, 'parity': b}}, got {streams!r}."
             )
         for name in streams:
             if not isinstance(name, str) or not name or "/" in name:
                 raise ValueError(f"The name of a train stream is a string without '/', got {name!r}.")
-        if not streams:
-            raise ValueError("Streams takes at least one named loader or dataset.")
         if mode not in MODES:
             raise ValueError(f"mode is one of {', '.join(MODES)}; got {mode!r}.")
         if length is not None:
@@ -517,10 +478,6 @@ class Streams(Sourced):
 def _check_weights(weights: Any, streams: Mapping[str, Any], mode: str) -> dict[str, float]:
     if mode != "weighted":
         raise ValueError(f"weights= is for mode='weighted', got mode={mode!r}.")
-    if not isinstance(weights, Mapping):
-        raise TypeError(f"weights= takes a number for each stream, {{'digit': 3, 'parity': 1}}, got {weights!r}.")
-    for name in weights.keys() - streams.keys():
-        raise ValueError(f"weights= has no stream {name!r}.{known_names(str(name), streams)}")
-    for name in streams.keys() - weights.keys():
-        raise ValueError(f"weights= has no weight for the stream {name!r}: give one for every stream.")
+    if not isinstance(weights, Mapping) or weights.keys() != streams.keys():
+        raise ValueError(f"weights= takes a number for each of the streams {', '.join(streams)}; got {weights!r}.")
     return {name: float(check_number(f"weights[{name!r}]", weight, more_than=0)) for name, weight in weights.items()}

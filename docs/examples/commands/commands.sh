@@ -18,7 +18,7 @@ $heliograph explain runs/digits
 $heliograph replay runs/digits --plugin early_stopping:monitor=validation/loss,patience=1
 
 # The curves, decisions and checkpoints on one page: open runs/digits.html in a browser.
-$heliograph timeline runs/digits --output runs/digits.html --trace runs/digits.trace.json
+$heliograph timeline runs/digits --output runs/digits.html
 
 # The checkpoints; then every byte of them against its digest.
 $heliograph checkpoint inspect runs/digits

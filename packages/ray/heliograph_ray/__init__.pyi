@@ -4,8 +4,8 @@ from .launcher.attempts import Attempt as Attempt
 from .launcher.attempts import RayValues as RayValues
 from .launcher.launcher import RayLauncher as RayLauncher
 from .report import RayReport as RayReport
-from .search.trials import Search as Search
-from .search.trials import Trial as Trial
-from .search.trials import tune_results as tune_results
+from .search.results import Search as Search
+from .search.results import Trial as Trial
+from .search.results import tune_results as tune_results
 from .search.tune import tune as tune
 from .session import current_session as current_session

@@ -51,7 +51,7 @@ def connect(address: str | None, *, needed: Mapping[str, float], cpus: int = 1) 
         yield
         return
     address = address or _address_from_environment()
-    with _restored_sigterm_handler():
+    with restored_handlers(signal.SIGTERM):
         _start(ray, address, cpus)
     connected = connected_address()
     try:
@@ -119,23 +119,21 @@ def _check_same(address: str | None) -> None:
 
 
 @contextmanager
-def _restored_sigterm_handler() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGTERM)
+def restored_handlers(*signums: int) -> Iterator[None]:
+    """Restore signal handlers that Ray replaces."""
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {signum: signal.getsignal(signum) for signum in signums} if is_main else {}
     try:
         yield
     finally:
-        if handler is not None:  # None if C code installed it, which cannot be restored
-            signal.signal(signal.SIGTERM, handler)
+        for signum, handler in handlers.items():
+            if handler is not None:  # None if C code installed it, which cannot be restored
+                signal.signal(signum, handler)
 
 
-def check_address(address: Any, source: str = "address") -> None:
+def check_address(address: str | None, source: str = "address") -> None:
     if address is None or address == "auto":
         return
-    if not isinstance(address, str):
-        raise TypeError(f"{source} is 'auto', 'host:port', or None; got {address!r}.")
     if address.startswith("ray://"):
         raise ValueError(
             f"{source}={address!r} is for Ray's client, but this process must run on a machine of the cluster: run "

@@ -1,10 +1,10 @@
-from .digests.options import Digests as Digests
+from .divergence.compare import Divergence as Divergence
+from .divergence.compare import FirstDifference as FirstDifference
 from .divergence.compare import diverge as diverge
-from .divergence.report import Divergence as Divergence
-from .divergence.report import FirstDifference as FirstDifference
 from .explain.story import story as story
 from .format.reader import read as read
 from .format.records import Recording as Recording
+from .plugin import Digests as Digests
 from .plugin import Recorder as Recorder
 from .remote.client import RemoteAnswer as RemoteAnswer
 from .remote.client import RemoteRun as RemoteRun
@@ -15,10 +15,10 @@ from .replays.report import Replayed as Replayed
 from .replays.report import count_times as count_times
 from .reruns.drill import Drill as Drill
 from .reruns.drill import drill as drill
-from .reruns.errors import NotExact as NotExact
 from .reruns.fork import fork as fork
 from .reruns.goto import PausedRun as PausedRun
 from .reruns.goto import goto as goto
+from .reruns.program import NotExact as NotExact
 from .step_check.plugin import StepCheck as StepCheck
 from .step_check.plugin import StepChecked as StepChecked
 from .step_check.plugin import StepDiffers as StepDiffers

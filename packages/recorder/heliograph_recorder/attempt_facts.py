@@ -68,25 +68,14 @@ def metrics_of(metrics: Mapping[str, Any], of_loop: Collection[str] | None = Non
     return {"metrics": plain, **({"left_out": omitted} if omitted else {}), **({"added": added} if added else {})}
 
 
-def failure_of(run: Run, event: RunFailed, *, losses: bool) -> dict[str, Any]:
+def failure_of(event: RunFailed) -> dict[str, Any]:
     return {
         "error": type(event.error).__name__,
         "text": shorten(describe_error(event.error)),
         "phase": event.phase,
         "plugin": event.plugin,
         "event": event.event,
-        "in_hand": run.data.in_hand,
-        "is_last": run.data.is_last_batch,
-        "window": run.stepping.window,
-        "loss": _last_loss(run) if losses and run.data.in_hand else None,
     }
-
-
-def _last_loss(run: Run) -> float | None:
-    try:
-        return None if run.loss is None else float(run.loss.detach())
-    except RuntimeError:  # the device has failed
-        return None
 
 
 def ending_of(run: Run, event: RunClosed, error: BaseException | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -11,28 +11,19 @@ from typing import Any
 
 import heliograph as h
 import torch
-from heliograph.events import CATALOGUE, Event, History, OrderedSignal, Receiver, Request
+from heliograph.events import Event, History, OrderedSignal, Receiver, Request
 from torch import Tensor
 
 from .attempt_facts import attempt_of
-from .format.checksum import seal, to_json
-from .format.digests import DigestBlock
-from .format.lines import Items, attempt_items, counter_values, event_items, items_of, mark_items
+from .format.lines import ROWS, Items, attempt_items, counter_values, event_items, format_line, items_of
 from .format.plain import NAME, shorten
-from .format.records import Counters, HandlerTime, RepeatEntry, RequestEntry, TimesEntry, change_of
-from .format.tail import BEGIN, FIRST_ROW, Tail, tail_path
+from .format.records import Counters, DigestBlock, HandlerTime, RepeatEntry, RequestEntry, TimesEntry, change_of
+from .format.tail import Tail, tail_path
 from .format.writer import RecordingWriter
-from .open_block import OpenBlock
 from .verbs import COUNTED, SERVED, TAKEN_BACK
 
-BLOCK_STAYS_OPEN = {"log", "save_point", "checkpoint_saved", "checkpoint_pruned", "resume_verified"}
 FIRST_TIMES, TIMES_EVERY = 1.0, 10.0  # seconds
-Probe = Callable[[Iterator[Receiver], Mapping[int, str]], Iterator[Receiver]]
 HOT = (h.BatchStart, h.ForwardEnd, h.BackwardEnd, h.GradientsReady, h.StepEnd, h.BatchEnd, h.ShouldStop)
-EVALUATION = (
-    h.ValidationBatchStart, h.ValidationBatchEnd, h.TestBatchStart, h.TestBatchEnd, h.PredictBatchStart,
-    h.PredictBatchEnd,
-)  # fmt: skip
 FIRST = 256  # batches that are all timed, for the sake of short runs
 STRIDE = 7919  # a prime, so that the timed batches do not coincide with a period of the training
 
@@ -43,15 +34,13 @@ class EventTimer:
     Args:
         event: the event's name.
         inner: the time in events that the running handler emits; one number, shared by all timers.
-        sample: `time_some` times one emission in `sample`.
     """
 
-    def __init__(self, event: str, inner: list[float], sample: int = 1) -> None:
-        self.event, self._inner, self._sample = event, inner, sample
-        self.emissions = self.timed = 0
+    def __init__(self, event: str, inner: list[float]) -> None:
+        self.event, self._inner, self.timed = event, inner, 0
         self._spent: dict[str, tuple[int, float, float]] = {}
 
-    def time_every(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
+    def time(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
         self.timed += 1
         spent, inner = self._spent, self._inner
         seen: set[str] = set()  # a plugin with several handlers counts an emission once
@@ -65,10 +54,6 @@ class EventTimer:
             times, before, longest = spent.get(owner, (0, 0.0, 0.0))
             spent[owner] = times + (owner not in seen), before + seconds, max(longest, seconds)
             seen.add(owner)
-
-    def time_some(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
-        number, self.emissions = self.emissions, self.emissions + 1
-        return receivers if number % self._sample else self.time_every(receivers, owners)
 
     def rows(self, emissions: int) -> Iterator[HandlerTime]:
         for owner, (times, total, longest) in self._spent.items():
@@ -92,36 +77,42 @@ class HandlerTimer:
         self.due, self.is_on = 0, False
         self._bus, self._sample, self._stretch = bus, sample, 0
         self._timers: dict[type[Event], EventTimer] = {}
-        self._probes: dict[type[Event], Probe] = {}
-        self._hot: list[tuple[OrderedSignal[Event], Probe]] = []
+        self._hot: list[OrderedSignal[Event]] = []
         self._timed_batches = 0
         self._inner = [0.0]
 
     def attach(self) -> None:
         for signal in self._bus.signals():
             if signal.event not in self._timers:
-                self._add(signal)
-            if signal.event not in HOT and signal.probe is None:
-                signal.probe = self._probes[signal.event]
+                self._timers[signal.event] = EventTimer(signal.event.name, self._inner)
+                if signal.event in HOT:
+                    self._hot.append(signal)
+            if signal.event not in HOT:
+                self._start(signal)
 
     def detach(self) -> None:
-        self.switch_off()
+        self.is_on = False
         for signal in self._bus.signals():
-            if signal.probe is not None and signal.probe == self._probes.get(signal.event):
-                signal.probe = None
+            self._end(signal)
 
     def switch_on(self) -> None:
         self.is_on = True
         self._timed_batches += 1
-        for signal, probe in self._hot:
-            if signal.probe is None:
-                signal.probe = probe
+        for signal in self._hot:
+            self._start(signal)
 
     def switch_off(self) -> None:
         self.is_on = False
-        for signal, probe in self._hot:
-            if signal.probe == probe:
-                signal.probe = None
+        for signal in self._hot:
+            self._end(signal)
+
+    def _start(self, signal: OrderedSignal[Any]) -> None:
+        if signal.probe is None:
+            signal.probe = self._timers[signal.event].time
+
+    def _end(self, signal: OrderedSignal[Any]) -> None:
+        if signal.event in self._timers and signal.probe == self._timers[signal.event].time:
+            signal.probe = None
 
     def step(self, batch: int) -> None:
         if batch < FIRST:
@@ -138,19 +129,9 @@ class HandlerTimer:
         rows: list[HandlerTime] = []
         complete = self._timed_batches - self.is_on  # without the current batch
         for event, timer in self._timers.items():
-            emissions = timer.emissions if event in EVALUATION or event not in CATALOGUE else timer.timed
-            if event in HOT and complete:
-                emissions = round(timer.timed * batches / complete)
-            rows += timer.rows(emissions)
+            is_sampled = event in HOT and complete
+            rows += timer.rows(round(timer.timed * batches / complete) if is_sampled else timer.timed)
         return TimesEntry(tuple(rows))
-
-    def _add(self, signal: OrderedSignal[Event]) -> None:
-        event = signal.event
-        is_sampled = event in EVALUATION or event not in CATALOGUE
-        timer = self._timers[event] = EventTimer(event.name, self._inner, self._sample)
-        self._probes[event] = timer.time_some if is_sampled else timer.time_every
-        if event in HOT:
-            self._hot.append((signal, self._probes[event]))
 
 
 MAX_SERVED = 100  # recorded numbers of requests that one event serves
@@ -224,10 +205,52 @@ class RequestTracker:
 
 def _shortened(request: Request) -> Request:
     by, target, through = (shorten(name, NAME) for name in (request.by, request.target, request.through))
-    reason = shorten(request.reason)
-    if (by, target, through, reason) == (request.by, request.target, request.through, request.reason):
-        return request
-    return replace(request, by=by, target=target, through=through, reason=reason)
+    return replace(request, by=by, target=target, through=through, reason=shorten(request.reason))
+
+
+class OpenBlock:
+    """Add batches to a tail, and set the run's clock, which advances only at batches and events.
+
+    Attributes:
+        batches: the number of batches.
+        stop: the number of batches at which the next one needs more work than `add`.
+        progress: the run's progress.
+        hundredths: the run's clock, in hundredths of a second.
+        offset: the run's clock minus the monotonic clock.
+        is_single: whether there is one rank; several ranks agree on the time.
+    """
+
+    def __init__(self, run: h.Run) -> None:
+        self.batches = self.stop = 0
+        self.tail = Tail(None)
+        self.progress = run.progress
+        self.offset = self.progress.own_seconds - monotonic()
+        self.hundredths = 0
+        self.is_single = run.engine.world_size == 1
+
+    def add(self, run: h.Run) -> None:
+        """Add the batch that has ended."""
+        progress = self.progress
+        self.set_clock()
+        self.tail.add(
+            self.batches, progress.batch, self.hundredths, progress.steps, progress.skipped_steps,
+            progress.skipped_batches, progress.samples, run.stepping.window, progress.tokens,
+        )  # fmt: skip
+        self.batches += 1  # last, so that a Ctrl-C leaves a block either with or without the batch
+
+    # The clock.
+
+    def set_clock(self) -> None:
+        if self.is_single:
+            self.hundredths = int((monotonic() + self.offset) * 100)
+            self.progress.set_seconds(self.hundredths / 100)
+        else:
+            self.hundredths = int(round(self.progress.seconds * 100, 6))
+
+    def release_clock(self) -> None:
+        if self.is_single:
+            self.progress.set_seconds(self.progress.own_seconds)
+            self.progress.load_state_dict(self.progress.state_dict())
 
 
 class AttemptRecorder:
@@ -256,11 +279,9 @@ class AttemptRecorder:
         self.writer: RecordingWriter | None = None
         self._losses: list[Tensor | None] | None = [] if losses else None
         self._tail = Tail(None)
-        self._is_fast = False
         self._began, self._times_due = monotonic(), FIRST_TIMES
-        self._batches, self._number, self._marked, self._stop = 0, 1, BEGIN, 0
-        self._lines: list[str] = []  # without checksums
-        self._noted: list[str] = []  # lines in the tail
+        self._batches, self._number = 0, 1
+        self._lines: list[str] = []
         self._later_lines: list[str] | None = None  # after an event that was begun
         self._begun_event: tuple[str, float, Sequence[float], list[int] | None] = "", 0.0, (), None
         self._last: Sequence[float] = ()  # counters
@@ -271,10 +292,6 @@ class AttemptRecorder:
     @property
     def clock(self) -> float:
         return monotonic() - self._began
-
-    def stop_clock(self) -> None:
-        self.block.set_clock()
-        self.block.due = 0.0  # the next batch sets the clock again
 
     def handle_load(self) -> None:  # of a state
         self.end_block()
@@ -290,20 +307,20 @@ class AttemptRecorder:
         `sets_clock` is False for an event emitted during another event, so that all handlers of the latter read the
         same time.
         """
-        self._prepare_event(event)
+        self._prepare_event()
         if sets_clock:
-            self.stop_clock()
+            self.block.set_clock()
         self._last = counter_values(self.progress)
         served = self.requests.pop_served(event, data)
         self._add(event_items(event, self.clock, self._last, data if served is None else {**data, "asked": served}))
 
     def _add(self, items: Items) -> None:
-        (self._lines if self._later_lines is None else self._later_lines).append(to_json(items))
+        (self._lines if self._later_lines is None else self._later_lines).append(format_line(*items))
 
     def begin_event(self, event: str) -> None:
         """Add an event without data; `finish_event` adds the data, before the entries that follow."""
-        self._prepare_event(event)
-        self.stop_clock()
+        self._prepare_event()
+        self.block.set_clock()
         self._last = counter_values(self.progress)
         self._later_lines = []
         self._begun_event = event, self.clock, self._last, self.requests.pop_served(event, {})
@@ -312,25 +329,22 @@ class AttemptRecorder:
         later, self._later_lines = self._later_lines, None
         event, clock, counters, served = self._begun_event
         data = data if served is None else {**data, "asked": served}
-        self._lines.append(to_json(event_items(event, clock, counters, data)))
+        self._lines.append(format_line(*event_items(event, clock, counters, data)))
         self._lines += later or ()
 
-    def _prepare_event(self, event: str) -> None:
-        # A kill would lose the losses of an open block.
-        if event not in BLOCK_STAYS_OPEN or self._losses is not None:
-            self.end_block()
+    def _prepare_event(self) -> None:
+        self.end_block()
         self.add_requests()
 
     def _check_next(self) -> None:  # there is a new request
         self.block.stop = 0
 
     def add_requests(self) -> None:
-        if self.block.at > self._marked:
-            self._marked = self.block.at
-            self._lines.append(to_json(mark_items(self._number, self.block.last_batch)))
-        for entry in self.requests.new_entries():
+        entries = list(self.requests.new_entries())
+        if entries:
+            self.end_block()
+        for entry in entries:
             self._add(items_of(entry))
-        self.block.stop = self._stop
 
     def add_digests(self, block: DigestBlock) -> None:
         self._add(items_of(block))
@@ -348,7 +362,7 @@ class AttemptRecorder:
 
     def add_batch(self, run: h.Run) -> None:
         block = self.block
-        if block.at == FIRST_ROW:
+        if block.batches == ROWS:
             self.end_block()
         if self._history.total != self.requests.seen:
             self.add_requests()
@@ -364,29 +378,29 @@ class AttemptRecorder:
             # A copy, since a CUDA graph may reuse the memory. It replaces the loss of an interrupted batch.
             loss = None if run.loss is None else run.loss.detach().clone().reshape(())
             self._losses[block.batches :] = [loss]
-        try:
-            block.add(run)
-        except OSError as error:
-            self._error = error
-        free = self.timer.due - batches - 1 if self._is_fast and not self.timer.is_on else 0
-        self._stop = block.stop = min(block.at + free, FIRST_ROW)
+        block.add(run)
+        free = self.timer.due - batches - 1 if self._losses is None and not self.timer.is_on else 0
+        block.stop = min(block.batches + free, ROWS)
 
     def end_block(self) -> None:
         block, losses = self.block, self._losses
-        self._stop = block.stop = 0
+        block.stop = 0
         if not block.batches:
-            block.at = 0
             return
-        rows = block.tail.rows(block.at)
+        rows = block.tail.rows(block.batches)
         numbers = None if losses is None else _read_losses(losses[: len(rows.table)], rows.skips)
-        lines, last, batches = list(map(to_json, rows.arrays(numbers))), counter_values(rows.last), self.batches
+        lines, last, batches = (
+            [format_line(*items) for items in rows.arrays(numbers)],
+            counter_values(rows.last),
+            self.batches,
+        )
         # One assignment at the end, so that a Ctrl-C leaves either the open block or its lines.
-        self._lines, self._last, self._batches, self._number, self._losses, self._marked, block.at = (
-            [*self._lines, *lines], last, batches, self._number + 1, None if losses is None else [], BEGIN, 0,
+        self._lines, self._last, self._batches, self._number, self._losses, block.batches = (
+            [*self._lines, *lines], last, batches, self._number + 1, None if losses is None else [], 0,
         )  # fmt: skip
 
     def _begin_block(self) -> None:
-        if self.block.at:
+        if self.block.batches:
             return
         assert self.writer is not None
         tail = self._tail if not self.writer.is_failing else Tail(None)  # the tail in the file has unwritten rows
@@ -400,42 +414,31 @@ class AttemptRecorder:
             evaluated=progress.evaluated,
         )
         clock = max(0.0, first.seconds - self.block.offset - self._began)  # the attempt's clock
-        try:
-            tail.begin(self.attempt.name, self._number, first, clock)
-        except OSError as error:
-            self._error = error
-        self.block.begin(tail, first.samples)  # last: after a Ctrl-C before it, the tail is begun again
+        tail.begin(self.attempt.name, self._number, first, clock)
+        self.block.tail = tail
 
     # The file.
 
-    def open(self, writer: RecordingWriter) -> None:
+    def open(self, run: h.Run, writer: RecordingWriter) -> None:
         if self.path != writer.path:
-            self._lines.insert(0, to_json(attempt_items(self.attempt)))
+            self._lines.insert(0, format_line(*attempt_items(self.attempt)))
         self.writer, self.path, self._tail = writer, writer.path, Tail(tail_path(writer.path))
+        if (obstacle := self._tail.obstacle) is not None:
+            run.note(f"a kill may lose up to {ROWS} recorded batches, because a file cannot be mapped: {obstacle}")
         self._history.watcher = self._check_next
-        self._is_fast = self.block.is_single and self._losses is None and self._tail.obstacle is None
 
     def write(self) -> None:
-        """Write the lines: to the tail while a block is open, otherwise to the file.
-
-        An OSError is not raised again until a write succeeds.
-        """
+        """Write the lines; an OSError is not raised again until a write succeeds."""
         if self.writer is not None and (self._lines or self.writer.is_failing):
-            if self._lines and self.block.at and self.block.tail.note(self._lines):
-                self._noted += self._lines
-                self._lines = []
-            else:
-                self._hand_over(self.writer)
-                self.writer.write()
-                if not self.writer.is_failing:
-                    self._tail.clear_notes()
+            self._hand_over(self.writer)
+            self.writer.write()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def _hand_over(self, writer: RecordingWriter) -> None:
-        writer.add(map(seal, [*self._noted, *self._lines]))  # first, so that a Ctrl-C loses no line
-        self._noted, self._lines = [], []
+        writer.add(self._lines)  # first, so that a Ctrl-C loses no line
+        self._lines = []
 
     def close(self) -> None:
         self.timer.detach()

@@ -13,8 +13,7 @@ def explain(arguments: Sequence[str]) -> int:
     parser = _parser("explain", "Exit status 0: explained; 2: the recording is missing or unreadable.")
     options = parser.parse_args(arguments)
     from .explain.story import story  # after the parser: torch is slow to import
-    from .format.reader import gc_paused, read
-    from .format.writing_process import is_being_written
+    from .format.reader import gc_paused, is_being_written, read
 
     try:
         with gc_paused():
@@ -27,42 +26,29 @@ def explain(arguments: Sequence[str]) -> int:
 
 
 def timeline(arguments: Sequence[str]) -> int:
-    """Write a page with the curves, decisions and checkpoints of a recorded run, and a trace."""
+    """Write a page with the curves, decisions and checkpoints of a recorded run."""
     parser = _parser(
         "timeline",
-        "Exit status 0: written; 2: the recording is missing or unreadable, a file cannot be written, or no browser "
+        "Exit status 0: written; 2: the recording is missing or unreadable, the page cannot be written, or no browser "
         "can be started.",
     )
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
     parser.add_argument("--output", metavar="FILE", type=Path, help="the page; by default <recording>.html")
-    parser.add_argument(
-        "--trace", metavar="FILE", type=Path, help="the trace for Perfetto; by default <recording>.trace.json"
-    )
     options = parser.parse_args(arguments)
-    from .format.reader import read  # after the parser: torch is slow to import
+    from .format.reader import SUFFIX, read  # after the parser: torch is slow to import
     from .timeline.page import write_timeline
-    from .timeline.trace import write_trace
 
     try:
         recording = read(options.recording)
         page = options.output or recording.path.with_suffix(".html")
-        trace = options.trace or recording.path.with_suffix(".trace.json")
-        _check_files(recording.path, page, trace)
+        if SUFFIX in page.resolve().suffixes:
+            raise ValueError(f"{page} has the name of a recording: give one with another suffix, such as .html.")
         write_timeline(recording, page)
-        write_trace(recording, trace)
     except (OSError, ValueError) as error:
         return _print_error("timeline", error)
-    print(f"{page}\n{trace}")
-    return _show(page) if options.open else 0
-
-
-def _parser(name: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"heliograph {name}", description=description)
-    parser.add_argument("recording", metavar="RUN", type=Path, help="a recording, or a folder: the newest in it")
-    return parser
-
-
-def _show(page: Path) -> int:
+    print(page)
+    if not options.open:
+        return 0
     import webbrowser
 
     if webbrowser.open(page.resolve().as_uri()):
@@ -70,18 +56,10 @@ def _show(page: Path) -> int:
     return _print_error("timeline", OSError(f"no browser could be started: open {page} with one."))
 
 
-def _check_files(recording: Path, page: Path, trace: Path) -> None:
-    from .format.reader import SUFFIX
-    from .format.tail import tail_path
-
-    recorded = {recording.resolve(), tail_path(recording).resolve()}
-    for file in (page, trace):
-        if file.resolve() in recorded:
-            raise ValueError(f"{file} is the recording itself and is not overwritten: give another file.")
-        if file.suffix == SUFFIX:
-            raise ValueError(f"{file} has the name of a recording: give one with another suffix, such as .html.")
-    if page.resolve() == trace.resolve():
-        raise ValueError(f"The page and the trace cannot both be written to {page}: give two files.")
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"heliograph {name}", description=description)
+    parser.add_argument("recording", metavar="RUN", type=Path, help="a recording, or a folder: the newest in it")
+    return parser
 
 
 def _print_error(command: str, error: Exception) -> int:

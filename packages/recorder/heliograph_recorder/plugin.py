@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import heliograph as h
@@ -23,20 +22,41 @@ from heliograph.events import (
 from heliograph.spi import check_flag, check_path, check_whole_number
 
 from . import attempt_facts
-from .attempt_recorder import AttemptRecorder
-from .digests.chain import Chain
-from .digests.options import Digests, digests_of
+from .attempt_recorder import AttemptRecorder, OpenBlock
+from .digests.checksums import Chain
 from .format.lines import counter_values
 from .format.plain import to_plain
 from .format.records import Counters
-from .format.tail import REGULAR
 from .format.writer import RecordingWriter
-from .open_block import OpenBlock
 
 if TYPE_CHECKING:
     from .digests.collector import DigestCollector
 
 MAX_CUSTOM = 1_000  # emissions of a custom event; later ones are sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Options for the digests of `Recorder(digests=...)`, with which `diverge` finds the first difference of two runs.
+
+    Every batch has digests of its contents, of the random generators after it, of the optimizer options, and of the
+    loss. Digests of gradients and weights take time in proportion to their size, so you choose how often they are
+    taken. Nothing waits for a device: its values are read some batches later.
+
+    Args:
+        gradients: take digests of the gradient norms every so many optimizer steps; 0 for none.
+        weights: take digests of the weights every so many optimizer steps; 0 for none.
+
+    Raises:
+        ValueError: an argument is not a whole number of at least 0.
+    """
+
+    gradients: int = 100
+    weights: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("gradients", "weights"):
+            check_whole_number(name, getattr(self, name), of="optimizer steps", at_least=0)
 
 
 class Recorder(h.Plugin):
@@ -73,7 +93,12 @@ class Recorder(h.Plugin):
         check_path("Recorder(folder)", folder, "a folder")
         check_flag("losses", losses)
         self.sample = check_whole_number("sample", sample, of="batches", at_least=1)
-        self.folder, self.losses, self.digests = Path(folder), losses, digests_of(digests)
+        self.folder, self.losses = Path(folder), losses
+        if not isinstance(digests, bool | Digests):
+            raise TypeError(
+                f"Recorder(digests=) takes True, False or Digests(gradients=..., weights=...); got {digests!r}."
+            )
+        self.digests = (Digests() if digests else None) if isinstance(digests, bool) else digests
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"Recorder(folder) takes the path of a folder, but {self.folder} is a file.")
         self.path: Path | None = None
@@ -109,18 +134,9 @@ class Recorder(h.Plugin):
     @h.on(h.BatchEnd, lane=h.Lane.TRANSFORM)
     def count(self, run: h.Run, event: h.BatchEnd) -> None:
         """Record the counters of a batch, and set the run's clock for all handlers."""
-        block, progress = self._block, run.progress
-        if block is None or (at := block.at) >= block.stop:
+        block = self._block
+        if block is None or block.batches >= block.stop:
             self._ready(run).add_batch(run)
-        elif (
-            progress.batch - at == block.batch
-            and progress.steps - at == block.steps
-            and progress.samples - at * block.size == block.samples
-            and progress.skipped_steps + progress.skipped_batches + progress.tokens == block.constant
-            and monotonic() < block.due
-        ):
-            block.buffer[at] = REGULAR
-            block.at = at + 1
         else:
             block.add(run)
 
@@ -235,8 +251,7 @@ class Recorder(h.Plugin):
         except RuntimeError as failure:  # the device has failed
             run.note(f"the digests of the last batches are lost: {failure}")
             self._stop_digests()
-        data = attempt_facts.failure_of(run, event, losses=self.losses)
-        self._note(run, event, {**data, "batches": dict(self._sets)})
+        self._note(run, event, attempt_facts.failure_of(event))
 
     @h.on(h.RunClosed, lane=h.Lane.REPORT, after=("jsonl_log", "tensorboard", "file_log"))
     def end(self, run: h.Run, event: h.RunClosed) -> None:
@@ -326,7 +341,7 @@ class Recorder(h.Plugin):
         if self._collector is None and self.digests is not None and run.optimizers and self._error is None:
             self._collector = self._begin_digests(run, attempt, self.digests)
         if attempt.writer is None and not is_within(h.TrainStart.name):
-            attempt.open(self._open_writer(run, attempt.path or self.path))
+            attempt.open(run, self._open_writer(run, attempt.path or self.path))
             self.path = run.report.recording = attempt.path
         return attempt
 

@@ -10,7 +10,7 @@ from typing import Any
 import heliograph as h
 import torch
 from heliograph_recorder import Digests, FirstDifference, Recorder
-from heliograph_recorder.divergence.report import Kind
+from heliograph_recorder.divergence.compare import Kind
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset

@@ -2,8 +2,7 @@
 
 A point is `<name>:<where>:<number>`: killed at the so-many-th `batch`, `validation` batch, or `save`; or `before`,
 `within` or `after` the so-many-th write of the recorder; or after beginning a block in the tail, before its number is
-written (`begin`); or within the so-many-th note in the tail (`note`), or after the so-many-th time that the notes are
-cleared (`clear`).
+written (`begin`).
 `none` is not killed. Children of one name share a folder, so that later ones resume.
 """
 
@@ -68,26 +67,8 @@ def patch_writes(witness: Witness) -> None:
         @staticmethod
         def pack_into(buffer: bytearray, at: int, *values: object) -> None:
             pack(buffer, at, *values)
-            buffer[112:120] = bytes(8)  # as if the last number were not written yet
-            witness.act("begin")
-            pack(buffer, at, *values)
+            witness.act("begin")  # the number is not written yet
 
-    note, clear = tail.Tail.note, tail.Tail.clear_notes
-
-    def noting(self: tail.Tail, arrays: list[str]) -> bool:
-        begin = self.buffer.find(b"\0", tail.NOTES)
-        kept = note(self, arrays)
-        if witness.where == "note" and witness.left == 1:
-            self.buffer[begin] = 0  # as if the newline were not written yet
-        witness.act("note")
-        return kept
-
-    def clearing(self: tail.Tail) -> None:
-        clear(self)
-        witness.act("clear")
-
-    tail.Tail.note = noting  # type: ignore[method-assign, assignment]
-    tail.Tail.clear_notes = clearing  # type: ignore[method-assign]
     writer.os.write = killing  # type: ignore[attr-defined]
     tail.HEAD = Head  # type: ignore[assignment]
 
@@ -95,7 +76,7 @@ def patch_writes(witness: Witness) -> None:
 def train(folder: Path, where: str, number: int) -> None:
     """Train until the kill comes."""
     witness = Witness(folder / "witness", where, number)
-    if where in ("before", "within", "after", "begin", "note", "clear"):
+    if where in ("before", "within", "after", "begin"):
         patch_writes(witness)
     plugins = [
         Recorder(folder),

@@ -10,8 +10,7 @@ from typing import Any
 import heliograph as h
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
-from heliograph_recorder.format.checksum import format_line
-from heliograph_recorder.format.lines import attempt_items, encode_head, items_of
+from heliograph_recorder.format.lines import attempt_items, encode_head, format_line, items_of
 from heliograph_recorder.format.records import AttemptRecord, Batches, Entry
 from torch import nn
 

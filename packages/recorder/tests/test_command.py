@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 import webbrowser
@@ -58,10 +57,9 @@ def test_explain_takes_a_folder(recorded: Path, capsys: pytest.CaptureFixture[st
 
 def test_timeline_writes_next_to_the_recording(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("timeline", recorded) == 0
-    written = [recorded.with_name("digits.v2.html"), recorded.with_name("digits.v2.trace.json")]
-    assert capsys.readouterr().out.splitlines() == [str(path) for path in written]
-    assert written[0].read_text(encoding="utf-8") == page(read(recorded))
-    assert json.loads(written[1].read_text())["otherData"] == {"recording": "digits.v2.recording"}
+    written = recorded.with_name("digits.v2.html")
+    assert capsys.readouterr().out == f"{written}\n"
+    assert written.read_text(encoding="utf-8") == page(read(recorded))
 
 
 def test_timeline_opens_the_page(
@@ -83,11 +81,6 @@ def test_timeline_opens_the_page(
     error = capsys.readouterr().err
     assert error.startswith("heliograph timeline: ")
     assert "b.html" in error
-
-
-def test_timeline_writes_to_the_given_files(recorded: Path, tmp_path: Path) -> None:
-    assert command("timeline", recorded, "--output", tmp_path / "a.html", "--trace", tmp_path / "b.json") == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.json", recorded.name]
 
 
 @pytest.mark.parametrize("name", ["explain", "timeline"])
@@ -126,21 +119,17 @@ def test_a_folder_that_this_user_may_not_read_is_named(
 
 
 def test_missing_folders_are_created(recorded: Path, tmp_path: Path) -> None:
-    page, trace = tmp_path / "pages" / "of" / "a.html", tmp_path / "traces" / "b.json"
-    assert command("timeline", recorded, "--output", page, "--trace", trace) == 0
+    page = tmp_path / "pages" / "of" / "a.html"
+    assert command("timeline", recorded, "--output", page) == 0
     assert page.exists()
-    assert trace.exists()
 
 
-@pytest.mark.parametrize("option", ["--output", "--trace"])
 @pytest.mark.parametrize("name", ["digits.v2.recording", "digits.v2.recording.tail", "link"])
-def test_the_recording_is_not_overwritten(
-    recorded: Path, option: str, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_recording_is_not_overwritten(recorded: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = recorded.read_bytes()
     (recorded.parent / "link").symlink_to(recorded)
-    assert command("timeline", recorded, option, recorded.parent / name) == 2
-    assert "is not overwritten" in capsys.readouterr().err
+    assert command("timeline", recorded, "--output", recorded.parent / name) == 2
+    assert "has the name of a recording" in capsys.readouterr().err
     assert recorded.read_bytes() == before
     assert sorted(each.name for each in recorded.parent.iterdir()) == ["digits.v2.recording", "link"]
 
@@ -149,11 +138,3 @@ def test_no_other_recording_is_overwritten(recorded: Path, tmp_path: Path, capsy
     assert command("timeline", recorded, "--output", tmp_path / "another.recording") == 2
     assert "another.recording has the name" in capsys.readouterr().err
     assert not (tmp_path / "another.recording").exists()
-
-
-def test_page_and_trace_are_not_written_to_one_file(
-    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command("timeline", recorded, "--output", tmp_path / "a", "--trace", tmp_path / "." / "a") == 2
-    assert str(tmp_path / "a") in capsys.readouterr().err
-    assert not (tmp_path / "a").exists()

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import heliograph as h
 import pytest
-from heliograph.__main__ import main
 from heliograph.packages.recorder.tests.recordings import fit
-from heliograph.packages.tests.facts import assert_facts
 from heliograph_recorder import Recorder, replay
-from heliograph_recorder.explain.story import brief, story
-from heliograph_recorder.format.checksum import format_line, parse_line
-from heliograph_recorder.format.lines import ROWS
+from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.reader import read
-from heliograph_recorder.format.records import Batches, walk
+from heliograph_recorder.format.records import walk
 from heliograph_recorder.format.tail import tail_path
 from heliograph_recorder.timeline.page import page
-from heliograph_recorder.timeline.trace import trace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -76,9 +69,7 @@ def _explain_and_replay(path: Path) -> None:
     str(replay(recording, [h.EarlyStopping("validation/loss", patience=1), h.SaveSchedule(h.Every(steps=4))]))
     if recording.attempts:
         assert story(recording)
-        assert len(brief(recording)) == 5
         assert page(recording)
-        json.dumps(trace(recording), allow_nan=False)
 
 
 @given(st.data())
@@ -124,61 +115,3 @@ def test_a_recording_with_missing_or_reordered_lines_can_be_explained_and_replay
     kept = data.draw(st.lists(st.sampled_from(lines), max_size=len(lines), unique=True))
     path.write_bytes(head + b"".join(kept))
     _explain_and_replay(path)
-
-
-def paths(value: object, where: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
-    """Return the paths of all values in a line's array, the array itself first."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [where, *(each for key, item in items for each in paths(item, (*where, key)))]
-
-
-def put(value: Any, where: tuple[Any, ...], new: object) -> Any:
-    """Return a line's array with one value replaced."""
-    if not where:
-        return new
-    copy = value.copy()
-    copy[where[0]] = put(value[where[0]], where[1:], new)
-    return copy
-
-
-ODD: list[Any] = [
-    None, True, -1, 0, 10**6, 2**63, 10**400, 1.5, float("nan"), float("inf"), -1e308, "", "x", "\x1b[2J", [], [[]], {},
-    {"a": 1}, [None] * 9, ["<f4", "AAAA"], ["z<i8", "eJxjYBgFo2AU"],
-]  # fmt: skip
-
-
-@given(st.data())
-@settings(
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    deadline=None,
-    derandomize=True,
-    database=None,
-)
-def test_a_forged_recording_is_explained_or_refused(folder: Path, data: st.DataObject) -> None:
-    """Each line matches its checksum, but some values are wrong."""
-    lines = [parse_line(line) for line in (folder / INTACT).read_bytes().splitlines()]
-    for _ in range(data.draw(st.integers(1, 3))):
-        number = data.draw(st.integers(0, len(lines) - 1))
-        where = data.draw(st.sampled_from(paths(lines[number])[1:]))
-        lines[number] = put(lines[number], where, data.draw(st.sampled_from(ODD)))
-    path = folder / "forged.recording"
-    path.write_text("".join(f"{format_line(*line)}\n" for line in lines))
-    output = ["--output", str(folder / "forged.html"), "--trace", str(folder / "forged.json")]
-
-    assert main(["explain", str(path)]) in (0, 2)
-    assert main(["timeline", str(path), *output]) in (0, 2)
-
-
-def test_a_short_line_cannot_claim_a_million_batches(folder: Path) -> None:
-    """40 lines of 120 bytes took 9.4 GB."""
-    path = folder / "large.recording"
-    intact = (folder / INTACT).read_bytes().splitlines()[:2]
-    counters = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0]
-    rows = [(1, ROWS + 1), *((number, ROWS) for number in range(2, 400))]
-    blocks = [format_line("batches", each, 0, counters, 1.0, count, [1, 1, 0, 0, 4, 0], None) for each, count in rows]
-    path.write_bytes(b"\n".join([*intact, *(block.encode() for block in blocks)]))
-    [attempt] = read(path).attempts
-
-    assert sum(len(entry) for entry in attempt.entries if isinstance(entry, Batches)) < 1_400_000
-    assert_facts(attempt.damage[0], "line 3", "'batches'", "unexpected")
-    assert_facts(attempt.damage[1], "more batches")

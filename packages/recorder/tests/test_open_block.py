@@ -1,4 +1,4 @@
-"""Whatever the counters do from batch to batch, the tail has them; a regular batch costs one byte."""
+"""Whatever the counters do from batch to batch, the tail has them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from heliograph.events import BatchEnd, Progress, Run
 from heliograph.packages.recorder.tests.recordings import fit
 from heliograph.tests import kit
-from heliograph_recorder import open_block
-from heliograph_recorder.attempt_recorder import AttemptRecorder
+from heliograph_recorder import attempt_recorder
+from heliograph_recorder.attempt_recorder import AttemptRecorder, OpenBlock
 from heliograph_recorder.format import tail as tail_module
+from heliograph_recorder.format.lines import ROWS
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import Batches, Counters, EventEntry
-from heliograph_recorder.format.tail import BEGIN, FIRST_ROW, HAS_ROW, NOTES, ROW, Tail, parse_tail, tail_path
+from heliograph_recorder.format.tail import BEGIN, INTEGER, ROW, Tail, parse_tail
 from heliograph_recorder.format.writer import RecordingWriter
-from heliograph_recorder.open_block import OpenBlock
 from heliograph_recorder.plugin import Recorder
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,10 +52,9 @@ CHANGES = st.lists(st.one_of(st.just(REGULAR), st.just(REGULAR._replace(hundredt
 def test_the_tail_has_the_counters_of_every_batch(changes: list[Change], optimizers: int) -> None:
     now = [0.0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(open_block, "monotonic", lambda: now[0])
-        patch.setattr("heliograph_recorder.plugin.monotonic", lambda: now[0])
-        expected, tail, _ = record(changes, optimizers, now)
-    assert tail.rows(BEGIN + len(changes)).table.tolist() == expected
+        patch.setattr(attempt_recorder, "monotonic", lambda: now[0])
+        expected, tail = record(changes, optimizers, now)
+    assert tail.rows(len(changes)).table.tolist() == expected
 
 
 class Recording:
@@ -73,8 +72,7 @@ class Recording:
         self.block, self.tail, self.expected = OpenBlock(cast("Run", self.run)), Tail(None), list[list[int]]()
         self.block.offset = 0.0
         self.tail.begin("a1", 1, Counters(), 0.0)
-        self.block.begin(self.tail, 0)
-        self.block.stop = FIRST_ROW
+        self.block.tail, self.block.stop = self.tail, ROWS
         self.recorder = Recorder(".")
         self.recorder._block = self.block
 
@@ -92,19 +90,18 @@ class Recording:
         # A step of the only optimizer leaves no window.
         self.run.stepping.window = 0 if change.steps and len(self.run.optimizers) == 1 else change.window
         self.expected.append([
-            self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches, progress.samples,
-            self.run.stepping.window, progress.tokens, progress.batch,
+            progress.batch, self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
+            progress.samples, self.run.stepping.window, progress.tokens,
         ])  # fmt: skip
         self.recorder.count(cast("Run", self.run), BatchEnd())
 
 
-def record(changes: list[Change], optimizers: int, now: list[float]) -> tuple[list[list[int]], Tail, int]:
-    """Return the counters after each batch, the tail, and how many of the batches have a row."""
+def record(changes: list[Change], optimizers: int, now: list[float]) -> tuple[list[list[int]], Tail]:
+    """Return the counters after each batch, and the tail."""
     recording = Recording(optimizers, now)
     for change in changes:
         recording.add(change)
-    tail = recording.tail
-    return recording.expected, tail, tail.buffer[BEGIN:FIRST_ROW].count(HAS_ROW)
+    return recording.expected, recording.tail
 
 
 INTERRUPTED = {
@@ -120,8 +117,7 @@ INTERRUPTED = {
 def test_a_ctrl_c_at_any_line_leaves_the_batch_out_or_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All others are recorded as they are, also if later batches follow, and after a kill."""
     now = [0.0]
-    monkeypatch.setattr(open_block, "monotonic", lambda: now[0])
-    monkeypatch.setattr("heliograph_recorder.plugin.monotonic", lambda: now[0])
+    monkeypatch.setattr(attempt_recorder, "monotonic", lambda: now[0])
     before, interrupted = INTERRUPTED[name]
     outcomes = []
     for line in count(1):
@@ -134,7 +130,7 @@ def test_a_ctrl_c_at_any_line_leaves_the_batch_out_or_in(name: str, monkeypatch:
         block, expected = recording.block, recording.expected
         has_it = block.batches == len(expected)
         outcomes.append(has_it)
-        assert recording.tail.rows(block.at).table.tolist() == expected[: block.batches]
+        assert recording.tail.rows(block.batches).table.tolist() == expected[: block.batches]
         left = parse_tail(bytes(recording.tail.buffer))
         assert (0 if left is None else len(left.table)) in (len(before), len(before) + 1)
         assert left is None or left.table.tolist() == expected[: len(left.table)]
@@ -142,14 +138,14 @@ def test_a_ctrl_c_at_any_line_leaves_the_batch_out_or_in(name: str, monkeypatch:
             recording.add(change)
         if not has_it:
             del expected[len(before)]
-        assert recording.tail.rows(block.at).table.tolist() == expected
+        assert recording.tail.rows(block.batches).table.tolist() == expected
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {False, True}
 
 
 def interrupt(recording: Recording, change: Change, line: int) -> bool:
     """Interrupt the so-many-th line of what adds a batch; return whether it has so many."""
-    return interrupt_at(line, lambda: recording.add(change), {open_block.__file__, tail_module.__file__})
+    return interrupt_at(line, lambda: recording.add(change), {attempt_recorder.__file__, tail_module.__file__})
 
 
 def interrupt_at(number: int, work: Callable[[], object], files: Container[str]) -> bool:
@@ -182,7 +178,7 @@ def test_a_ctrl_c_while_a_block_ends_or_begins_loses_no_batch_and_doubles_none(
     method: str, losses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each batch one line, call or return further, until nothing is left to interrupt."""
-    files = {str(each) for each in Path(open_block.__file__).parent.rglob("*.py")}
+    files = {str(each) for each in Path(attempt_recorder.__file__).parent.rglob("*.py")}
     ended, original = [False], getattr(AttemptRecorder, method)
     number = count(1)
 
@@ -222,37 +218,35 @@ def batches_of(path: Path) -> list[int]:
 
 def test_rows_end_with_the_first_incomplete_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(open_block, "monotonic", lambda: now[0])
-    expected, tail, _ = record([REGULAR, REGULAR._replace(tokens=1), REGULAR._replace(tokens=1)], 1, now)
-    tail.buffer[BEGIN + 1] = 0
-    assert tail.rows(BEGIN + 3).table.tolist() == expected[:1]
+    monkeypatch.setattr(attempt_recorder, "monotonic", lambda: now[0])
+    expected, tail = record([REGULAR, REGULAR._replace(tokens=1), REGULAR._replace(tokens=1)], 1, now)
+    INTEGER.pack_into(tail.buffer, BEGIN + ROW.size, 0)
+    assert tail.rows(3).table.tolist() == expected[:1]
 
 
-@pytest.mark.parametrize("method", ["add_row", "add_mark", "write_batch"])
 @pytest.mark.parametrize("losses", [False, True])
 def test_the_recording_of_an_interrupted_run_has_its_end(
-    method: str, losses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    losses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = getattr(Tail, method), [0]
+    original, calls = Tail.add, [0]
 
-    def interrupting(*arguments: int) -> None:
-        original(*arguments)
+    def interrupting(tail: Tail, *arguments: int) -> None:
+        original(tail, *arguments)
         calls[0] += 1
         if calls[0] == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Tail, method, interrupting)
+    monkeypatch.setattr(Tail, "add", interrupting)
     seconds = count()
-    monkeypatch.setattr(open_block, "monotonic", lambda: next(seconds) / 50)
-    accumulation = h.GradientAccumulation(2) if method == "add_row" else h.GradientAccumulation(1)
+    monkeypatch.setattr(attempt_recorder, "monotonic", lambda: next(seconds) / 50)
+    accumulation = h.GradientAccumulation(2)
     with pytest.raises(KeyboardInterrupt):
         fit([Recorder(tmp_path, losses=losses), accumulation], batches=20, epochs=1, validation=None)
     (attempt,) = read(tmp_path).attempts
     assert not attempt.damage
     batches = [batch.counters.batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
     (failure,) = [each for each in attempt.entries if isinstance(each, EventEntry) and each.event == "run_failed"]
-    left_out = method != "write_batch"
-    assert batches == list(range(1, failure.counters.batch + 1 - left_out))
+    assert batches == list(range(1, failure.counters.batch))
     assert len(batches) >= 2
 
 
@@ -270,61 +264,3 @@ def test_a_ctrl_c_before_lines_are_written_loses_none(tmp_path: Path, monkeypatc
     (attempt,) = read(tmp_path).attempts
     events = [each.event for each in attempt.entries if isinstance(each, EventEntry)]
     assert events == ["train_start", *["epoch_start", "epoch_end"] * 2, "run_failed", "run_closed"]
-
-
-def test_a_regular_batch_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(open_block, "monotonic", lambda: now[0])
-    monkeypatch.setattr("heliograph_recorder.plugin.monotonic", lambda: now[0])
-    _, tail, rows = record([REGULAR, *[REGULAR._replace(hundredths=3)] * 50, *[REGULAR] * 49], 1, now)
-    assert rows == 1
-    assert not any(tail.buffer[FIRST_ROW + ROW.size : NOTES])
-
-
-def test_what_happens_in_an_open_block_is_no_write_to_the_file(tmp_path: Path) -> None:
-    sizes: list[int] = []
-
-    class Looks(h.Plugin):
-        @h.on(h.BatchEnd, lane=h.Lane.REPORT)
-        def look(self, run: h.Run, event: h.BatchEnd) -> None:
-            assert run.report.recording is not None
-            sizes.append(run.report.recording.stat().st_size)
-            logs = [each for each in read(run.report.recording).attempts[0].entries if isinstance(each, EventEntry)]
-            assert [each.counters.steps for each in logs if each.event == "log"] == [*range(1, run.progress.steps)]
-
-    fit([h.LogSchedule(h.Every(steps=1)), Recorder(tmp_path), Looks()], batches=20, epochs=1, validation=None)
-    assert len(set(sizes)) == 1
-
-
-def test_a_tail_without_room_for_notes_is_emptied_into_the_file(tmp_path: Path) -> None:
-    """Nothing is lost or there twice, while it runs and at the end."""
-    seen: list[int] = []
-
-    class Looks(h.Plugin):
-        @h.on(h.BatchEnd, lane=h.Lane.REPORT)
-        def look(self, run: h.Run, event: h.BatchEnd) -> None:
-            if run.progress.steps % 50 == 0:
-                assert run.report.recording is not None
-                seen.append(logs(run.report.recording))
-                assert tail_path(run.report.recording).exists()
-
-    result, _ = fit(
-        [h.LogSchedule(h.Every(steps=1)), Recorder(tmp_path), Looks()], batches=400, epochs=1, validation=None
-    )
-    assert result.recording is not None
-    assert seen == [step - 1 for step in range(50, 401, 50)]
-    assert logs(result.recording) == 400
-
-
-def logs(path: Path) -> int:
-    """Return how many logs a recording has, each of which comes after its batch."""
-    (attempt,) = read(path).attempts
-    assert not attempt.damage
-    batch, found = 0, 0
-    for entry in attempt.entries:
-        if isinstance(entry, Batches):
-            batch = entry.last.batch
-        elif isinstance(entry, EventEntry) and entry.event == "log":
-            found += 1
-            assert entry.counters.batch == batch == found
-    return found

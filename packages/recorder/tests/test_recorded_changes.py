@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import EventEntry, Recording, RequestEntry
 from heliograph_recorder.timeline.curves import Axis
 from heliograph_recorder.timeline.page import marks, write_timeline
-from heliograph_recorder.timeline.trace import write_trace
 
 
 class Changes(h.Plugin):
@@ -99,7 +97,6 @@ def test_a_change_to_what_is_so_already_is_not_counted(tmp_path: Path) -> None:
     assert [each.data["changed"] for each in served] == [True, True, False, False]
     text = " ".join(story(recorded).split())
     assert "learning rate and 1" in text
-    assert "5, step 5, 1" in text
 
 
 def test_the_timeline_marks_them(recording: Recording, tmp_path: Path) -> None:
@@ -111,25 +108,13 @@ def test_the_timeline_marks_them(recording: Recording, tmp_path: Path) -> None:
         ("(3, ", "set_learning_rate 0.05", "changes during batch_end", "it jumps"),
     )
     write_timeline(recording, tmp_path / "page.html")
-    write_trace(recording, tmp_path / "trace.json")
     assert "set_learning_rate 0.05" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    events = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
-    assert "set_learning_rate 0.05" in [each.get("args", {}).get("what") for each in events]
 
 
-def test_a_replay_shows_whether_the_recorded_run_made_the_same_change(recording: Recording) -> None:
-    same = replay(recording.path, [Changes()])
-    assert [(each.request.what, each.did) for each in same.asked] == [
-        ("set_learning_rate 0.05", True),
-        ("disable_plugin first", True),
-        ("enable_plugin first", True),
-        ("enable_plugin nobody", True),
-    ]
-    other = replay(recording.path, [Changes(0.01)])
-    assert [(each.request.what, each.did) for each in other.asked][:2] == [
-        ("set_learning_rate 0.01", False),
-        ("disable_plugin first", True),
-    ]
+def test_a_replay_shows_the_changes_that_a_plugin_requests(recording: Recording) -> None:
+    assert [each.request.what for each in replay(recording.path, [Changes()]).asked] == [
+        "set_learning_rate 0.05", "disable_plugin first", "enable_plugin first", "enable_plugin nobody",
+    ]  # fmt: skip
 
 
 def test_a_replayed_plugin_receives_the_changes_of_others(recording: Recording) -> None:

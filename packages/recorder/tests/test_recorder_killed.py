@@ -20,7 +20,6 @@ POINTS = [
     "save:save:2",
     *(f"{where}{number}:{where}:{number}" for where in ("before", "within", "after") for number in (3, 8)),
     "begin:begin:5",
-    *(f"{where}{number}:{where}:{number}" for where in ("note", "clear") for number in (1, 4)),
 ]
 RESUMED = ["again:batch:13", "again:within:8", "again:save:1", "again:after:6", "again:validation:2", "again:none:0"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -21,7 +20,6 @@ logger = logging.getLogger("heliograph")
 SKIPPED, FALSE, TRUE = -1, 0, 1  # outcomes of a rule; the maximum over the ranks counts
 MEASURING: tuple[type[Event], ...] = (Log, ValidationEnd)  # in the order of a boundary
 Case = tuple[str, str]  # the names of a controller and of one of its triggers
-PLAIN: tuple[type[Any], ...] = (bool, int, float, str)
 
 
 class Table:
@@ -46,7 +44,7 @@ class Table:
             name: {
                 "kind": type(metric).__name__,
                 "state": metric.state_dict(),
-                "value": None if metric.when_read else plain(self.values[name]),
+                "value": None if metric.when_read else self.values[name],
             }
             for name, metric in self.metrics.items()
         }
@@ -82,29 +80,6 @@ class Values(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._table.metrics)
-
-
-def plain(value: Any) -> Any:
-    # None if the value has no plain form: it is computed again after a resume.
-    try:
-        return _plain(value)
-    except TypeError:
-        return None
-
-
-def _plain(value: Any) -> Any:
-    for kind in PLAIN:
-        if isinstance(value, kind):  # converts subclasses, such as NumPy's scalars
-            return kind(value)
-    if value is None:
-        return None
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset | deque):
-        return [_plain(item) for item in value]
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a scalar of NumPy or torch
-        return _plain(value.item())
-    raise TypeError(f"{type(value).__name__} is not a plain type")
 
 
 class Judge:

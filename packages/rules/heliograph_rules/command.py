@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from heliograph.spi import describe_error
+
 if TYPE_CHECKING:
     from .errors import RuleError
     from .files.builder import CheckedRule
@@ -126,11 +128,4 @@ def _import(modules: Iterable[str]) -> None:
         try:
             import_module(module)
         except (Exception, SystemExit) as error:  # the user's own code
-            raise ImportError(_import_problem(module, error)) from error
-
-
-def _import_problem(module: str, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-        hint = f": omit .py, --import {module[:-3]}" if module.endswith(".py") else ""
-        return f"No module {module!r} in {Path.cwd()} or installed{hint}."
-    return f"Importing module {module!r} failed: {type(error).__name__}: {' '.join(str(error).split())}"
+            raise ImportError(f"Importing module {module!r} failed: {describe_error(error)}") from error

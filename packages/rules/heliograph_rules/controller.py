@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from heliograph import (
     CheckpointLoaded,
@@ -22,13 +22,11 @@ from heliograph.events import CATALOGUE, Event
 
 from .active_rules import ActiveRules
 from .base import RuleMetric, RuleOperation
-from .errors import show
 from .files.builder import Additions, build
 from .files.config import Source, read_rules
 from .files.specs import ON_ERROR, OnError
 from .operations.requests import Function
 
-T = TypeVar("T", RuleMetric, RuleOperation)
 STARTS = (TrainStart, ValidationStart, TestStart, PredictStart)
 ALL_BUT_SAVE_POINT = tuple(kind for kind in CATALOGUE if kind is not SavePoint)
 
@@ -73,9 +71,9 @@ class RuleController(Plugin):
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}.")
         additions = Additions(
-            metrics=_check_classes(metrics, RuleMetric, "metrics"),
-            operations=_check_classes(operations, RuleOperation, "operations"),
-            functions=_check_functions({} if functions is None else functions),
+            metrics=tuple(metrics),
+            operations=tuple(operations),
+            functions={} if functions is None else functions,
             on_error=on_error,
         )
         self.plan = build(read_rules(source), additions)
@@ -127,18 +125,3 @@ class RuleController(Plugin):
         if self._changes:
             run.note(f"{self.name}: rules differ from the checkpoint: {'; '.join(self._changes)}")
             self._changes = []
-
-
-def _check_classes(kinds: Iterable[type[T]], base: type[T], argument: str) -> tuple[type[T], ...]:
-    checked = list(kinds) if isinstance(kinds, Iterable) else None
-    if checked is None or not all(isinstance(kind, type) and issubclass(kind, base) for kind in checked):
-        raise TypeError(f"{argument}= must be a list of subclasses of {base.__name__}, got {show(kinds)}.")
-    return tuple(checked)
-
-
-def _check_functions(functions: Mapping[str, Function]) -> dict[str, Function]:
-    if not isinstance(functions, Mapping) or not all(
-        isinstance(name, str) and callable(function) for name, function in functions.items()
-    ):
-        raise TypeError(f"functions= must be a dict of functions by name, got {show(functions)}.")
-    return dict(functions)

@@ -92,20 +92,9 @@ class MetricUnavailable(Exception):  # noqa: N818  # no error: the rule is skipp
         return f"not available yet: {', '.join(self.names)}"
 
 
-class _Repr(Repr):
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = 100
-        self.maxlevel = 3  # keeps a message short for any content of a file
-
-    def repr_int(self, value: int, level: int) -> str:
-        try:
-            return super().repr_int(value, level)
-        except ValueError:  # more digits than Python converts to text
-            return f"<an integer of {value.bit_length()} bits>"
-
-
-_REPR = _Repr()
+_REPR = Repr()
+_REPR.maxstring = _REPR.maxother = 100
+_REPR.maxlevel = 3  # keeps a message short for any content of a file
 
 
 def show(value: Any) -> str:

@@ -9,13 +9,12 @@ from heliograph.plugins import discover
 from heliograph.spi import find, known_names
 
 from .base import RuleMetric, RuleOperation
-from .errors import RuleKeyError
+from .errors import RuleKeyError, RuleTypeError
 from .metrics.ancestors import EvalMetrics, Loss, Metrics, PerProcessState, TrainingState
 from .metrics.history import HistoryBasedMetric
 from .metrics.measures import GradientNorm, LearningRate, Memory, Throughput
 from .operations.log_control import LogControl
-from .operations.requests import CallFunction, Controls, HFControls
-from .operations.scale import ScaleLearningRate, ScaleLoss
+from .operations.requests import CallFunction, Controls, HFControls, ScaleLearningRate, ScaleLoss
 
 T = TypeVar("T", bound=RuleMetric | RuleOperation)
 M = TypeVar("M", bound=type[RuleMetric])
@@ -62,33 +61,33 @@ def register_operation(kind: P) -> P:
     return kind
 
 
-def metric_class(name: str, additions: Iterable[type[RuleMetric]] = ()) -> type[RuleMetric]:
-    return _look_up(name, _with(_METRICS, additions, RuleMetric), METRIC_GROUP, RuleMetric)
+def metric_class(kind: str | type, additions: Iterable[type[RuleMetric]] = ()) -> type[RuleMetric]:
+    return _look_up(kind, _METRICS, additions, METRIC_GROUP, RuleMetric)
 
 
-def operation_class(name: str, additions: Iterable[type[RuleOperation]] = ()) -> type[RuleOperation]:
-    return _look_up(name, _with(_OPERATIONS, additions, RuleOperation), OPERATION_GROUP, RuleOperation)
+def operation_class(kind: str | type, additions: Iterable[type[RuleOperation]] = ()) -> type[RuleOperation]:
+    return _look_up(kind, _OPERATIONS, additions, OPERATION_GROUP, RuleOperation)
 
 
-def _look_up(name: str, classes: dict[str, type[T]], group: str, base: type[T]) -> type[T]:
-    if name in classes:
-        return classes[name]
+def _look_up(
+    kind: str | type, registered: dict[str, type[T]], additions: Iterable[type[T]], group: str, base: type[T]
+) -> type[T]:
+    if isinstance(kind, type):
+        return _check(kind, base)
+    classes = dict(registered)
+    for addition in additions:
+        _add(classes, addition, base)
+    if kind in classes:
+        return classes[kind]
     installed = {entry.name for entry in discover(group)}
-    if name.rpartition(":")[2] not in installed:
+    if kind.rpartition(":")[2] not in installed:
         part = "metric" if group == METRIC_GROUP else "operation"
-        raise RuleKeyError(f"Undefined {part} handler {name}.{known_names(name, {*classes, *installed})}")
+        raise RuleKeyError(f"Undefined {part} handler {kind}.{known_names(kind, {*classes, *installed})}")
     try:
-        entry = find(name, group)
+        entry = find(kind, group)
     except LookupError as error:
         raise RuleKeyError(str(error)) from None
     return _check(entry.load(), base)
-
-
-def _with(classes: dict[str, type[T]], additions: Iterable[type[T]], base: type[T]) -> dict[str, type[T]]:
-    extended = dict(classes)
-    for kind in additions:
-        _add(extended, kind, base)
-    return extended
 
 
 def _add(classes: dict[str, type[T]], kind: type[T], base: type[T]) -> None:
@@ -102,5 +101,5 @@ def _add(classes: dict[str, type[T]], kind: type[T], base: type[T]) -> None:
 
 def _check(kind: object, base: type[T]) -> type[T]:
     if not isinstance(kind, type) or not issubclass(kind, base):
-        raise TypeError(f"The class must be a subclass of {base.__name__}, got {kind!r}.")
+        raise RuleTypeError(f"The class must be a subclass of {base.__name__}, got {kind!r}.")
     return kind

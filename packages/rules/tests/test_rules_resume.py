@@ -236,27 +236,6 @@ def test_a_rule_that_waits_for_a_validation_that_is_cut_is_asked_after_the_one_t
     assert (result.progress.epoch, result.progress.steps, asked(result)) == (1, 2, [("stop", 1, 2)])
 
 
-def test_a_value_without_a_plain_form_is_not_saved_and_no_crash(tmp_path: Path) -> None:
-    from heliograph_rules.base import RuleMetric
-
-    class Odd(RuleMetric):
-        events = (h.Log,)
-
-        def compute(self, run: h.Run, event: h.Event) -> Any:
-            return {"step": run.progress.steps, "odd": object()}
-
-    def source() -> dict[str, Any]:
-        return rules(
-            controller("odd['step'] == 3", triggers=["on_step_end"], operations=["control.should_log"]),
-            metrics=[{"name": "odd", "class": Odd}],
-        )
-
-    attempts(tmp_path, source, 5)
-    acts, result, _ = attempts(tmp_path, source, None)
-    assert result is not None
-    assert (acts, result.status) == ([], "completed")
-
-
 def test_a_run_that_continues_from_its_final_save_knows_that_it_was_the_final_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

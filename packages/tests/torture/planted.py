@@ -168,13 +168,13 @@ DEFECTS = (
     # The data.
     defect(
         "one: a resumed epoch begins at its first batch",
-        "self.seed, self.epoch, self.batch, self.within = seed, epoch, batch, 0",
-        "self.seed, self.epoch, self.batch, self.within = seed, epoch, 0, 0",
+        "self.seed, self.epoch, self.batch = seed, epoch, batch",
+        "self.seed, self.epoch, self.batch = seed, epoch, 0",
     ),
     defect(
         "one: a resumed epoch begins a batch late",
-        "self.seed, self.epoch, self.batch, self.within = seed, epoch, batch, 0",
-        "self.seed, self.epoch, self.batch, self.within = seed, epoch, batch + (batch > 0), 0",
+        "self.seed, self.epoch, self.batch = seed, epoch, batch",
+        "self.seed, self.epoch, self.batch = seed, epoch, batch + (batch > 0)",
     ),
     # Plugins.
     defect(

@@ -24,7 +24,7 @@ import torch
 from heliograph.packages.tests.torture.plans import Planner
 from heliograph.packages.tests.torture.story import Story
 from heliograph_recorder.demo import training
-from heliograph_recorder.demo.data import digits
+from heliograph_recorder.demo.training import digits
 
 MISSING = None if hasattr(os, "pidfd_open") else "os.pidfd_open is missing: this needs Linux"
 WORKERS_LEAVE = 30.0  # seconds; a loader's workers look every 5 whether their process lives

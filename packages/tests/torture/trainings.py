@@ -222,9 +222,7 @@ def make_run(name: str, random: Random) -> FakeRun:
 def leave(checkpoint: Checkpoint) -> None:
     """End the process: it holds no lock any more, and the files of locks stay, as where it was killed."""
     if (store := checkpoint._files._store) is not None:
-        for lock in (store._lock, store._own_lock):
-            if lock is not None:
-                lock.release()
+        store._lock.release()
 
 
 Good = dict[str, list[Entry]]  # the whole checkpoints of each training

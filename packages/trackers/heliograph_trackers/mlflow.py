@@ -293,12 +293,10 @@ class MLflow(Tracker):
         self._rows.append((place, values))
 
     def flush(self) -> None:
-        rows, self._rows = self._rows, []
-        try:
-            self._send(rows)
-        except self.outages:
-            self._rows = rows
-            raise
+        self._send(self._rows)
+
+    def discard(self) -> None:
+        self._rows = []
 
     def write_hyper_parameters(self, values: Mapping[str, Any]) -> None:
         # MLflow does not allow a stored value to change.

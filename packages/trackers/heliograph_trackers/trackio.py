@@ -120,13 +120,11 @@ class Trackio(Tracker):
             return
         config = self._config if self._config_is_new else None
         rows, steps = list(self._rows.values()), [step for step, *_ in self._rows]
-        collected, self._rows = self._rows, {}
-        try:
-            _storage().bulk_log(self.project, self._title, rows, steps=steps, config=config, run_id=self._id)
-        except self.outages:
-            self._rows = collected
-            raise
+        _storage().bulk_log(self.project, self._title, rows, steps=steps, config=config, run_id=self._id)
         self._config_is_new = False
+
+    def discard(self) -> None:
+        self._rows = {}
 
     def finish(self, status: str) -> None:
         self._config["status"], self._config_is_new = status, True

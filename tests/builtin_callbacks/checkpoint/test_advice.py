@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 from heliograph import Checkpoint, Every, Plugin, Run, StepEnd, on
 from heliograph.tests.kit import class_batches, fit
-from heliograph.tests.messages import assert_each, has_facts
-
-
-def test_one_that_has_every_is_not_advised_to_take_it(tmp_path: Path) -> None:
-    result = fit(Checkpoint(tmp_path, every=Every(steps=2)).when(lambda run: False), train=class_batches(4), epochs=1)
-    assert_each(result.warnings, (tmp_path, "4 steps", "every=", "when()"))
+from heliograph.tests.messages import has_facts
 
 
 def test_a_folder_that_is_gone_is_said_and_nothing_in_it_is_named_as_what_to_resume(tmp_path: Path) -> None:

@@ -332,7 +332,10 @@ def test_a_checkpoint_that_writes_none_is_missed(tmp_path: Path) -> None:
         @on(LastBoundary)
         def never(self, run: Run, event: LastBoundary) -> None: ...
 
-    assert_each(warnings_of(Asks(), Checkpoint(tmp_path)), (tmp_path, "6 steps", "every=Every(epochs=1)"))
+    assert warnings_of(Asks(), Checkpoint(tmp_path)) == (
+        f"No checkpoint was written to {tmp_path}: no save was requested in 6 steps; set every=Every(epochs=1), which "
+        f"also saves the end.",
+    )
 
 
 def test_steps_that_are_in_no_checkpoint_are_missed(tmp_path: Path) -> None:
@@ -347,7 +350,7 @@ def test_steps_that_are_in_no_checkpoint_are_missed(tmp_path: Path) -> None:
 def test_a_best_that_nothing_was_measured_for_is_missed(tmp_path: Path) -> None:
     schedules = [ValidationSchedule(Every(steps=4), at_end=False), SaveSchedule(Every(steps=3), at_end=False)]
     (warning,) = warnings_of(*schedules, Checkpoint(tmp_path, **BEST), validation=class_batches(1))
-    assert "last at step 4," in warning
+    assert "last at step 4." in warning
 
 
 def test_a_schedule_whose_saves_nobody_writes_says_so_at_the_start() -> None:
@@ -423,7 +426,10 @@ def test_an_error_says_what_is_lost_and_how_to_resume(background: bool, tmp_path
         kit.fit(*plugins, train=class_batches(10), name="x")
 
     path = tmp_path / "x_epoch_0_iter_5.pth"
-    assert_facts(error.__notes__[0], path, "step 5", "3 steps", f"Checkpoint('{tmp_path}', resume='auto')", "name='x'")
+    assert error.__notes__[0] == (
+        f"heliograph: the newest checkpoint is {path}, of step 5, 3 steps are lost; to resume it, "
+        f"Checkpoint('{tmp_path}', resume='{path}')"
+    )
 
 
 def test_a_program_that_resumes_by_itself_is_only_started_again(tmp_path: Path) -> None:

@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
-from heliograph.builtin_callbacks.checkpoint.verify_resume import CHUNK, POLL_EVERY, LossBatch, WaitingLosses, copied
+from heliograph.builtin_callbacks.checkpoint import verify_resume
+from heliograph.builtin_callbacks.checkpoint.verify_resume import CHUNK, Row, RowReader, copied
 from torch import Tensor
 
 
@@ -28,58 +32,59 @@ class Device:
 
     def __init__(self) -> None:
         self.arrivals: list[Arrival] = []
-        self.losses = WaitingLosses(self.fetch)
+        self.rows = RowReader()
 
     def fetch(self, losses: Tensor) -> tuple[Tensor, Arrival]:
         self.arrivals.append(Arrival())
         return losses.clone(), self.arrivals[-1]
 
-    def add(self, number: int, *values: float) -> list[tuple[int, list[float]]]:
-        batch = LossBatch((number, number, number, number), [torch.tensor(value) for value in values])
-        return [(each.counters[0], found) for each, found in self.losses.add(batch)]
+    def add(self, number: int, *values: float) -> list[tuple[int, float]]:
+        losses = [torch.tensor(value) for value in values]
+        run: Any = SimpleNamespace(
+            progress=SimpleNamespace(batches=number, batch=number, steps=number, samples=number),
+            control=SimpleNamespace(skips_batch=not values),
+            stepping=SimpleNamespace(batch_losses=losses),
+        )
+        return [(row.number, row.loss) for row in self.rows.of(run)]
+
+    def late(self, *, wait: bool = False) -> list[Row]:
+        return list(self.rows.late(wait=wait))
 
 
-def test_nothing_is_waited_for() -> None:
-    device = Device()
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    monkeypatch.setattr(verify_resume, "start_fetch", made.fetch)
+    monkeypatch.setattr(RowReader, "_reads_at_once", lambda self, losses: False)
+    return made
+
+
+def test_nothing_is_waited_for(device: Device) -> None:
     for number in range(1, CHUNK + 1):
         assert device.add(number, number / 4) == []
     (arrival,) = device.arrivals
     for number in range(CHUNK + 1, 2 * CHUNK):
         assert device.add(number, number / 4) == []
     arrival.is_there = True
-    assert device.add(2 * CHUNK, 0.0) == [(number, [number / 4]) for number in range(1, CHUNK + 1)]
+    assert device.add(2 * CHUNK, 0.0) == [(number, number / 4) for number in range(1, CHUNK + 1)]
     assert arrival.waits == 0
 
 
-def test_the_device_is_asked_every_now_and_then() -> None:
-    device = Device()
-    for number in range(1, CHUNK + 1):
-        device.add(number, 0.5)
-    device.arrivals[0].is_there = True
-    found = [len(device.add(CHUNK + number, 0.5)) for number in range(1, POLL_EVERY + 1)]
-    assert found == [0] * (POLL_EVERY - 1) + [CHUNK]
-
-
-def test_batches_come_in_their_order_with_those_that_were_left_out() -> None:
-    device = Device()
+def test_batches_come_in_their_order_with_those_that_were_left_out(device: Device) -> None:
     for number, values in enumerate([(1.0,), (), (2.0, 3.0), ()], start=1):
         device.add(number, *values)
-    device.losses.send()
+    assert device.late() == []
     device.add(5)
-    device.losses.send()
-    assert list(device.losses.arrived()) == []
-    found = [(batch.counters[0], values) for batch, values in device.losses.arrived(wait=True)]
-    assert found == [(1, [1.0]), (2, []), (3, [2.0, 3.0]), (4, []), (5, [])]
-    assert device.losses.is_empty
+    assert device.late() == []
+    found = [(row.number, row.loss, row.is_skipped) for row in device.late(wait=True)]
+    assert found == [(1, 1.0, False), (2, 0.0, True), (3, 2.0, False), (4, 0.0, True), (5, 0.0, True)]
 
 
-def test_what_is_given_up_does_not_come() -> None:
-    device = Device()
+def test_what_is_given_up_does_not_come(device: Device) -> None:
     for number in range(1, CHUNK + 3):
         device.add(number, 0.5)
-    device.losses.clear()
-    assert device.losses.is_empty
-    assert list(device.losses.arrived(wait=True)) == []
+    device.rows.forget()
+    assert device.late(wait=True) == []
 
 
 def test_a_copy_keeps_no_graph_alive_and_no_memory_of_the_loss() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from heliograph import (
     WeightsCheckpoint,
     on,
 )
-from heliograph.builtin_callbacks.checkpoint import verify_resume
 from heliograph.core.checkpoint import storage
 from heliograph.tests.kit import checkpoint_names, class_batches, fit, linear_classifier, sgd
 from heliograph.tests.messages import has_facts
@@ -105,7 +103,6 @@ def test_one_that_comes_late_says_that_it_does_nothing(tmp_path: Path) -> None:
     task.model.bias.requires_grad_(False)
     optimizer = torch.optim.SGD((each for each in task.model.parameters() if each.requires_grad), lr=0.1)
     result = train(Checkpoint(tmp_path / "b", **EVERY), Late(TrainedOnly()), task=task, optimizer=optimizer)
-    assert any("TrainedOnly has no effect" in each for each in result.warnings)
     assert result.last_checkpoint is not None
     assert "bias" in storage.load(result.last_checkpoint)["modules"]["model"]
 
@@ -127,20 +124,6 @@ def test_weights_alone_are_not_compared(tmp_path: Path) -> None:
     assert any("VerifyResume compares nothing" in each for each in result.warnings)
 
 
-def test_one_that_brings_the_comparison_needs_a_folder() -> None:
-    class Brings(Plugin):
-        """Brings a useless comparison."""
-
-        brings = (VerifyResume,)
-
-        @on(EpochStart)
-        def look(self, run: Run, event: EpochStart) -> None:
-            pass
-
-    with pytest.raises(TypeError, match=r"Brings brings VerifyResume.*folder"):
-        train(Brings())
-
-
 @pytest.mark.parametrize("background", [False, True])
 def test_a_state_is_reduced_as_a_whole(background: bool, tmp_path: Path) -> None:
     class Drop(Plugin):
@@ -156,9 +139,3 @@ def test_a_state_is_reduced_as_a_whole(background: bool, tmp_path: Path) -> None
     result = train(Checkpoint(tmp_path, background=background, **EVERY), Drop(), optimizer=sgd())
     assert len(checkpoint_names(tmp_path)) == 3
     assert result.warnings == ()
-
-
-def test_the_file_of_losses_needs_no_flag_that_only_posix_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_resume, "CLOSES", 0)
-    monkeypatch.delattr(os, "O_CLOEXEC")
-    assert train(Checkpoint(tmp_path, **EVERY)).warnings == ()

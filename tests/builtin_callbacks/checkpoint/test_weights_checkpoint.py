@@ -18,7 +18,6 @@ from heliograph import (
     Every,
     FSDPEngine,
     LoadBest,
-    Preemption,
     RNGCapture,
     RollBack,
     Run,
@@ -175,15 +174,8 @@ def test_a_run_that_fails_says_what_is_left(tmp_path: Path) -> None:
     assert any(has_facts(note, path, "step 1", "only weights", "cannot be resumed") for note in caught.value.__notes__)
 
 
-def test_preemption_warns_that_nothing_could_be_resumed(tmp_path: Path) -> None:
-    result = train(Preemption(), WeightsCheckpoint(tmp_path))
-    assert "lost: plugin 'weights_checkpoint'" in result.warnings[0]
-    beside = train(Preemption(), WeightsCheckpoint(tmp_path / "w"), Checkpoint(tmp_path / "full"))
-    assert beside.warnings == ()
-
-
 def test_it_has_no_options_of_a_resume(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="WeightsCheckpoint has no argument"):
+    with pytest.raises(TypeError, match="has no argument 'resume'"):
         WeightsCheckpoint(tmp_path, resume="auto")  # type: ignore[call-arg]
     assert WeightsCheckpoint(tmp_path).brings == ()
 

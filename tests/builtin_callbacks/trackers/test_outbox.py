@@ -17,7 +17,7 @@ class Page:
 
     def __init__(self, check: Callable[[list[Any]], Exception | None] = lambda names: None) -> None:
         self.written: list[Any] = []
-        self._check, self._collected = check, dict[int, str]()
+        self._check = check
         self._begin = Event()
         self.outbox = Outbox(
             "page",
@@ -26,7 +26,6 @@ class Page:
             capacity=100,
             patience=10.0,
             collects=("scalars",),
-            flush=self._flush,
         )
 
     def write(self, *records: TrackerRecord) -> None:
@@ -35,22 +34,17 @@ class Page:
         self._begin.set()
         self.outbox.close()
 
-    def _write(self, record: TrackerRecord) -> None:
-        if record.kind == "open":
+    def _write(self, records: list[TrackerRecord]) -> None:
+        kind = records[0].kind
+        if kind == "open":
             self._begin.wait()
-        elif record.kind == "scalars":
-            self._collected[id(record)] = record.arguments[0]
+        elif kind == "scalars":
+            names = [record.arguments[0] for record in records]
+            if (error := self._check(names)) is not None:
+                raise error
+            self.written.append(names)
         else:
-            self.written.append(record.arguments[0] if record.kind == "image" else record.kind)
-
-    def _flush(self) -> None:
-        collected, self._collected = self._collected, {}
-        names = list(collected.values())
-        if (error := self._check(names)) is not None:
-            if isinstance(error, OSError):
-                self._collected = collected
-            raise error
-        self.written.append(names)
+            self.written.append(records[0].arguments[0] if kind == "image" else kind)
 
 
 def row(name: str, metrics: int = 1) -> TrackerRecord:
@@ -97,7 +91,8 @@ def test_each_loss_has_its_own_reason() -> None:
     """A refusal at the beginning does not stand for the outage at the end, nor for what found no room."""
     is_away = Event()
 
-    def write(record: TrackerRecord) -> None:
+    def write(records: list[TrackerRecord]) -> None:
+        record = records[0]
         if record.kind == "open":
             is_away.wait()
         elif record.arguments == ("bad",):
@@ -126,7 +121,7 @@ def test_each_loss_has_its_own_reason() -> None:
 def test_the_next_run_waits_for_a_request_of_the_former() -> None:
     answers, order = Event(), list[str]()
 
-    def write_late(record: TrackerRecord) -> str:
+    def write_late(records: list[TrackerRecord]) -> str:
         answers.wait()
         order.append("former")
         return "late"
@@ -138,7 +133,8 @@ def test_the_next_run_waits_for_a_request_of_the_former() -> None:
     assert_each(former.lost, ["0.05 seconds"])
     assert list(former.lost.values()) == [{"open": 1}]
 
-    def write(record: TrackerRecord) -> str:
+    def write(records: list[TrackerRecord]) -> str:
+        record = records[0]
         order.append(record.kind)
         return "page"
 
@@ -152,7 +148,7 @@ def test_the_next_run_waits_for_a_request_of_the_former() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_ends_loses_what_comes_and_says_why() -> None:
-    def write(record: TrackerRecord) -> None:
+    def write(records: list[TrackerRecord]) -> None:
         raise KeyboardInterrupt("in the thread")
 
     outbox = Outbox("page", write, outages=(), capacity=5, patience=60.0)
@@ -167,7 +163,8 @@ def test_a_handler_of_logging_may_log_to_the_page(caplog: pytest.LogCaptureFixtu
     """The thread says that an outage is over without the lock that the handler's record waits for."""
     outages = [OSError("away")]
 
-    def write(record: TrackerRecord) -> None:
+    def write(records: list[TrackerRecord]) -> None:
+        record = records[0]
         if record.kind == "scalars" and outages:
             raise outages.pop()
 

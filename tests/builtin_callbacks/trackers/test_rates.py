@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heliograph import Progress
-from heliograph.builtin_callbacks.trackers.tracker import Rates
+from heliograph.events.progress import Rates
 
 
 def test_rates_are_measured_from_call_to_call() -> None:

@@ -132,17 +132,6 @@ def test_a_backup_of_something_else_is_never_overwritten(old: Path) -> None:
     assert (old / BORDER).read_bytes() == before
 
 
-def test_a_backup_is_copied_where_there_are_no_links(old: Path, monkeypatch: pytest.MonkeyPatch, names: Names) -> None:
-    def refuse(*paths: Path) -> None:
-        raise OSError(1, "no links here")
-
-    before, names_before = (old / BORDER).read_bytes(), names()
-    monkeypatch.setattr(os, "link", refuse)
-    migrate(old / BORDER)
-    assert (old / f"{BORDER}.backup").read_bytes() == before
-    assert names() == sorted([*names_before, f"{BORDER}.backup"])
-
-
 def test_a_save_that_fails_leaves_the_former_file(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (old / BORDER).read_bytes()
     monkeypatch.setattr(Files, "free", lambda self, folder: 10)
@@ -188,7 +177,7 @@ def killed_at(operation: int, path: Path) -> int:
 
         for name in ("create", "sync", "rename", "unlink", "sync_folder"):  # writes go where nobody looks yet
             setattr(Files, name, dying(getattr(Files, name)))
-        os.link = dying(os.link)
+        Path.replace = dying(Path.replace)  # type: ignore[method-assign]
         migrate(path)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -488,7 +488,7 @@ class TestEvaluations:
         task = kit.linear_classifier()
         with pytest.raises(FileNotFoundError) as info:
             trainer(tmp_path / "a").test(task, class_batches(2), weights="best")
-        assert_facts(info.value, "weights='best'", tmp_path / "a", "nothing is saved", "fit first")
+        assert str(tmp_path / "a") in str(info.value)
         with pytest.raises(ValueError, match="weights='best' is the best"):
             Trainer(device="cpu").test(task, class_batches(2), weights="best")
         two = [Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b").named("other")]

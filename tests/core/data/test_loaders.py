@@ -167,22 +167,19 @@ def test_parameters_are_checked(drawing: Make, flowing: Make) -> None:
             refused(data, {"global_batch_size": number}),
             *("['global_batch_size']", "whole number", "at least 1", f"got {number!r}"),
         )
-    for name, least in (("batch_size", 1), ("prefetch_factor", 1)):
-        for number in (0, 2.0, True):
-            assert_facts(
-                refused(data, {name: number}),
-                *(f"[{name!r}]", "whole number", f"at least {least}", "None", f"got {number!r}"),
-            )
-    for number in (-1, 2.0, True, None):
-        assert_facts(refused(data, {"num_workers": number}), "whole number", "at least 0", f"got {number!r}")
+    for number in (0, 2.0, True):
+        assert "batch_size should be a positive integer" in refused(data, {"batch_size": number})
     assert refused(data, {"batch_size": 4, "global_batch_size": 8}).endswith("not both.")
     assert_facts(refused(data, {"sampler": [1], "shuffle": True}), "not both", "sampler", "order")
     assert_facts(refused(loader, {"batch_size": 4}), "ValueError", "DataLoader is already")
     for order in ({"shuffle": True}, {"sampler": [1, 2]}):
-        assert_facts(refused(flowing(), order), "ValueError", "train dataset is iterable", "shuffle", "sampler")
-    assert_facts(refused(drawing(0), {"batch_size": 4}), "ValueError", "train dataset is empty")
-    assert_facts(refused(Endless(), {}), "TypeError", "Endless", "no length", "__len__")
-    assert_facts(refused(data, {"batch_size": 30, "drop_last": True}), "ValueError", "train loader is empty")
+        assert refused(flowing(), order) == (
+            "ValueError: The train dataset is iterable and defines its own order: remove shuffle, sampler and "
+            "draws_per."
+        )
+    assert refused(drawing(0), {"batch_size": 4}) == "ValueError: The train dataset is empty."
+    assert refused(Endless(), {}) == "TypeError: object of type 'Endless' has no len()"
+    assert refused(data, {"batch_size": 30, "drop_last": True}).startswith("ValueError: The train loader is empty")
 
 
 def test_integers_of_numpy_are_welcome(drawing: Make) -> None:
@@ -194,7 +191,7 @@ def test_integers_of_numpy_are_welcome(drawing: Make) -> None:
 
 
 def test_a_dataset_without_parameters(drawing: Make, noisy: Make) -> None:
-    mend = r"is a dataset.*loader_params=\{'batch_size': 32\}.*DataLoader"
+    mend = r"is a Drawing, not batches: .* with loader_params=\{'batch_size': 32\}"
     with pytest.raises(TypeError, match=f"train loader {mend}"):
         Trainer(device="cpu").fit(noisy(), drawing(), epochs=1, optimizer=torch.optim.SGD)
     with pytest.raises(TypeError, match=f"test loader {mend}"):
@@ -327,9 +324,11 @@ def test_phases_of_datasets_and_loaders(drawing: Make, fit: Make) -> None:
 def test_every_phase_is_checked(drawing: Make) -> None:
     with pytest.raises(ValueError, match=r"Phases\(\.\.\.\) takes at least"):
         Phases()
-    assert_facts(refused(Phases(easy(drawing), []), None), "ValueError", "train loader is empty")
-    assert_facts(refused(Phases(easy(drawing), 3), None), "TypeError", "train loader", "iterable")
-    assert_facts(refused(Phases(easy(drawing), []), {"batch_size": 2}), "DataLoader, list", "A list holds batches")
+    assert refused(Phases(easy(drawing), []), None).startswith("ValueError: The train loader is empty")
+    assert refused(Phases(easy(drawing), 3), None).startswith("TypeError: The train loader must be an iterable")
+    assert refused(Phases(easy(drawing), []), {"batch_size": 2}).endswith(
+        "DataLoader, list is already a loader: give its dataset."
+    )
 
 
 def test_workers_of_every_phase_are_let_go(drawing: Make, noisy: Make) -> None:
@@ -367,6 +366,6 @@ def test_an_iterable_dataset_is_not_keyed_by_sample() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
 
-    with pytest.raises(ValueError, match="keyed by batch"):
+    with pytest.raises(ValueError, match="draws_per"):
         make_loader(Flow(), {"draws_per": "sample"}, "train")
     assert list(evaluation_loader(Flow(), {"draws_per": "sample", "batch_size": None}, "validation")) == [0, 1, 2]

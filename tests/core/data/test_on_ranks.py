@@ -544,5 +544,5 @@ def test_a_smaller_number_of_ranks_reads_on_in_the_same_order(ranks: Pool) -> No
     rest = shuffled(8, saved=cut)
     assert rest["batches"] == whole["batches"][2:]
     assert "4 before, 1" in str(rest["resume"])
-    with pytest.raises(ValueError, match=r"batch_size 4 .* 1"):
+    with pytest.raises(ValueError, match="is within a batch of 1 process"):
         shuffled(7, saved=cut)

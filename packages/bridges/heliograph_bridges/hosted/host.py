@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heliograph import BatchStart, Control, Lane, Plugins, Progress, SavePoint
+from heliograph.core.distributed.shared_control import SharedControl
 from heliograph.events import Event, Request, Verb
 from heliograph.plugins import marked_methods
 
@@ -137,6 +138,18 @@ class HostedControl(Control):
     def __init__(self, progress: Progress, host: HostLoop) -> None:
         self._host = host
         super().__init__(progress)
+
+    def record(self, verb: Verb, reason: str, by: str | None) -> Request:
+        check_verb(self._host, verb)
+        return super().record(verb, reason, by)
+
+
+class HostedSharedControl(SharedControl):
+    """The control of several processes, which exchange their requests at each step boundary."""
+
+    def __init__(self, run: Any, host: HostLoop) -> None:
+        super().__init__(run)
+        self._host = host
 
     def record(self, verb: Verb, reason: str, by: str | None) -> Request:
         check_verb(self._host, verb)

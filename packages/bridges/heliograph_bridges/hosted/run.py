@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from heliograph import Bus, Control, Plugins
+from heliograph import Bus, Plugins
 from heliograph.core.context import RunContext
 from heliograph.core.data.training_data import TrainingData
 from heliograph.core.settings import Settings
@@ -20,7 +20,7 @@ from heliograph.events import ResumeFacts
 from heliograph.spi import LoopEngine, count
 from torch import nn
 
-from .host import HostedControl, HostLoop
+from .host import HostedControl, HostedSharedControl, HostLoop
 
 
 @dataclass
@@ -126,7 +126,7 @@ class HostedRun(RunContext):
         self.settings = replace(settings, train=(facts.loader,))  # set late, because only the host reads the data
         self.data = HostedData(facts, engine, host.name, self)
         _refuse_forward(self.stepping, host)
-        self.control = self._make_control()
+        self.control = HostedControl(self.progress, host) if engine.world_size == 1 else HostedSharedControl(self, host)
         if facts.optimizer is None:
             self.note(f"{host.name} hides its optimizer: plugins see no parameter groups")
 
@@ -172,13 +172,6 @@ class HostedRun(RunContext):
 
     def _refused(self, method: str, word: str) -> RuntimeError:
         return RuntimeError(f"run.{method} is not supported in {self.host.name}. Instead, {self.host.remedy(word)}.")
-
-    def _make_control(self) -> Control:
-        if self.engine.world_size == 1:
-            return HostedControl(self.progress, self.host)
-        from .ranks import HostedSharedControl
-
-        return HostedSharedControl(self, self.host)
 
 
 class HostedLength:

@@ -56,7 +56,7 @@ from heliograph import events as ev
 from heliograph.core.loop import publish
 from heliograph.core.metrics.means import Means
 from heliograph.core.run_end import close_run
-from heliograph.spi import LoopEngine, Metrics, describe_error
+from heliograph.spi import LoopEngine, Metrics, ProcessEngine, describe_error
 from torch import Tensor
 
 from .host import HostLoop, check_plugins
@@ -523,12 +523,24 @@ class HostedTraining:
         return result
 
 
+class HostedRank(ProcessEngine):
+    """One of several processes whose models the host moves, wraps and synchronizes.
+
+    Additional process groups for votes and objects are created; the host's own group is not changed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device=device)
+
+    def tear_down(self) -> None: ...
+
+    def unwrap(self) -> None: ...
+
+
 def engine_of(facts: TrainingFacts, host: HostLoop) -> LoopEngine:
     """Return an engine that only describes the host's hardware."""
     if facts.world_size == 1:
         return DeviceEngine(facts.device)
-    from .ranks import HostedRank
-
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() != facts.world_size:
         raise ValueError(
             f"{host.name} trains with {facts.world_size} processes, but torch.distributed has no process group of that "

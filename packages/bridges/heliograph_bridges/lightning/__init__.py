@@ -1,17 +1,5 @@
 """Lightning: callbacks as plugins, and plugins in its Trainer."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
+from heliograph.spi import lazy_names
 
-from .from_lightning import from_lightning as from_lightning
-
-if _TYPE_CHECKING:
-    from .callback import HeliographCallback as HeliographCallback
-
-
-def __getattr__(name: str) -> _Any:
-    if name != "HeliographCallback":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .callback import HeliographCallback
-
-    return HeliographCallback
+__getattr__, __dir__ = lazy_names(__name__, __file__)

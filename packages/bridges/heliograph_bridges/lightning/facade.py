@@ -107,12 +107,7 @@ class FitLoop(Part):
         "epoch_loop": EpochLoop,
         "max_epochs": lambda work: work.trainer.max_epochs,
         "total_batch_idx": lambda work: work.run.progress.batches - 1,
-        "_skip_backward": lambda _: False,
     }
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name != "_skip_backward" or value:  # which it never does here
-            super().__setattr__(name, value)
 
 
 class LoggerConnector(Part):

@@ -9,11 +9,12 @@ from typing import Any
 from heliograph import Lane, Plugin, Run, on
 from heliograph import events as ev
 from heliograph.plugins import snake_case
+from heliograph.spi import require
 
 from ..own_states import Unsaved
 from .facade import UNEXPLAINED
-from .flavour import Flavour
-from .refused import check_averaging, is_shipped
+from .flavour import Flavour, flavour_of
+from .refused import check_averaging, check_served, is_shipped
 from .work import RunView
 
 BEGINNINGS = ("setup", "teardown")  # a validation, test or prediction may be the whole run
@@ -126,7 +127,6 @@ class LightningCallback(Plugin):
         self._has_begun = self._stops = False
         self._unsaved: Unsaved | None = None
         self._ends_epochs = has(callback, flavour, "on_train_epoch_end")
-        self._restarts_epoch = is_shipped(callback, flavour, "StochasticWeightAveraging")
 
     def reset(self) -> None:
         if self._is_used:
@@ -183,7 +183,7 @@ class LightningCallback(Plugin):
         work = self._work_of(run)
         work.between_epochs = False
         self._watch_boundaries(run, watches=False)
-        if self._restarts_epoch or not event.resumed:
+        if not event.resumed:
             self._callback.on_train_epoch_start(work.trainer, work.module)
 
     @on(ev.BatchStart, optional=True)
@@ -221,7 +221,7 @@ class LightningCallback(Plugin):
 
     @on(ev.EpochEnd, lane=Lane.MEASURE, optional=True)
     def note_epoch_end(self, run: Run, event: ev.EpochEnd) -> None:
-        self._work_of(run).end_epoch()
+        self._work_of(run).between_epochs = True
         self._is_epoch_end_due = self._ends_epochs
         self._watch_boundaries(run, watches=True)
 
@@ -356,6 +356,31 @@ class LightningCallback(Plugin):
         stateful = any(has(self._callback, self._flavour, method) for method in ("state_dict", "on_save_checkpoint"))
         only_records = is_shipped(self._callback, self._flavour, "LearningRateMonitor")
         self._unsaved = None if stateful or only_records or work.run.report.is_replay else Unsaved(self._callback)
+
+
+def from_lightning(callback: Any) -> LightningCallback:
+    """Return a plugin that calls a callback of `lightning.pytorch` or `pytorch_lightning`.
+
+    Its hooks are called at the events of a Heliograph training, with a `trainer` and a `pl_module` that present
+    the run. Setting `trainer.should_stop` becomes a request to stop by the plugin. The plugin's name is `lightning_`
+    and the callback's class, such as `lightning_early_stopping`; `.named(...)` changes it. Checkpoints contain the
+    callback's state.
+
+    Args:
+        callback: an instance of a subclass of `Callback`, for one training.
+
+    Raises:
+        ImportError: Lightning is not installed.
+        TypeError: the callback has the wrong type.
+        ValueError: the callback is not supported; the message names an alternative.
+    """
+    flavour = flavour_of(callback)
+    if flavour is None:
+        require("lightning.pytorch", "from_lightning", extra="lightning")
+        example = "from_lightning(EarlyStopping('val_loss'))"
+        raise TypeError(f"from_lightning takes a callback of Lightning, an object, as in {example}; got {callback!r}.")
+    check_served(callback)
+    return LightningCallback(callback, flavour)
 
 
 def _scaled(run: Run, loss: Any) -> Any:

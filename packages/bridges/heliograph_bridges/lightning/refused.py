@@ -52,6 +52,9 @@ REFUSED: Final[Mapping[str, Refusal]] = {
         "waits for the device at every step, and writes a file of batches for Lightning's Trainer",
         'heliograph.NaNGuard("skip_step") or RollBack',
     ),
+    "StochasticWeightAveraging": Refusal(
+        "replaces the schedulers and adds an epoch without steps to the loop of Lightning's Trainer", "heliograph.EMA()"
+    ),
     "BaseFinetuning": Refusal(_THAWS, "give fit an optimizer with all groups, and set requires_grad at EpochStart"),
     "BackboneFinetuning": Refusal(_THAWS, "give fit an optimizer with all groups, and set requires_grad at EpochStart"),
     "ModelPruning": Refusal(
@@ -75,19 +78,10 @@ def is_shipped(callback: Any, flavour: Flavour, name: str) -> bool:
 
 
 def check_averaging(callback: Any, flavour: Flavour, run: Run) -> None:
-    swa = is_shipped(callback, flavour, "StochasticWeightAveraging")
-    if not (swa or is_shipped(callback, flavour, "WeightAveraging")) or run.report.is_replay:
+    if run.report.is_replay or not is_shipped(callback, flavour, "WeightAveraging"):
         return
     from torch.distributed.tensor import DTensor
-    from torch.nn.modules.batchnorm import _BatchNorm
 
-    modules = [submodule for module in run.modules.values() for submodule in module.modules()]
-    name, why = type(callback).__name__, ""
-    if any(isinstance(parameter, DTensor) for module in modules for parameter in module.parameters(recurse=False)):
-        why = "copies the model, but its weights are sharded"
-    elif swa and any(isinstance(module, _BatchNorm) for module in modules):
-        why = "needs an extra epoch without steps for batch norm, which this loop does not have"
-    elif swa and run.schedulers:
-        why = "replaces the scheduler of fit: pass no scheduler to fit"
-    if why:
-        raise ValueError(f"{name} {why}. Use heliograph.EMA().")
+    if any(isinstance(weight, DTensor) for module in run.modules.values() for weight in module.parameters()):
+        name = type(callback).__name__
+        raise ValueError(f"{name} copies the model, but its weights are sharded. Use heliograph.EMA().")

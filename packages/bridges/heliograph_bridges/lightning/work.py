@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -36,7 +35,7 @@ class RunView:
         between_epochs: whether an epoch has ended and its boundary has not.
         in_epoch_end: whether `on_train_epoch_end` is running.
         batch_index: the index of the current batch, within its set in an evaluation.
-        schedulers: Lightning's records of schedulers; schedulers added by callbacks are stepped at the end of an epoch.
+        schedulers: Lightning's records of schedulers.
         users: the attached callbacks.
         trainer: their `trainer`.
         module: their `pl_module`.
@@ -52,7 +51,6 @@ class RunView:
         self.trainer = TrainerFacade(self)
         self.loggers = [logger_class(flavour)(self)]
         self.schedulers: list[Any] = [] if run.report.is_replay else list(_scheduler_records(self))
-        self._given = tuple(self.schedulers)
         self._set: tuple[str | None, int] = None, 0
         self._sets: list[str] = []  # in the order in which they are evaluated
         self.module: Any = MissingModule() if run.report.is_replay else self._attach_module()
@@ -135,17 +133,6 @@ class RunView:
         if dataset not in self._sets:
             self._sets.append(dataset)
         return (self.batch_index, self._sets.index(dataset)) if dataset else (self.batch_index,)
-
-    def end_epoch(self) -> None:
-        if self.between_epochs:
-            return
-        self.between_epochs = True
-        with warnings.catch_warnings():
-            if self.run.origin.steps:  # the optimizer's steps were taken before the resume: torch cannot know
-                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            for record in self.schedulers:
-                if record not in self._given and record.interval == "epoch":
-                    record.scheduler.step()
 
     def _attach_module(self) -> Any:
         modules = [module for module in self.run.modules.values() if isinstance(module, self.flavour.module)]

@@ -617,7 +617,7 @@ def test_a_recording_can_be_replayed(tmp_path: Path) -> None:
     replayed = replay(tmp_path, [EarlyStopping(patience=2)])
 
     assert (replayed.unheld, replayed.failed) == ({}, {})
-    assert [each.did for each in replayed.asked] == [True]
+    assert len(replayed.asked) == 1
     assert "early_stopping" in result.explain()
 
 

@@ -69,7 +69,7 @@ def test_it_stops_at_the_epoch_where_it_stops_there(case: str, lightning_fit: Ca
     assert here.state_dict() == there.state_dict()
     assert here.stopped_epoch == there.stopped_epoch
     assert result.stopped_by == (None if case == "never" else "lightning_early_stopping")
-    assert case == "never" or here.stopping_reason_message.startswith(result.reason)
+    assert case == "never" or (here.stopping_reason_message or "").startswith(result.reason)
 
 
 def test_both_spellings_of_a_metric_are_found() -> None:

@@ -12,7 +12,7 @@ from heliograph_bridges.lightning import from_lightning
 from heliograph_recorder import Recorder, replay
 from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.reader import read
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, StochasticWeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 
 
 def recorded(folder: Path, *callbacks: Any, epochs: int = 6) -> Any:
@@ -40,6 +40,6 @@ def test_early_stopping_can_be_replayed_with_other_options(tmp_path: Path) -> No
 def test_what_needs_the_model_is_switched_off_in_a_replay_and_the_report_says_why(tmp_path: Path) -> None:
     result = recorded(tmp_path)
     look = LambdaCallback(on_train_epoch_end=lambda trainer, module: list(module.parameters()))
-    report = replay(result.recording, [from_lightning(look), from_lightning(StochasticWeightAveraging(0.05))])
-    assert report.unheld.keys() == {"lightning_lambda_callback", "lightning_stochastic_weight_averaging"}
-    assert_facts(str(report.unheld), "not hold the modules")
+    report = replay(result.recording, [from_lightning(look)])
+    assert report.unheld.keys() == {"lightning_lambda_callback"}
+    assert "A recording does not hold the modules" in str(report.unheld)

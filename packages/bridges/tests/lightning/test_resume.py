@@ -17,7 +17,6 @@ from lightning.pytorch.callbacks import (
     EarlyStopping,
     EMAWeightAveraging,
     LearningRateMonitor,
-    StochasticWeightAveraging,
 )
 from torch import nn
 
@@ -65,7 +64,6 @@ CALLBACKS: dict[str, Callable[[], Sequence[Any]]] = {
     "counter": lambda: [Counter()],
     "stopping": lambda: [EarlyStopping("val_loss", patience=2, mode="max")],
     "rates": lambda: [LearningRateMonitor()],
-    "swa": lambda: [StochasticWeightAveraging(0.05, 2, annealing_epochs=3)],
     "ema": lambda: [EMAWeightAveraging(decay=0.8, update_every_n_steps=2)],
 }
 

@@ -10,8 +10,6 @@ from heliograph.core.engines.options import EngineOptions
 from heliograph.core.settings import check_name
 from heliograph.spi import LoopEngine, check_whole_number, known_names
 
-from .raysgd import explain_argument
-
 Config = Mapping[str, Any]
 StepFrequency = Literal["batch", "epoch", "manual"]
 CREATORS = ("model_creator", "data_creator", "optimizer_creator", "loss_creator")
@@ -59,23 +57,18 @@ class Recipe:
 
     def _check_names(self) -> None:
         if unknown := sorted(self.options.keys() - EngineOptions.__annotations__.keys()):
-            name, value = unknown[0], dict(self.options)[unknown[0]]
-            names = {"launcher", *EngineOptions.__annotations__, *(parameter.name for parameter in fields(self))} - {
-                "options"
-            }
+            names = {"launcher", *EngineOptions.__annotations__, *(field.name for field in fields(self))} - {"options"}
             raise TypeError(
-                f"CreatorTrainer has no argument {name!r}.{explain_argument(name, value) or known_names(name, names)} "
+                f"CreatorTrainer has no argument {unknown[0]!r}.{known_names(unknown[0], names)} "
                 f"docs/howto/migrate_from_raysgd.md has a table of RaySGD's arguments."
             )
         check_name(self.name)
 
     def _check_functions(self) -> None:
-        for name in CREATORS:
-            if not callable(value := getattr(self, name)):
+        for name in (*CREATORS, *OPTIONAL):
+            value = getattr(self, name)
+            if not callable(value) and (value is not None or name in CREATORS):
                 raise TypeError(f"{name}= takes a function, got {value!r}.")
-        for name in OPTIONAL:
-            if (value := getattr(self, name)) is not None and not callable(value):
-                raise TypeError(f"{name}= takes a function or None, got {value!r}.")
         if self.engine is not None and not isinstance(self.engine, str) and not callable(self.engine):
             raise TypeError(
                 f"engine= takes the name of an engine, or a function that makes one on each rank, as DDPEngine does; "

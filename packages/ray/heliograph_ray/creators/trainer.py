@@ -10,19 +10,17 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, Unpack, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 from heliograph import RankFailed, RunResult, launch
 from heliograph.core.checkpoint.state.ranks import join_shards
 from heliograph.core.distributed.launcher import KeptRanks
 from heliograph.core.engines.options import EngineOptions
-from heliograph.spi import LoopEngine, Store, check_number, check_whole_number, known_names, membership
+from heliograph.spi import LoopEngine, Store, check_number, check_whole_number, membership
 
 from .parts import CreatedParts, by_name, load_weights, make_model, make_optimizer
-from .raysgd import NoArguments, check_file, explain_method, refuse_arguments
 from .recipe import Config, Recipe, StepFrequency
-from .state_transfer import PassResult, pack_state, unpack_state
-from .train_job import TrainJob, train, train_on_rank, validate
+from .train_job import PassResult, TrainJob, pack_state, train, train_on_rank, unpack_state, validate
 
 logger = logging.getLogger("heliograph")
 
@@ -213,13 +211,7 @@ class CreatorTrainer:
         self.result: RunResult | None = None
         self.messages: list[tuple[int, Any]] = []
 
-    def __getattr__(self, name: str) -> NoReturn:
-        def suggest(name: str) -> str:
-            return known_names(name, [attribute for attribute in dir(type(self)) if not attribute.startswith("_")])
-
-        raise AttributeError(explain_method(name, suggest), name=name, obj=self)
-
-    def train(self, max_retries: int = 0, *, passes: int = 1, **unsupported: Unpack[NoArguments]) -> dict[str, float]:
+    def train(self, max_retries: int = 0, *, passes: int = 1) -> dict[str, float]:
         """Train for some passes over the data; return the metrics of the last one.
 
         If a rank is lost (it died, or hung until the engine's timeout), the pass is repeated from its start in new
@@ -229,19 +221,16 @@ class CreatorTrainer:
         Args:
             max_retries: how many times each pass may be repeated.
             passes: the number of passes.
-            **unsupported: none; for an argument of RaySGD, the error names its replacement.
 
         Returns:
             The means over all samples of the pass, such as `train/loss`, and the latest values of other metrics.
 
         Raises:
-            TypeError: an argument does not exist.
             ValueError: an argument is out of its range, or arguments contradict each other.
             RuntimeError: this process is itself one of several ranks.
             RankFailed: a rank was lost more than `max_retries` times.
             BaseException: an exception of your code.
         """
-        refuse_arguments("train", unsupported)
         for name, number, least in (("max_retries", max_retries, 0), ("passes", passes, 1)):
             check_whole_number(f"{name}=", number, at_least=least)
         goal, failures, reached = self._done + passes, 0, self._done
@@ -258,19 +247,14 @@ class CreatorTrainer:
                     raise
                 logger.warning("pass %d is repeated, retry %d of %d: %s", reached, failures, max_retries, error)
 
-    def validate(self, **unsupported: Unpack[NoArguments]) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         """Validate on all ranks; return the means over all samples, such as `validation/loss`.
 
-        Args:
-            **unsupported: none; for an argument of RaySGD, the error names its replacement.
-
         Raises:
-            TypeError: an argument does not exist.
             ValueError: there is no validation set.
             RuntimeError: this process is itself one of several ranks.
             BaseException: an exception of your code.
         """
-        refuse_arguments("validate", unsupported)
         self.result = self._run(validate, validate, self._done)
         return dict(self.result.metrics)
 
@@ -302,7 +286,9 @@ class CreatorTrainer:
             RuntimeError: there is no trained state.
             ValueError: the file name does not end in `.pth`.
         """
-        path, state = check_file(path), unpack_state(self._trained())
+        path, state = Path(path), unpack_state(self._trained())
+        if path.suffix != ".pth":
+            raise ValueError(f"The name of a checkpoint ends in .pth, got {str(path)!r}.")
         store = Store(path.parent, state["run_name"], state["training_id"])
         store.open()
         try:
@@ -331,16 +317,8 @@ class CreatorTrainer:
             load_weights(by_name("model", model), unpack_state(self._state))
         return model
 
-    def shutdown(self, **unsupported: Unpack[NoArguments]) -> None:
-        """Release the state, and end idle ranks. May be called more than once.
-
-        Args:
-            **unsupported: none; for an argument of RaySGD, the error names its replacement.
-
-        Raises:
-            TypeError: an argument does not exist.
-        """
-        refuse_arguments("shutdown", unsupported)
+    def shutdown(self) -> None:
+        """Release the state, and end idle ranks. May be called more than once."""
         self._state, self._is_shut_down = None, True
         if self._kept is not None:
             self._kept.close()

@@ -103,7 +103,7 @@ def _check(params: Mapping[str, Any], split: str) -> None:
             )
     names = params.get("columns")
     check_whole_number("loader_params['batch_size'] of a Ray dataset", params.get("batch_size", 1), at_least=1)
-    if names is not None and (isinstance(names, str) or not names or not all(isinstance(name, str) for name in names)):
+    if names is not None and (isinstance(names, str) or not names):
         raise ValueError(f"loader_params['columns'] takes names such as ('image', 'label'), got {names!r}.")
     if params.get("draws_per") == "sample":
         raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any
 from heliograph.core.data.draws.generators import isolated
 from heliograph.core.data.draws.keyed_generators import KeyedGenerators
 from heliograph.core.data.order.sizes import Share
-from heliograph.core.data.sources.contract import Reading, Sourced, Stateless
+from heliograph.core.data.sources.contract import Reading, Source, Sourced
 from heliograph.events import Engine, Position
 from heliograph.spi import require
 
@@ -80,7 +80,7 @@ class RayStream(Sourced):
         return StreamSource(self, share, engine, fills_up=fills_up)
 
 
-class StreamSource(Stateless):
+class StreamSource(Source):
     """The source of a stream: rows are distributed in the same order for any number of ranks.
 
     A position is reached by executing the dataset again; earlier rows are not fetched.
@@ -126,10 +126,10 @@ class StreamSource(Stateless):
         self._connect()
         dataset_pass = self._make_pass(reading.epoch, reading.batch)
         batches = self._rows(self._check_head(self._pieces(dataset_pass), dataset_pass))
-        context = isolated() if reading.isolated else nullcontext()
+        context = isolated if reading.isolated else nullcontext
         if reading.batch:
             reading.report(0, reading.batch)
-            with context:
+            with context():
                 batches = chain([batch for batch in [next(batches, None)] if batch is not None], batches)
             reading.report(reading.batch, reading.batch)
         return self._batches(batches, reading, context)
@@ -195,10 +195,10 @@ class StreamSource(Stateless):
             yield buffer.pop(self._size)
 
     def _batches(
-        self, batches: Iterator[Columns], reading: Reading, context: AbstractContextManager[object]
+        self, batches: Iterator[Columns], reading: Reading, context: Callable[[], AbstractContextManager[object]]
     ) -> Iterator[Any]:
         for number in count(reading.batch):
-            with context:
+            with context():
                 rows = next(batches, None)
                 if rows is None:
                     return

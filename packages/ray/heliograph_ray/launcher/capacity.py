@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any
@@ -17,7 +16,6 @@ RESIZE_INTERVAL = 60.0  # seconds between two checks for room
 
 FIRST_WARNING = 15.0  # seconds without a worker
 WARNING_INTERVAL = 60.0  # seconds
-OF_A_GROUP = re.compile(r"_group_(\d+_)?[0-9a-f]{16,}$")  # CPU_group_1_<id>: what a placement group has reserved of CPU
 logger = logging.getLogger("heliograph")
 
 
@@ -88,13 +86,5 @@ def _number(sizes: Sizes) -> str:
 
 def _describe_cluster(wanted: Mapping[str, float]) -> str:
     ray: Any = require("ray", "RayLauncher", extra="ray")
-    total, free = _select(ray.cluster_resources(), wanted), _select(ray.available_resources(), wanted)
-    return f"cluster: {total}, free: {free}"
-
-
-def _select(resources: Mapping[str, float], wanted: Mapping[str, float]) -> dict[str, float]:
-    return {
-        name: amount
-        for name, amount in sorted(resources.items())
-        if name in wanted or not (name.startswith("node:") or name.endswith("memory") or OF_A_GROUP.search(name))
-    }
+    total, free = ray.cluster_resources(), ray.available_resources()
+    return ", ".join(f"{name}: {free.get(name, 0.0):g} of {total.get(name, 0.0):g} free" for name in wanted)

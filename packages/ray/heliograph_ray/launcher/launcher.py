@@ -189,32 +189,20 @@ def check_workers(num_workers: Any) -> tuple[int, int]:
     return pair
 
 
-def check_resources(use_gpu: Any, resources_per_worker: Any) -> None:
-    if not isinstance(use_gpu, bool):
-        raise TypeError(f"use_gpu is True or False, got {use_gpu!r}.")
+def check_resources(use_gpu: bool, resources_per_worker: Mapping[str, float] | None) -> None:
     if resources_per_worker is None:
         return
-    pairs = resources_per_worker.items() if isinstance(resources_per_worker, Mapping) else [(None, None)]
-    if not all(isinstance(name, str) and is_number(amount) for name, amount in pairs):
-        raise TypeError(f"resources_per_worker maps names to numbers, got {resources_per_worker!r}.")
     amounts = list(resources_per_worker.values())
-    if not all(math.isfinite(amount) for amount in amounts):
-        raise ValueError(f"resources_per_worker has a number that is not finite: {resources_per_worker!r}.")
-    if min(amounts, default=0) < 0:
-        raise ValueError(f"resources_per_worker has a negative number: {resources_per_worker!r}.")
-    if not amounts or not (use_gpu or any(amounts)):
+    if not all(is_number(amount) and 0 <= amount < math.inf for amount in amounts) or not (use_gpu or any(amounts)):
         raise ValueError(
-            f"resources_per_worker={resources_per_worker!r} reserves nothing: pass {{'CPU': 1}}, or omit it."
+            f"resources_per_worker maps names to numbers of at least 0 and reserves something, for example "
+            f"{{'CPU': 1}}; got {resources_per_worker!r}."
         )
 
 
-def check_storage(storage_path: Any, name: Any, keep: Any) -> None:
-    if storage_path is not None and not isinstance(storage_path, str | Path):
-        raise TypeError(f"storage_path is a folder, an address such as 's3://...', or None; got {storage_path!r}.")
+def check_storage(storage_path: str | Path | None, name: str | None, keep: int | None) -> None:
     if storage_path == "":
         raise ValueError("storage_path is a folder, an address such as 's3://...', or None; got ''.")
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name is a string, or None for a new one; got {name!r}.")
     if name is not None and (not name.strip(".") or "/" in name or "\\" in name):
         raise ValueError(f"name becomes the name of a folder in the storage, so it has no slashes; got {name!r}.")
     if keep is not None:

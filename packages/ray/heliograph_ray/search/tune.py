@@ -5,22 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import signal
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
 from heliograph.spi import Monitor, check_whole_number, require
 
-from ..cluster import connect
+from ..cluster import connect, restored_handlers
 from ..launcher.launcher import RayLauncher
 from .location import Location, search_location
-from .trainable import Plan, close_callback, trainable
-from .trial_session import PURPOSE
-from .trials import Search, read_search
+from .results import Search, read_search
+from .trial import PURPOSE, Plan, close_callback, trainable
 
 MINIMAL_RESOURCES = {"memory": 1}  # a byte: Tune requires a resource for a trial whose workers have their own
 
@@ -110,7 +107,12 @@ def tune(
     worker_resources = dict(resources_per_worker or ({"GPU": 1} if use_gpu else {"CPU": 1}))
     plan = Plan(fn, metric, location, workers, worker_resources if workers is None else MINIMAL_RESOURCES)
     needed = {name: num_workers * amount for name, amount in worker_resources.items()}
-    with connect(address, needed=needed, cpus=math.ceil(needed.get("CPU", 0))), _restored_handlers():
+    with (
+        connect(address, needed=needed, cpus=math.ceil(needed.get("CPU", 0))),
+        restored_handlers(signal.SIGINT, signal.SIGUSR1),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message="Consider boosting PBT performance")
         limit = max_concurrent or (None if plan.workers is None else _max_concurrent(worker_resources, num_workers))
         options = {"num_samples": num_samples, "scheduler": scheduler, "search_alg": search_alg}
         if location.has_state():
@@ -185,21 +187,6 @@ def _log_failures(search: Search) -> None:
         first = errors[0]
         first.add_note(f"heliograph: all {len(search)} trials of the search failed; this is the error of the first")
         raise first
-
-
-@contextmanager
-def _restored_handlers() -> Iterator[None]:
-    signums = [signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
-    is_main = threading.current_thread() is threading.main_thread()
-    handlers = {signum: signal.getsignal(signum) for signum in signums} if is_main else {}
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Consider boosting PBT performance")
-            yield
-    finally:
-        for signum, handler in handlers.items():
-            if handler is not None:  # None if C code installed it, which cannot be restored
-                signal.signal(signum, handler)
 
 
 def _check(fn: Any, space: Any, resume: Any, name: Any) -> None:

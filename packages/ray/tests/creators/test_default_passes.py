@@ -11,7 +11,7 @@ import torch
 from heliograph.packages.ray.tests.creators import creators
 from heliograph.packages.ray.tests.creators.creators import make, weights
 from heliograph_ray.creators.parts import seeded
-from heliograph_ray.creators.state_transfer import average_metrics
+from heliograph_ray.creators.train_job import average_metrics
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 

@@ -14,7 +14,7 @@ from heliograph.packages.ray.tests.creators import creators
 from heliograph.packages.ray.tests.creators.creators import make, weights
 from heliograph.tests.core.distributed.test_launch import has_ended
 from heliograph_ray.creators import LocalLauncher
-from heliograph_ray.creators.state_transfer import unpack_state
+from heliograph_ray.creators.train_job import unpack_state
 
 OPTIONS: dict[str, Any] = {
     "scheduler_creator": creators.scheduler,

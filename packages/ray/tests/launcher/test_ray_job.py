@@ -221,7 +221,7 @@ def test_a_start_timeout_of_ray_is_explained(monkeypatch: pytest.MonkeyPatch) ->
 
     cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 0.5}, available_resources=dict)
     monkeypatch.setattr(capacity, "require", lambda *args, **kwargs: cluster)
-    with pytest.raises(TimeoutError, match=r"resources_per_worker={'CPU': 1.0}: .* {'CPU':") as caught:
+    with pytest.raises(TimeoutError, match=r"resources_per_worker={'CPU': 1.0}: CPU: 0 of 0.5 free") as caught:
         Story(give_up, max_failures=9).run()
     assert isinstance(caught.value.__cause__, ControllerError)
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from heliograph.events import Progress
 from heliograph.packages.tests.facts import assert_each, assert_facts
-from heliograph_ray.launcher import train_session
+from heliograph_ray.launcher import worker
 from heliograph_ray.launcher.mailbox import Commands, Message, ProgressUpdate, Reported, Resumed
-from heliograph_ray.launcher.train_session import TrainSession
+from heliograph_ray.launcher.worker import TrainSession
 from heliograph_ray.session import Notice
 from heliograph_ray.storage import report_name
 from pyarrow.fs import LocalFileSystem  # type: ignore[import-untyped]
@@ -91,7 +91,7 @@ class Worker:
         inner = SimpleNamespace(get_train_context=lambda: SimpleNamespace(preemption_context=self.preemption))
         modules = {"ray.train": self.train, "ray.train.v2._internal.execution.context": inner}
         modules["ray"] = SimpleNamespace(__version__="9.9")
-        patch.setattr(train_session, "require", lambda module, purpose, extra: modules[module])
+        patch.setattr(worker, "require", lambda module, purpose, extra: modules[module])
         channel: Any = self.channel
         self.session = TrainSession(call, channel, is_restart=False, **options)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import heliograph as h
 import torch
 from heliograph.tests.kit import sgd
-from heliograph_recorder.demo.data import digits as load_digits
+from heliograph_recorder.demo.training import digits as load_digits
 from ray import tune as ray_tune
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

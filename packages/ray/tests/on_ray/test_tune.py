@@ -14,7 +14,7 @@ from heliograph import Supervised, load_weights
 from heliograph.packages.ray.tests.on_ray import search_trials
 from heliograph.packages.ray.tests.on_ray.search_trials import NotTodayError, read_log
 from heliograph_ray.search.pbt import Tune
-from heliograph_ray.search.trials import Search, tune_results
+from heliograph_ray.search.results import Search, tune_results
 from heliograph_ray.search.tune import tune
 from ray import tune as ray_tune
 from ray.tune import schedulers
@@ -56,7 +56,7 @@ def test_asha_stops_trials_and_another_process_reads_the_best(tmp_path: Path) ->
 
     script = "\n".join(
         [
-            "from heliograph_ray.search.trials import tune_results",
+            "from heliograph_ray.search.results import tune_results",
             f"best = tune_results({str(tmp_path / 'ray')!r}, 'search').best",
             f"print(best.number, repr(best.value), best.status, best.fetch({str(tmp_path / 'fetched')!r}).name)",
         ]

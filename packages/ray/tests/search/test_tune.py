@@ -32,10 +32,16 @@ from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph.tests.kit import sgd
 from heliograph_ray.report import RayReport
 from heliograph_ray.search.location import Location, find_resumable, search_location, summarize_end
-from heliograph_ray.search.trainable import TrialFailed
-from heliograph_ray.search.trial_session import STOPPED, TrialHost, TrialSession, TuneReporter, ignore_stop
-from heliograph_ray.search.trial_workers import ReportAnswers
-from heliograph_ray.search.trials import Search, Trial, _best_stored, _error, _is_reported, tune_results
+from heliograph_ray.search.results import Search, Trial, _best_stored, _error, _is_reported, tune_results
+from heliograph_ray.search.trial import (
+    STOPPED,
+    ReportAnswers,
+    TrialFailed,
+    TrialHost,
+    TrialSession,
+    TuneReporter,
+    ignore_stop,
+)
 from heliograph_ray.search.tune import _check_resume, _log_failures, _max_concurrent, tune
 from heliograph_ray.session import Notice
 from heliograph_ray.storage import StoredFolder

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import heliograph as h
 from heliograph import RunResult
-from heliograph.spi import Store, leaves, require
+from heliograph.spi import Store, leaves
 from torch.utils.data import DataLoader
 
-from ..explain.story import brief
 from ..format.reader import read
 from ..timeline.page import write_timeline
-from .data import digits
-from .processes import train_until_killed, uninterrupted_training
-from .training import NAME, reporting_plugins, task, train, training_plugins
+from .training import EVERY, NAME, digits, reporting_plugins, task, train, training_plugins
+
+MODULE = "heliograph_recorder.demo.digits"
+LATEST_KILL = 16  # epoch; early stopping ends the training after about twice as many
 
 UNINTERRUPTED = "uninterrupted"  # a folder
 CHECKPOINTS = ("checkpoints", f"{UNINTERRUPTED}/checkpoints")
-PANELS = {
-    "loss": ("train/loss", "validation/loss"),
-    "accuracy": ("train/accuracy", "validation/accuracy"),
-    "learning rate": ("train/learning_rate",),
-}
 OUTPUTS = (
     *(f"{folder}/{NAME}_epoch_*.{end}" for folder in CHECKPOINTS for end in ("pth", "json", "pinned")),
     *(f"{folder}/{NAME}.{pointer}" for folder in CHECKPOINTS for pointer in ("last", "best")),
@@ -73,17 +70,57 @@ def run_demo(folder: Path, epochs: int) -> bool:
         best = h.load_weights(supervised, result.best_checkpoint).metrics
         with trainer.plugins.disabled("progress"):
             tested = trainer.test(supervised, DataLoader(test, batch_size=300), name=NAME)
-        draw_curves(folder / "log.jsonl", folder / "curves.png", result.resume.step)
+        result.plot(folder / "curves.png")
     assert result.recording is not None
-    recording = read(result.recording)
-    write_timeline(recording, folder / "timeline.html")
+    write_timeline(read(result.recording), folder / "timeline.html")
     uninterrupted, _, _ = Store(folder / CHECKPOINTS[1], NAME).newest()
     assert result.last_checkpoint is not None
     assert uninterrupted is not None
     parts = compare_checkpoints(result.last_checkpoint, uninterrupted.path)
-    print(summary(result, best, tested.metrics["test/accuracy"], parts, brief(recording), folder))
+    print(summary(result, best, tested.metrics["test/accuracy"], parts, folder))
     print(f"\n{perf_counter() - began:.1f} s in all")
     return all(resumed == expected for _, resumed, expected in parts)
+
+
+class KillHalfWay(h.Plugin):
+    """Kills its process halfway between two saves, in the given epoch or later."""
+
+    affects_training = False
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    @h.on(h.BatchEnd, lane=h.Lane.REPORT)
+    def kill(self, run: h.Run, event: h.BatchEnd) -> None:
+        epoch, step = run.progress.epoch, run.progress.steps
+        is_half_way = step > EVERY and step % EVERY == EVERY // 2 and not run.stepping.window
+        if epoch >= self.epoch and is_half_way and not run.data.is_last_batch:
+            print(f"\n\nKilled by SIGKILL in epoch {epoch}, after step {step}.", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_killed(folder: Path, epochs: int) -> None:
+    with _process("killed", folder, epochs) as process:
+        pass
+    if process.returncode != -signal.SIGKILL:
+        raise ValueError(f"The process that should have been killed ended with exit status {process.returncode}.")
+
+
+@contextmanager
+def uninterrupted_training(folder: Path, epochs: int) -> Iterator[None]:
+    """Train in a child process without output; the context waits for it at the end."""
+    with _process("uninterrupted", folder, epochs) as process:
+        try:
+            yield
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise ValueError(f"The uninterrupted process failed with exit status {process.returncode}.")
+
+
+def _process(kind: str, folder: Path, epochs: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", MODULE, kind, str(folder), str(epochs)])  # noqa: S603  # this module
 
 
 def compare_checkpoints(first: Path, second: Path) -> list[tuple[str, str, str]]:
@@ -107,37 +144,11 @@ def _parts(checkpoint: Path) -> dict[str, Any]:
     }
 
 
-def draw_curves(log: Path, picture: Path, resumed: int | None) -> None:
-    """Draw the curves of a JSON-lines log, with marks for the resumed step and the best checkpoint."""
-    matplotlib = require("matplotlib", "The demo", extra="examples")
-    matplotlib.use("Agg")
-    pyplot = require("matplotlib.pyplot", "The demo", extra="examples")
-    records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    best = [record["step"] for record in records if record["event"] == "checkpoint_saved" and record["is_best"]]
-    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(12, 3.2), layout="constrained")
-    for axis, (title, names) in zip(axes, PANELS.items(), strict=True):
-        for name in names:
-            logs = [record for record in records if name in record.get("metrics", {})]
-            points = [(record["step"], record["metrics"][name]) for record in logs]
-            axis.plot(*zip(*points, strict=True), label=name)
-        if resumed is not None:
-            axis.axvline(resumed, color="grey", linewidth=0.8, label="killed, and resumed here")
-        if best:
-            axis.axvline(best[-1], color="grey", linestyle=":", label="best checkpoint")
-        axis.set(title=title, xlabel="step")
-        axis.legend(fontsize="small")
-    axes[0].set_yscale("log")
-    axes[2].set_yscale("log")
-    figure.savefig(picture, dpi=110)
-    pyplot.close(figure)
-
-
 def summary(
     result: RunResult,
     best: Mapping[str, float],
     accuracy: float,
     parts: Sequence[tuple[str, str, str]],
-    story: Sequence[str],
     folder: Path,
 ) -> str:
     """Return the summary.
@@ -147,7 +158,6 @@ def summary(
         best: the metrics of the best checkpoint.
         accuracy: of the best weights, on the test set.
         parts: name and both fingerprints of each compared part.
-        story: a few lines about the recording.
         folder: of the files.
     """
     return "\n".join(
@@ -157,14 +167,7 @@ def summary(
             "",
             *_proof(result, parts),
             "",
-            "files",
-            *(f"  {path}" for path in sorted(folder.rglob("*")) if path.is_file()),
-            "",
-            "from the recording",
-            *(f"  {line}" for line in story),
-            "",
-            "next",
-            *_next(folder),
+            f"next: python -m heliograph explain {folder}, or open {folder / 'timeline.html'}",
         ]
     )
 
@@ -195,13 +198,14 @@ def _proof(result: RunResult, parts: Sequence[tuple[str, str, str]]) -> list[str
     ]
 
 
-def _next(folder: Path) -> list[str]:
-    python = min(sys.executable, os.path.relpath(sys.executable), key=len)
-    return [
-        f"  {python} -m heliograph explain {folder}     the whole story (see also {folder / 'timeline.html'})",
-        f"  {python} -m heliograph replay {folder} --plugin early_stopping:patience=3     with less patience",
-        f"  {python} -m tensorboard.main --logdir {folder / 'tensorboard'}   (or open {folder / 'curves.png'})",
-        f"  {python} -m heliograph events     the events in the order of the loop",
-        f"  {python} -m heliograph plugins    the installed plugins",
-        "  docs/learn/first_plugin.md, in the repository: your first plugin in ten minutes",
-    ]
+def _main(kind: str, folder: Path, epochs: int) -> None:
+    plugins = training_plugins(folder)
+    if kind == "killed":
+        plugins += [*reporting_plugins(folder), KillHalfWay(min(epochs // 2, LATEST_KILL))]
+    else:
+        logging.getLogger("heliograph").addHandler(logging.NullHandler())
+    train(h.Trainer(plugins, device="cpu"), task(), epochs)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

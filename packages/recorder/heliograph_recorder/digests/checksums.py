@@ -1,7 +1,8 @@
 """Checksums of tensors and batches, computed on the device of each tensor without waiting for it.
 
 The words of a tensor are multiplied by fixed odd factors and added modulo 2**64. A single different word always changes
-the sum, and the sum does not depend on the order in which a device adds.
+the sum, and the sum does not depend on the order in which a device adds. A chain is one number for all batches so far,
+in order, which a resumed run continues.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .chain import LIMIT
-
+FACTOR, LIMIT = 0x9E3779B97F4A7C15, 2**64  # odd, so that every earlier batch keeps its effect
 Numbers: TypeAlias = NDArray[np.int64]
 Rows: TypeAlias = Numbers | Tensor  # a number for each row of a tensor, on its device
 Sum: TypeAlias = int | Tensor  # from 0 to 2**64 for CPU tensors, else a tensor of one int64
@@ -29,13 +29,40 @@ SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 SMALL = 65521  # the modulus of Adler-32
 LARGE = 1024  # bytes of a sample that is added word by word; this is not slower for smaller ones
 _FACTORS = np.random.default_rng(20261126).integers(-(2**63), 2**63, WIDTH) | 1  # odd: each has an inverse
+_CHAIN_FACTORS = np.random.default_rng(31).integers(0, 2**63, 64, np.uint64) * np.uint64(2) + np.uint64(1)
 _FACTORS_ON: dict[torch.device, Tensor] = {}
-_SEQUENCES = (tuple, list)
 _ARRAYS = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"]
 )
 _SIMPLE = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8))
-_FORMS: dict[tuple[str, tuple[int, ...]], bytes] = {}  # dtype and shape of arrays, as bytes
+
+
+class Chain:
+    """A digest of all batches so far.
+
+    Attributes:
+        value: 64 bits.
+        length: the number of batches.
+    """
+
+    def __init__(self) -> None:
+        self.value = self.length = 0
+
+    def add(self, rows: NDArray[np.uint64]) -> None:
+        """Add rows of shape (batches, digests); their grouping does not matter."""
+        count = len(rows)
+        sums = rows @ _CHAIN_FACTORS[: rows.shape[1]]
+        powers = np.full(count, FACTOR, np.uint64)
+        powers[-1] = 1
+        weights = np.multiply.accumulate(powers[::-1])[::-1]
+        self.value = (self.value * pow(FACTOR, count, LIMIT) + int(sums @ weights)) % LIMIT
+        self.length += count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": f"{self.value:016x}", "length": self.length}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.value, self.length = int(state["value"], 16), state["length"]
 
 
 def checksum(tensors: Iterable[Tensor]) -> Sum:
@@ -158,14 +185,6 @@ def strided(tensor: Tensor) -> Iterator[Tensor]:
         yield local.int_repr()
     elif local.layout is torch.strided and not local.is_nested:
         yield local
-    elif local.layout is torch.sparse_coo:
-        yield from (local._indices(), local._values())
-    elif local.layout is torch.jagged:
-        yield from (local.values(), local.offsets())
-    elif local.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (local.crow_indices(), local.col_indices(), local.values())
-    elif local.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (local.ccol_indices(), local.row_indices(), local.values())
     elif local.is_nested:
         yield from local.unbind()
     else:
@@ -177,25 +196,20 @@ def read_batch(batch: Any) -> BatchSums:
 
     The batch is nested containers and objects with attributes. The checksum is never 0, which means not read.
     """
-    # The usual case, a sequence of small tensors on the CPU, needs no further call.
     crc, small = 0, 0
-    try:
-        for leaf in batch if batch.__class__ in _SEQUENCES else (batch,):
-            if leaf.__class__ is not Tensor or not leaf.is_cpu:
-                break
-            array: Any = leaf.numpy()
-            form = _FORMS.get((array.dtype.char, array.shape))
-            if form is None:
-                if array.nbytes >= LARGE * len(array):
-                    break
-                form = _form(array)
-            crc = crc32(array, crc32(form, crc))
-            small += adler32(array) & 0xFFFF  # the sum of its bytes
+    rows: list[Rows] = []
+    for leaf in _leaves(batch, ()):
+        if isinstance(leaf, int):
+            crc = crc32(leaf.to_bytes(4, "little"), crc)
+        elif leaf.is_cpu and leaf.dtype in _SIMPLE and _is_small(leaf):
+            array: Any = leaf.detach().contiguous().numpy()
+            crc = crc32(array, crc32(f"{array.dtype.char}{array.shape}".encode(), crc))
+            small += adler32(array) & 0xFFFF
         else:
-            return crc or 1, small, ()
-    except (TypeError, ValueError, BufferError, RuntimeError):  # a leaf without readable bytes
-        return _read_any(batch)
-    return _read_any(batch)
+            for part in strided(leaf):
+                crc = crc32(f"{part.dtype}{tuple(part.shape)}".encode(), crc)
+                rows.append(row_sums(part))
+    return crc or 1, small, rows
 
 
 def checksums_of(crc: int, small: int, rows: Iterable[Numbers]) -> tuple[int, int]:
@@ -211,30 +225,6 @@ def checksums_of(crc: int, small: int, rows: Iterable[Numbers]) -> tuple[int, in
     if len(contents) == 1:
         return crc << 32, small % SMALL
     return int(combine(contents)), samples % 2**32
-
-
-def _read_any(batch: Any) -> BatchSums:
-    crc, small = 0, 0
-    rows: list[Rows] = []
-    for leaf in _leaves(batch, ()):
-        if isinstance(leaf, int):
-            crc = crc32(leaf.to_bytes(4, "little"), crc)
-        elif leaf.is_cpu and leaf.dtype in _SIMPLE and _is_small(leaf):
-            array: Any = leaf.detach().contiguous().numpy()
-            crc = crc32(array, crc32(_form(array), crc))
-            small += adler32(array) & 0xFFFF
-        else:
-            for part in strided(leaf):
-                crc = crc32(f"{part.dtype}{tuple(part.shape)}".encode(), crc)
-                rows.append(row_sums(part))
-    return crc or 1, small, rows
-
-
-def _form(array: Any) -> bytes:
-    key = array.dtype.char, array.shape
-    if (form := _FORMS.get(key)) is None:
-        form = _FORMS[key] = repr(key).encode()
-    return form
 
 
 def _is_small(tensor: Tensor) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from operator import is_not
 from struct import Struct
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -27,11 +27,13 @@ from numpy.random import mtrand
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..format.digests import COLUMNS, DigestBlock
-from .chain import FACTOR, LIMIT, Chain
+from ..format.records import DIGESTS, DigestBlock
 from .checksums import (
+    FACTOR,
+    LIMIT,
     SMALL,
     BatchSums,
+    Chain,
     Numbers,
     Rows,
     Sum,
@@ -42,7 +44,9 @@ from .checksums import (
     strided,
     text_checksum,
 )
-from .options import Digests
+
+if TYPE_CHECKING:
+    from ..plugin import Digests
 
 SECONDS = 1.0  # after which a block ends: a kill loses no more
 PLAIN = (bool, int, float, str, type(None))  # types of optimizer options with a value, unlike functions
@@ -50,9 +54,9 @@ INTEGERS = {dtype.itemsize: dtype for dtype in (torch.uint8, torch.int16, torch.
 MOST_WAITING = 2**20  # numbers of a block on a device, 8 bytes each
 BLOCK = 256  # batches, at most
 PLACE, RATE, FIRST = 2, 2, 3  # columns: epoch and batch, the learning rate, the digests
-BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(FIRST, FIRST + len(COLUMNS))
-WIDTH = FIRST + len(COLUMNS)
-WITH_LOSS, WITH_BITS = Struct("=QQdQQQQdQQ"), Struct("=QQdQQQQQQQ")  # rows with a loss, or with its checksum
+BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(FIRST, FIRST + len(DIGESTS))
+WIDTH = FIRST + len(DIGESTS)
+TABLE_ROW = Struct("=QQdQQQQQQQ")
 NO_SUMS: NDArray[np.int64] = np.zeros(0, np.int64)
 HALF, LOWER = np.uint64(32), np.uint64(2**32 - 1)
 SPREAD = np.uint64(FACTOR)  # odd: a bijection in which every bit changes the upper half
@@ -165,9 +169,9 @@ class DigestCollector:
             return
         self._in_hand, progress, loss = False, self._progress, run.loss
         if loss is None or self._control.skips_batch:
-            number: Sum | float = 0
+            number: Sum = 0
         elif self._is_single:
-            number = (loss.item() or _bits(loss) or 1) if loss.is_cpu else _bits(loss)
+            number = _bits(loss) or 1 if loss.is_cpu else _bits(loss)
         else:
             number = combine(map(_bits, run.stepping.batch_losses))
         every = self._weights
@@ -198,10 +202,12 @@ class DigestCollector:
         while self._sent and (wait or self._sent[0].has_arrived):
             numbers = self._sent.popleft().numbers()
             words = words_of(numbers)
-            self.chain.add(links_of(numbers, words))
-            state, (epoch, batch) = self.chain.state_dict(), numbers[0, :PLACE].tolist()
-            block = epoch, batch, columns_of(words), rates_of(numbers), state["value"], state["length"]
-            self._write(DigestBlock(*block))
+            self.chain.add(np.concatenate((numbers[:, :PLACE], words[:, CHAINED]), axis=1))
+            columns = zip(DIGESTS, words.astype("=u4").T, strict=True)
+            rates, (epoch, batch) = array("d", numbers[:, RATE].tobytes()), numbers[0, :PLACE].tolist()
+            digests = {name: array("I", column.tobytes()) for name, column in columns}
+            state = self.chain.state_dict()
+            self._write(DigestBlock(epoch, batch, digests, rates, state["value"], state["length"]))
 
 
 class BatchTable:
@@ -214,28 +220,25 @@ class BatchTable:
 
     def __init__(self) -> None:
         self.rows = self.waiting = 0
-        self._numbers = bytearray(BLOCK * WITH_BITS.size)
+        self._numbers = bytearray(BLOCK * TABLE_ROW.size)
         self._sums: list[tuple[int, BatchSums]] = []  # of batches with large samples: row, sums
         self._later: list[tuple[int, int, Tensor]] = []  # on a device: row, column, number
         self._fetched: Fetched | None = None
 
     def add(
-        self, epoch: int, batch: int, rate: float, loaded: BatchSums, draws: int, options: Sum, loss: Sum | float,
+        self, epoch: int, batch: int, rate: float, loaded: BatchSums, draws: int, options: Sum, loss: Sum,
         gradients: Sum, weights: Sum,
     ) -> None:  # fmt: skip
         crc, small, sums = loaded
         if sums:
             self._sums.append((self.rows, loaded))
             self.waiting += sum(map(len, sums))
-        numbers: tuple[int | float | Tensor, ...] = options, loss, gradients, weights
-        are_here = options.__class__ is gradients.__class__ is weights.__class__ is int
-        if loss.__class__ is not float or not are_here:
-            numbers = tuple(self._or_later(column, number) for column, number in enumerate(numbers, OPTIONS))
-        row = WITH_LOSS if numbers[1].__class__ is float else WITH_BITS
-        row.pack_into(self._numbers, self.rows * row.size, epoch, batch, rate, crc, small, draws, *numbers)
+        numbers = (self._or_later(*pair) for pair in enumerate((options, loss, gradients, weights), OPTIONS))
+        at = self.rows * TABLE_ROW.size
+        TABLE_ROW.pack_into(self._numbers, at, epoch, batch, rate, crc, small, draws, *numbers)
         self.rows += 1
 
-    def _or_later(self, column: int, number: Sum | float) -> int | float:
+    def _or_later(self, column: int, number: Sum) -> int:
         """Return a number, or 0 for a number on a device, which is read later."""
         if not isinstance(number, Tensor):
             return number
@@ -280,19 +283,6 @@ def words_of(numbers: Table64) -> Table64:
     words = np.where(IS_NARROW, bits & LOWER, (bits * SPREAD) >> HALF)
     words[(words == 0) & (IS_NARROW | (bits != 0))] = 1
     return words
-
-
-def links_of(numbers: Table64, words: Table64) -> Table64:
-    """Return the rows of the chain: place, and the words that every batch has."""
-    return np.concatenate((numbers[:, :PLACE], words[:, CHAINED]), axis=1)
-
-
-def columns_of(words: Table64) -> Mapping[str, Sequence[int]]:
-    return {name: array("I", column.tobytes()) for name, column in zip(COLUMNS, words.astype("=u4").T, strict=True)}
-
-
-def rates_of(numbers: Table64) -> Sequence[float]:
-    return array("d", numbers[:, RATE].tobytes())
 
 
 class GlobalDraws:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 from heliograph.events import Request, Verb
 
-from ..format.digests import COLUMNS, DigestBlock
-from ..format.records import Batches, Counters, EventEntry, Recording, RequestEntry, walk
+from ..format.records import DIGESTS, Batches, Counters, DigestBlock, EventEntry, Recording, RequestEntry, walk
 from ..verbs import COUNTED, LOADED, WITHIN_A_BATCH
 
 ASIDE: frozenset[Verb] = frozenset(("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log"))
@@ -146,7 +144,7 @@ class _CourseBuilder:
                 course.losses[place] = block.losses[index]
 
     def _add_digests(self, block: DigestBlock, *, lost: bool) -> None:
-        columns = [block.columns[name] for name in COLUMNS]
+        columns = [block.columns[name] for name in DIGESTS]
         for index, (rate, words) in enumerate(zip(block.rates, zip(*columns, strict=True), strict=True)):
             self._taken[block.epoch, block.first + index] = self._attempt, Digested(words, rate)
         if not lost:
@@ -176,7 +174,7 @@ class _CourseBuilder:
             self.course.logs[at.epoch, at.batch] = self._last_log, _loop_metrics(entry)
             self._last_log = at.epoch, at.batch
         if name in COMPARED and not entry.data.get("resumed") and entry.data.get("by") != LOADED:
-            moment = CourseMoment(name, (at.epoch, at.batch), at.steps, _facts(entry), _text(entry))
+            moment = CourseMoment(name, (at.epoch, at.batch), at.steps, *_describe(entry))
             self._append(self.course.moments, moment)
 
     def _append(self, moments: list[CourseMoment], moment: CourseMoment) -> None:
@@ -185,16 +183,6 @@ class _CourseBuilder:
         if key not in self._earlier:
             self._current.add(key)
             moments.append(moment)
-
-
-def gaps_of(course: Course) -> set[Place]:
-    """Return the places of unrecorded batches before recorded ones of the same epoch."""
-    batches = [moment.place for moment in course.moments if moment.kind == "batch"]
-    missing = set[Place]()
-    for before, after in pairwise(batches):
-        if before[0] == after[0]:
-            missing |= {(after[0], number) for number in range(before[1] + 1, after[1])}
-    return missing
 
 
 def bits(number: float) -> bytes:
@@ -208,25 +196,16 @@ def _loop_metrics(entry: EventEntry) -> dict[str, float]:
     return {name: value for name, value in entry.data["metrics"].items() if name not in added}
 
 
-def _facts(entry: EventEntry) -> tuple[object, ...]:
+def _describe(entry: EventEntry) -> tuple[tuple[object, ...], str]:
+    """Return what must be equal in an event, and a text."""
+    data = entry.data
     match entry.event:
         case "validation_end":
-            return tuple((name, bits(value)) for name, value in sorted(_loop_metrics(entry).items()))
+            metrics = sorted(_loop_metrics(entry).items())
+            text = "a validation with " + ", ".join(f"{name} {value:.9g}" for name, value in metrics)
+            return tuple((name, bits(value)) for name, value in metrics), text
         case "plugin_changed":
-            return entry.data["plugin"], entry.data["change"]
+            return (data["plugin"], data["change"]), f"{data['plugin']} was {data['change']}"
         case "epoch_start":
-            return (entry.data["batches"],)
-    return ()
-
-
-def _text(entry: EventEntry) -> str:
-    match entry.event:
-        case "validation_end":
-            return "a validation with " + ", ".join(
-                f"{name} {value:.9g}" for name, value in sorted(_loop_metrics(entry).items())
-            )
-        case "plugin_changed":
-            return f"{entry.data['plugin']} was {entry.data['change']}"
-        case "epoch_start":
-            return f"the start of an epoch of {entry.data['batches']} batches"
-    return f"the event {entry.event}"
+            return (data["batches"],), f"the start of an epoch of {data['batches']} batches"
+    return (), f"the event {entry.event}"

@@ -11,8 +11,7 @@ from heliograph.spi import printable
 from ..format.records import AttemptRecord, RequestEntry
 from ..verbs import LOADED
 from . import words
-from .attempt_summary import AttemptSummary, Restore
-from .lineage import ancestors
+from .attempt_summary import AttemptSummary, Restore, ancestors
 from .words import StorySection
 
 MAX_METRICS = 40
@@ -88,18 +87,6 @@ def attempts_section(attempts: Sequence[AttemptSummary]) -> StorySection:
             head = "     "
         previous = attempt
     return StorySection("attempts", lines)
-
-
-def attempts_in_short(attempts: Sequence[AttemptSummary]) -> str:
-    fits = [attempt for attempt in attempts if attempt.is_fit]
-    restores = [restore for attempt in fits for restore in attempt.restores]
-    steps = sum(lost.steps for restore in restores if (lost := restore.lost_work()) is not None)
-    killed = sum(attempt.ending is None and attempt.switched_off is None for attempt in fits)
-    roll_backs = sum(restore.is_roll_back for restore in restores)
-    texts = [words.count_things(len(fits), "attempt") + f", {killed:,} of them killed" * (killed > 0)]
-    texts += [f"rolled back {words.times(roll_backs)}"] if roll_backs else []
-    texts.append(f"{words.count_things(steps, 'step')} lost and repeated" if steps else "no step was repeated")
-    return ", ".join(texts)
 
 
 def describe_comparison(attempt: AttemptSummary) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The time of a recorded run by phase, its goodput, and its bottlenecks."""
+"""The time of a recorded run: by phase, goodput and bottlenecks, and in each plugin on each event."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..format.records import Batches, Entry, EventEntry, Recording, walk
+from heliograph.spi import printable
+
+from ..format.records import Batches, Entry, EventEntry, HandlerTime, Recording, TimesEntry, walk
 from . import words
 from .attempt_summary import AttemptSummary
 from .judge import Finding, Measured, findings, merged
@@ -174,7 +176,7 @@ def efficiency(recording: Recording, attempts: Sequence[AttemptSummary]) -> Effi
             parts[name] += piece.seconds * (1 - share)
             parts[WAITING] += piece.seconds * share
         previous, last = attempt, periods or last
-    bottlenecks = tuple(finding for finding in findings(last or _unmeasured(attempts, parts)) if finding.holds)
+    bottlenecks = tuple(finding for finding in findings(last) if finding.holds)
     plans = [attempt.attempt.plan for attempt in attempts]
     is_pending = not last and any("verdicts" in owners for plan in plans for owners in plan.values())
     positive = {name: seconds for name, seconds in parts.items() if seconds > 0}
@@ -207,9 +209,102 @@ def efficiency_section(times: Efficiency) -> StorySection:
     return StorySection(f"where the time went: goodput {words.share(times.goodput, 1)}", lines)
 
 
-def _unmeasured(attempts: Sequence[AttemptSummary], parts: dict[str, float]) -> list[Measured]:
-    """Return the times of validations and saves, for a recording without measurements."""
-    fits = [attempt for attempt in attempts if attempt.is_fit]
-    validations, saves = (sum(1 for fit in fits for _ in fit.events(name)) for name in ("validation_end", "save_point"))
-    seconds, validation, save = sum(fit.seconds for fit in fits), parts["validations"], parts["saves"]
-    return [Measured(seconds, 1, 0, validation, validations, save, saves, (0.0,), (0.0,), (0.0,), (0,), (0,))]
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The time of one plugin's handlers of one event, in all attempts.
+
+    Attributes:
+        plugin: the plugin's name.
+        event: the event's name.
+        seconds: the time in all emissions.
+        emissions: the number of emissions.
+        longest: the seconds of the longest timed call.
+        is_estimate: whether only some emissions were timed.
+    """
+
+    plugin: str
+    event: str
+    seconds: float
+    emissions: int
+    longest: float
+    is_estimate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PluginCost:
+    """The time of one plugin's handlers, in total and on each event, the longest first."""
+
+    plugin: str
+    seconds: float
+    is_estimate: bool
+    events: tuple[Cost, ...]
+
+
+def costs(attempts: Sequence[AttemptSummary]) -> list[Cost]:
+    rows: dict[tuple[str, str], list[HandlerTime]] = {}
+    for attempt in attempts:
+        times = next((entry for entry in reversed(attempt.attempt.entries) if isinstance(entry, TimesEntry)), None)
+        for row in times.rows if times is not None else ():
+            rows.setdefault((row.plugin, row.event), []).append(row)
+    merged = [
+        Cost(
+            plugin,
+            event,
+            sum(row.estimate for row in parts),
+            sum(row.emissions for row in parts),
+            max(row.longest for row in parts),
+            any(row.timed < row.emissions for row in parts),
+        )
+        for (plugin, event), parts in rows.items()
+    ]
+    return sorted(merged, key=lambda cost: -cost.seconds)
+
+
+def by_plugin(rows: Sequence[Cost]) -> list[PluginCost]:
+    plugins: dict[str, list[Cost]] = {}
+    for row in rows:
+        plugins.setdefault(row.plugin, []).append(row)
+    totals = [
+        PluginCost(name, sum(row.seconds for row in parts), any(row.is_estimate for row in parts), tuple(parts))
+        for name, parts in plugins.items()
+    ]
+    return sorted(totals, key=lambda cost: -cost.seconds)
+
+
+def timed_seconds(attempts: Sequence[AttemptSummary]) -> float:
+    """Return the wall time in which handlers were timed; a killed attempt may have no recorded times."""
+    return sum(attempt.timed_seconds for attempt in attempts)
+
+
+def untimed_attempts(attempts: Sequence[AttemptSummary]) -> list[int]:
+    return [attempt.number for attempt in attempts if not attempt.timed_seconds]
+
+
+def costs_section(plugins: Sequence[PluginCost], wall: float, untimed: Sequence[int] = ()) -> StorySection:
+    if not plugins:
+        return StorySection("time in plugins", [])
+    rows = [
+        ("~" * cost.is_estimate + words.seconds(cost.seconds), words.share(cost.seconds, wall), *_cells(cost))
+        for cost in plugins
+    ]
+    lines = words.table(rows, right=(0, 1))
+    if any(cost.is_estimate for cost in plugins):
+        lines += words.lines("~ estimated: the events of every batch were timed in some batches only")
+    if untimed:
+        numbers = words.join_words([str(number) for number in untimed])
+        lines += words.lines(f"no times are recorded for attempt{'s' * (len(untimed) > 1)} {numbers}")
+    return StorySection(f"time in plugins: {_total(plugins)} of {words.seconds(wall)}", lines)
+
+
+def _total(plugins: Sequence[PluginCost]) -> str:
+    about = "about " if any(cost.is_estimate for cost in plugins) else ""
+    return about + words.seconds(sum(cost.seconds for cost in plugins))
+
+
+def _cells(cost: PluginCost) -> tuple[str, str]:
+    if not cost.events:
+        return printable(cost.plugin), ""
+    top, slowest = cost.events[0], max(cost.events, key=lambda event_cost: event_cost.longest)
+    events = f"on {top.event}" if len(cost.events) == 1 else f"mostly on {top.event}"
+    longest = f"longest {words.seconds(slowest.longest)}" + f" on {slowest.event}" * (slowest is not top)
+    return printable(cost.plugin), f"{events}, {longest}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from heliograph.spi import printable
 
@@ -12,7 +12,6 @@ from ..format.records import Recording
 from . import words
 from .attempt_summary import main_attempt, summarize_attempts
 from .attempts import ending_text, metrics_line, stop_request
-from .costs import PluginCost, costs_section
 from .requests import RequestOutcome, requests_section
 from .story import notes_section, story, warnings_section
 from .words import StorySection, join_sections
@@ -49,7 +48,6 @@ def _read(path: Path) -> Recording | str:
 def _explain(result: RunResult, remark: str) -> str:
     dropped, latest = result.history.total - len(result.history), len(result.history)
     missing = [f"the {words.count_things(dropped, 'request')} before the latest {latest:,}"] if dropped else []
-    plugins = [PluginCost(name, seconds, False, ()) for name, seconds in result.plugin_seconds.items()]
     rows = [
         ("failed", f"{printable(name)} on {printable(error)}")
         for name, errors in result.plugin_errors.items()
@@ -61,9 +59,7 @@ def _explain(result: RunResult, remark: str) -> str:
             _end(result),
             warnings_section(result.warnings),
             requests_section([RequestOutcome(1, 0.0, request) for request in result.history]),
-            _checkpoints(result),
             StorySection("plugins that failed", words.table(rows)),
-            costs_section(sorted(plugins, key=lambda cost: -cost.seconds), result.seconds),
             notes_section(result.notes),
             StorySection("not included", omitted),
         ]
@@ -77,12 +73,3 @@ def _end(result: RunResult) -> StorySection:
     texts += [f"{position} in {words.seconds(result.seconds)}", *metrics_line(result.metrics)]
     title = ending_text(result.status, result.stopped_by, result.stopped_on_rank)
     return StorySection(f"the run: {title}", [line for text in texts for line in words.lines(text)])
-
-
-def _checkpoints(result: RunResult) -> StorySection:
-    pairs: list[tuple[str, Any]] = [("best", result.best_checkpoint), ("last", result.last_checkpoint)]
-    if (resume := result.resume) is not None:
-        pairs.append(("resumed from", resume.path))
-        if resume.verified_steps or resume.divergence:
-            pairs.append(("repeated steps", resume.measured))
-    return StorySection("checkpoints", words.table([(name, printable(path)) for name, path in pairs if path]))

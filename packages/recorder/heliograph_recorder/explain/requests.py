@@ -10,8 +10,8 @@ from typing import Final
 from heliograph.events import CHANGES, Request, Verb
 from heliograph.spi import printable
 
-from ..format.records import TIMED, Counters, EventEntry, RepeatEntry, RequestEntry, change_of
-from ..verbs import COUNTED, EVALUATION_VERB, SERVED, TAKEN_BACK, VERBS, WITHIN_A_BATCH
+from ..format.records import TIMED, Counters, RepeatEntry, RequestEntry, change_of
+from ..verbs import EVALUATION_VERB, SERVED, TAKEN_BACK, VERBS
 from . import words
 from .attempt_summary import AttemptSummary
 from .words import StorySection
@@ -33,7 +33,6 @@ class RequestOutcome:
         request: the request, with the count of its repetitions.
         is_unserved: whether it was never served; None if unknown, or if such a request is not served.
         taken_back: the request that withdrew or vetoed it, if any.
-        effect: a phrase if its effect was lost with the attempt, or if it changed nothing; otherwise empty.
     """
 
     attempt: int
@@ -41,7 +40,6 @@ class RequestOutcome:
     request: Request
     is_unserved: bool | None = None
     taken_back: Request | None = None
-    effect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +63,6 @@ class RequestGroup:
     @property
     def never(self) -> int:  # served
         return sum(outcome.is_unserved is True for outcome in self.requests)
-
-    @property
-    def effect(self) -> str:
-        counts = Counter(outcome.effect for outcome in self.requests if outcome.effect)
-        if sum(counts.values()) == self.times:
-            return " and ".join(counts)
-        return " and ".join(f"{count:,} of them {effect}" for effect, count in counts.items())
 
     @property
     def reason(self) -> str:
@@ -105,7 +96,7 @@ class Incident:
 
 
 def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
-    served = {number: entry for entry in attempt.events() for number in entry.data.get("asked", ())}
+    served = {number for entry in attempt.events() for number in entry.data.get("asked", ())}
     repeated = {entry.number: entry.times for entry in attempt.attempt.entries if isinstance(entry, RepeatEntry)}
     is_over = attempt.ending is not None or not attempt.is_last
     outcomes, clock = list[RequestOutcome](), 0.0
@@ -124,21 +115,10 @@ def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
             if request.verb in CAN_BE_SERVED and (is_over or entry.number in served):
                 has_stopped = request.verb == "stop" and attempt.status == "stopped"
                 is_unserved = entry.number not in served and not has_stopped
-            effect = "" if is_unserved else _effect(attempt, request, served.get(entry.number))
-            outcomes.append(RequestOutcome(attempt.number, clock, request, is_unserved, effect=effect))
+            outcomes.append(RequestOutcome(attempt.number, clock, request, is_unserved))
         elif isinstance(entry, TIMED):
             clock = max(clock, entry.clock)
     return outcomes
-
-
-def _effect(attempt: AttemptSummary, request: Request, served: EventEntry | None) -> str:
-    if served is not None and not (served.data.get("changed", True) or served.data["refusal"]):
-        return "changed nothing"
-    if request.verb in COUNTED or request.verb == "stop":  # a stop has ended its attempt in any case
-        return ""
-    done = request.batch + (request.event in WITHIN_A_BATCH)
-    place = Counters(request.epoch, done, steps=request.step) if served is None else served.counters
-    return attempt.loss if attempt.has_lost(place) else ""
 
 
 def _take_back(outcome: RequestOutcome, by: Request) -> RequestOutcome:
@@ -247,21 +227,8 @@ def decisions_section(
     return StorySection("decisions", lines)
 
 
-def requests_in_short(outcomes: Sequence[RequestOutcome]) -> str:
-    counts: Counter[Verb] = Counter()
-    for outcome in outcomes:
-        counts[outcome.request.verb] += outcome.request.times
-    never = sum(outcome.is_unserved is True for outcome in outcomes)
-    text = words.join_words(_counts_in_words(counts)) or "nothing"
-    return f"requested: {text}" + f"; {never:,} never served" * (never > 0)
-
-
 def positions(group: RequestGroup) -> str:
-    """Return where requests were made: the first and the last step of routine ones; and how many had no effect."""
-    return _places(group) + (f", {group.effect}" if group.effect else "")
-
-
-def _places(group: RequestGroup) -> str:
+    """Return where requests were made: the first and the last step of routine ones."""
     first, last = group.first, group.last
     during = f"during {first.event}, " if first.event and not group.is_routine else ""
     if len(group.requests) == 1:

@@ -12,12 +12,19 @@ from ..format.reader import damage_of, gc_paused
 from ..format.records import Recording
 from . import words
 from .attempt_summary import AttemptSummary, all_notes, all_warnings, main_attempt, run_name, summarize_attempts
-from .attempts import attempts_in_short, attempts_section, describe_ending, end_section, reasons, who_changed
-from .costs import by_plugin, costs, costs_in_short, costs_section, timed_seconds, untimed_attempts
-from .efficiency import efficiency, efficiency_section
+from .attempts import attempts_section, end_section, who_changed
+from .efficiency import (
+    by_plugin,
+    costs,
+    costs_section,
+    efficiency,
+    efficiency_section,
+    timed_seconds,
+    untimed_attempts,
+)
 from .judge import Measured
-from .requests import decisions_section, requests_in_short, requests_of, requests_section
-from .saves import checkpoints_in_short, checkpoints_section, saves_of
+from .requests import decisions_section, requests_of, requests_section
+from .saves import checkpoints_section, saves_of
 from .words import StorySection, join_sections
 
 
@@ -48,22 +55,6 @@ def story(recording: Recording, *, is_running: bool | None = None) -> str:
             StorySection("what could not be read", _sentences(damage_of(recording.attempts))),
         ]
     )
-
-
-def brief(recording: Recording) -> list[str]:
-    """Return five lines about the end of a run, its attempts, requests, checkpoints and plugin times."""
-    attempts = summarize_attempts(recording)
-    main = main_attempt(attempts)
-    why = "".join(f": {reason}" for reason in reasons(main)[:1])
-    warned = len(all_warnings(attempts))
-    why += f" ({words.count_things(warned, 'warning')})" if warned else ""
-    return [
-        f"{describe_ending(main)} at step {main.last.steps:,}{why}",
-        attempts_in_short(attempts),
-        requests_in_short([outcome for attempt in attempts for outcome in requests_of(attempt)]),
-        checkpoints_in_short(attempts, saves_of(attempts)),
-        costs_in_short(by_plugin(costs(attempts)), timed_seconds(attempts)),
-    ]
 
 
 def notes_section(notes: Sequence[str]) -> StorySection:

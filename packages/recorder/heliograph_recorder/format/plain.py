@@ -14,10 +14,9 @@ from torch import Tensor
 
 CHARACTERS = 2_000  # of a string
 NAME = 200  # characters of a name
-ITEMS = 200  # of a list or mapping
+ITEMS = 100  # of a list or mapping
 METRICS = 2_000
-DEPTH = 6
-TOTAL = 20_000  # characters of a value, roughly
+DEPTH = 4
 BITS = 512  # of an integer
 
 
@@ -25,9 +24,25 @@ def shorten(text: str, limit: int = CHARACTERS) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… (+{len(text) - limit} characters)"
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: Any, depth: int = DEPTH) -> Any:
     """Return a value as None, bool, int, float, str, and lists and dicts of them; omissions are marked."""
-    return _Converter().convert(value, DEPTH)
+    if isinstance(value, enum.Enum):
+        value = value.name
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, int) and value.bit_length() <= BITS:
+        return int(value)
+    if isinstance(value, Mapping) and depth:
+        items = {_text(key): to_plain(item, depth - 1) for key, item in islice(value.items(), ITEMS)}
+        return items | ({"…": f"(+{len(value) - ITEMS} items)"} if len(value) > ITEMS else {})
+    if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes | bytearray) and depth:
+        elements = [to_plain(item, depth - 1) for item in islice(value, ITEMS)]
+        return elements + [f"… (+{len(value) - ITEMS} items)"] * (len(value) > ITEMS)
+    return _text(value)
 
 
 def to_plain_metrics(metrics: Mapping[str, Any]) -> tuple[dict[str, float], int]:
@@ -36,69 +51,14 @@ def to_plain_metrics(metrics: Mapping[str, Any]) -> tuple[dict[str, float], int]
     return floats, len(metrics) - len(floats)
 
 
-class _Converter:
-    """Convert one value up to a total size."""
-
-    def __init__(self) -> None:
-        self._budget = TOTAL
-
-    def convert(self, value: Any, depth: int) -> Any:
-        if isinstance(value, enum.Enum):
-            value = value.name
-        if isinstance(value, np.generic):
-            value = value.item()
-        if value is None or isinstance(value, bool | float):
-            self._budget -= 20
-            return value if value is None or isinstance(value, bool) else float(value)
-        if isinstance(value, int) and value.bit_length() <= BITS:
-            self._budget -= 20
-            return int(value)
-        if isinstance(value, Mapping) and depth:
-            return self._mapping(value, depth)
-        if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes | bytearray) and depth:
-            return self._items(value, depth)
-        return self._text(value)
-
-    def _text(self, value: Any) -> str:
-        text = shorten(_describe(value), max(20, min(CHARACTERS, self._budget)))
-        self._budget -= len(text)
-        return text
-
-    def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-        items: dict[str, Any] = {}
-        for key, item in islice(value.items(), ITEMS):
-            if self._budget <= 0:
-                break
-            items[self._text(key)] = self.convert(item, depth - 1)
-        if len(items) < len(value):
-            items["…"] = f"(+{len(value) - len(items)} items)"
-        return items
-
-    def _items(self, value: Sequence[Any] | Set[Any], depth: int) -> list[Any]:
-        items: list[Any] = []
-        for item in islice(value, ITEMS):
-            if self._budget <= 0:
-                break
-            items.append(self.convert(item, depth - 1))
-        if len(items) < len(value):
-            items.append(f"… (+{len(value) - len(items)} items)")
-        return items
-
-
-def _describe(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, str | PurePath):
-        return str(value)
+        return shorten(str(value))
     if isinstance(value, Tensor):  # its numbers are not read, since that waits for the device
         return f"tensor of shape {list(value.shape)}, {value.dtype}, on {value.device}"
-    if isinstance(value, np.ndarray):
-        return f"array of shape {list(value.shape)}, {value.dtype}"
     if isinstance(value, BaseException):
-        return describe_error(value)
-    if isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, int):
-        return str(value) if value.bit_length() <= BITS else f"an integer of {value.bit_length()} bits"
+        return shorten(describe_error(value))
     try:
-        return repr(value)
+        return shorten(repr(value))
     except Exception as error:  # noqa: BLE001  # the text names it
         return f"<{type(value).__qualname__}, whose repr raised {type(error).__name__}>"

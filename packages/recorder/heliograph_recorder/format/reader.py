@@ -1,25 +1,28 @@
-"""Read a recording, even if its process was killed, the file is damaged, or the run still writes it."""
+"""Read a recording, even if its process was killed, the file is damaged, or the run still writes it.
+
+This needs no torch, so that `explain` and `watch` start fast.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
+import socket
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .checksum import format_line, is_intact, parse_array, parse_line
-from .lines import FORMAT, decode, decode_attempt
-from .records import AttemptRecord, Batches, Entry, Recording, slice_block
-from .tail import TailRows, notes_in, parse_tail, read_tail
+from .lines import FORMAT, Items, decode, decode_attempt, format_line, is_intact, parse_array, parse_line
+from .records import AttemptRecord, Entry, Recording
+from .tail import BEGIN, TailRows, parse_tail, read_tail
 
 SUFFIX = ".recording"
 SHOWN = 10  # texts on damage
+CLOCK_TOLERANCE = 60.0  # seconds by which the clock may have been set since a lock was written
 READINGS = 10  # attempts to read the files of a run without a write in between
-ONE_ENTRY = ("happened", "asked")  # the most frequent lines: one entry, no batches
-MIN_BATCHES, BATCHES_PER_BYTE = 1_000_000, 8  # a line of 4,096 batches has several hundred bytes
 UNKNOWN = AttemptRecord("", "train", "", "", 1, None, None, (), (), {}, {}, losses=False, plan={}, entries=())
 
 
@@ -47,13 +50,11 @@ def read(path: str | Path) -> Recording:
         ValueError: the file is not a recording, or has another format.
         TypeError: `path` is not a path.
     """
-    if not isinstance(path, str | PathLike):
-        raise TypeError(f"A recording is the file that Recorder wrote, or its folder, got {path!r}.")
     file = find_recording(Path(path))
-    tail, content, damage = read_files(file)
+    tail, content = read_files(file)
     attempts = _parse_file(file, content)
     if attempts:
-        _add_tail(attempts[-1], tail, damage)
+        _add_tail(attempts[-1], tail)
     return Recording(file, tuple(attempt.finish() for attempt in attempts))
 
 
@@ -75,26 +76,26 @@ def find_recording(path: Path) -> Path:
 
 
 def read_leftover(path: Path) -> list[str]:
-    """Read the lines of a killed run that are in the tail but not in the recording."""
+    """Read the batches of a killed run that are in the tail but not in the recording; return their lines."""
     rows = parse_tail(read_tail(path))
     attempts = _parse_file(path, path.read_bytes())
-    return _missing_lines(attempts[-1], rows) if attempts and rows is not None else []
+    return [format_line(*items) for items in _missing(attempts[-1], rows)] if attempts and rows is not None else []
 
 
-def read_files(path: Path, begin: int = 0) -> tuple[bytes, bytes, list[str]]:
+def read_files(path: Path, begin: int = 0) -> tuple[bytes, bytes]:
     """Read a consistent pair of tail and recording, from the byte `begin`, although a run may be writing them.
 
-    A pair is consistent if the run only added batches meanwhile. A note or a line would follow batches that were not
-    read. A new block begins only after the lines of the previous block.
+    A pair is consistent if the run only added batches meanwhile. A new block begins only after the line of the previous
+    block, and changes the head of the tail. If the run writes during each reading, the tail is omitted.
     """
     for _ in range(READINGS):
-        size, first_tail, tail = path.stat().st_size, read_tail(path), read_tail(path)
+        size, tail, later_tail = path.stat().st_size, read_tail(path), read_tail(path)
         with path.open("rb") as file:
             file.seek(begin)
             content = file.read()
-        if begin + len(content) == size and notes_in(first_tail) == notes_in(tail):
-            return tail, content, []
-    return tail, content, [f"the run wrote to it during each of {READINGS} readings: the newest entries may be wrong"]
+        if begin + len(content) == size and tail[:BEGIN] == later_tail[:BEGIN]:
+            return tail, content
+    return b"", content
 
 
 def damage_in_short(attempt: AttemptRecord) -> list[str]:
@@ -114,14 +115,13 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._parser, self._tail = Parser(path), b""
-        self._remarks: list[str] = []
 
     def update(self) -> bool:
         """Return whether anything was added. A file that was replaced is read from its beginning."""
         before = self._parser.size, self._tail
         if self.path.stat().st_size < self._parser.size:
             self._parser = Parser(self.path)
-        self._tail, added, self._remarks = read_files(self.path, self._parser.size)
+        self._tail, added = read_files(self.path, self._parser.size)
         with gc_paused():
             self._parser.add(added, is_end=False)
         return (self._parser.size, self._tail) != before
@@ -130,17 +130,8 @@ class Follower:
         attempts = [*self._parser.attempts]
         if attempts:
             attempts[-1] = attempts[-1].copy()
-            _add_tail(attempts[-1], self._tail, self._remarks)
+            _add_tail(attempts[-1], self._tail)
         return Recording(self.path, tuple(attempt.finish() for attempt in attempts))
-
-
-@dataclass(slots=True)
-class _Mark:
-    """A position among the entries, after `batch` of a block whose line follows later."""
-
-    number: int
-    batch: int
-    blocks: list[Batches] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -149,64 +140,30 @@ class ParsedAttempt:
 
     Attributes:
         header: the attempt without entries.
-        entries: in order; a mark stands for the batches at its position.
+        entries: in order.
         damage: descriptions of unreadable lines.
-        lines: the lines that the tail may contain, too.
         parts: the number and part of each block of batches that was read.
-        marks: the marks whose block is not read yet.
     """
 
     header: AttemptRecord
-    entries: list[Entry | _Mark] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
-    lines: set[bytes] = field(default_factory=set)
     parts: set[tuple[int, int]] = field(default_factory=set)
-    marks: list[_Mark] = field(default_factory=list)
 
     def add(self, items: list[Any]) -> None:
         """Add a line's array, unless it is a part of a block that was added before."""
-        match items:
-            case ["batches", int(number), int(part), *_] if (number, part) in self.parts:
-                return
-            case ["behind", int() as number, int() as batch]:  # int(number) would look for __match_args__ every time
-                mark = _Mark(number, batch)
-                self.marks.append(mark)
-                self.entries.append(mark)
-                return
-            case ["lost", int(lines)]:
-                self.damage.append(f"{lines} lines could not be written")
-                return
-        entry = decode(items)
-        if isinstance(entry, Batches):
+        is_block = items[0] == "batches"
+        if is_block and (items[1], items[2]) in self.parts:
+            return
+        self.entries.append(decode(items))
+        if is_block:
             self.parts.add((items[1], items[2]))
-            self._add_block(entry, items[1])
-        else:
-            self.entries.append(entry)
-
-    def _add_block(self, block: Batches, number: int) -> None:
-        self.marks = [mark for mark in self.marks if mark.number == number]
-        done, end = 0, len(block)
-        for mark in self.marks:
-            until = min(mark.batch - block.first.batch, end)
-            if until > done:
-                mark.blocks.append(slice_block(block, done, until))
-                done = until
-        if done < end:
-            self.entries.append(slice_block(block, done, end))
 
     def copy(self) -> ParsedAttempt:
-        marks = {id(mark): replace(mark, blocks=[*mark.blocks]) for mark in self.marks}
-        entries = [marks.get(id(entry), entry) for entry in self.entries]
-        return ParsedAttempt(self.header, entries, [*self.damage], self.lines, {*self.parts}, [*marks.values()])
+        return ParsedAttempt(self.header, [*self.entries], [*self.damage], {*self.parts})
 
     def finish(self) -> AttemptRecord:
-        entries: list[Entry] = []
-        for entry in self.entries:
-            if isinstance(entry, _Mark):
-                entries += entry.blocks
-            else:
-                entries.append(entry)
-        return replace(self.header, entries=tuple(entries), damage=tuple(self.damage))
+        return replace(self.header, entries=tuple(self.entries), damage=tuple(self.damage))
 
 
 class Parser:
@@ -221,7 +178,6 @@ class Parser:
         self.attempts: list[ParsedAttempt] = []
         self.size = 0
         self._path, self._number = path, 0
-        self._batches_allowed = MIN_BATCHES  # a short line can claim a huge number of equal batches
 
     def add(self, data: bytes, *, is_end: bool) -> None:
         """Parse the bytes after `size`. A last line without a newline is damaged if `is_end`, else left for later."""
@@ -235,7 +191,6 @@ class Parser:
             del lines[0]
             self._number = 1
         self.size += len(data)
-        self._batches_allowed += len(data) * BATCHES_PER_BYTE
         unfinished = lines.pop() if lines else b""
         for line in lines:
             self._number += 1
@@ -250,13 +205,7 @@ class Parser:
     def _add_line(self, line: bytes, suffix: str = "") -> None:
         attempts = self.attempts
         try:
-            items = parse_line(line)
-            if attempts and items[0] in ONE_ENTRY:
-                attempts[-1].entries.append(decode(items))
-            else:
-                self._add(items)
-            if items[0] != "batches":  # a block has a number instead
-                attempts[-1].lines.add(line)
+            self._add(parse_line(line))
         except ValueError as error:
             if line.startswith(b'["attempt"') or not attempts:
                 attempts.append(ParsedAttempt(UNKNOWN))
@@ -269,11 +218,6 @@ class Parser:
             return
         if not attempts:
             attempts.append(ParsedAttempt(UNKNOWN, damage=["the first line of the attempt is missing"]))
-        match items:
-            case ["batches", _, _, _, _, int(rows), *_] | ["digests", _, _, int(rows), *_]:
-                if rows > self._batches_allowed:
-                    raise ValueError("more batches than a file of this size can contain")
-                self._batches_allowed -= rows
         attempts[-1].add(items)
 
 
@@ -283,24 +227,21 @@ def _parse_file(path: Path, content: bytes) -> list[ParsedAttempt]:
     return parser.attempts
 
 
-def _add_tail(attempt: ParsedAttempt, tail: bytes, remarks: Sequence[str]) -> None:
-    attempt.damage += remarks
+def _add_tail(attempt: ParsedAttempt, tail: bytes) -> None:
     try:
         rows = parse_tail(tail)
     except ValueError as error:
         attempt.damage.append(str(error))
         return
-    for line in () if rows is None else _missing_lines(attempt, rows):
-        attempt.add(parse_line(line))
+    for items in () if rows is None else _missing(attempt, rows):
+        attempt.add(list(items))
 
 
-def _missing_lines(attempt: ParsedAttempt, rows: TailRows) -> list[str]:
-    """Return the lines that are in the tail, but not in the file."""
+def _missing(attempt: ParsedAttempt, rows: TailRows) -> list[Items]:
+    """Return the blocks that are in the tail, but not in the file."""
     if attempt.header.name not in (rows.attempt, ""):  # "": the attempt's first line is damaged
         return []
-    notes = [line for line in (format_line(*items) for items in rows.notes) if line.encode() not in attempt.lines]
-    parts = [items for part, items in enumerate(rows.arrays()) if (rows.number, part) not in attempt.parts]
-    return notes + [format_line(*items) for items in parts]
+    return [items for part, items in enumerate(rows.arrays()) if (rows.number, part) not in attempt.parts]
 
 
 def _check_head(path: Path, lines: Sequence[bytes]) -> bool:
@@ -324,3 +265,55 @@ def _parse_head(line: bytes) -> list[Any]:
         return parse_array(line.partition(b"\t")[0])  # unverified: another format may have another checksum
     except ValueError:
         return []
+
+
+def lock_path(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def holder_path(path: Path) -> Path:
+    return path.with_name(path.name + ".holder")
+
+
+def writing_process(path: Path) -> int | None:
+    """Return the process of this machine that writes a recording, 0 for none, None if unknown."""
+    file = holder_path(path)
+    try:
+        holder, age = file.read_text(errors="replace").split(), time.time() - file.stat().st_mtime
+    except OSError:
+        return 0  # a writer creates it, and removes it when it closes
+    if len(holder) != 2 or not holder[0].isdigit() or holder[1] != socket.gethostname():
+        return None
+    process = int(holder[0])
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return 0
+    except PermissionError:  # a process of another user
+        pass
+    is_pid_reused = _age(process, age) < age - CLOCK_TOLERANCE and not _is_locked(lock_path(path))
+    return 0 if is_pid_reused else process
+
+
+def is_being_written(path: Path) -> bool | None:
+    """Return None if unknown: the recording is a copy, or from another machine."""
+    process = writing_process(path)
+    return None if process is None or not (process or holder_path(path).exists()) else process > 0
+
+
+def _age(process: int, default: float) -> float:
+    """Return the age of a process in seconds; the default on a system without `/proc`."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return default
+
+
+def _is_locked(lock: Path) -> bool:
+    """Return whether a process holds a lock; True on a system without `/proc/locks`."""
+    try:
+        locks, inode = Path("/proc/locks").read_text().splitlines(), lock.stat().st_ino
+    except OSError:
+        return True
+    return any(word.endswith(f":{inode}") for line in locks for word in line.split())

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from heliograph.events import Phase, Request, Status
 
-from .digests import DigestBlock
-
 Key = tuple[int, int, int, int]
+DIGESTS = ("batch", "samples", "draws", "options", "loss", "gradients", "weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +66,7 @@ class EventEntry:
             `forked_from`;
             `checkpoint_saved`: `training`;
             `plugin_changed`: `ends_recording`, true if this recorder was switched off;
-            `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`, `batches` (the number done by set in
-            the last validation or test), and for the current batch `in_hand` (true if there was one), `is_last`,
-            `window` and `loss` (None if losses are not recorded);
+            `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`;
             `run_closed`: `reason`, `by`, `rank`, `metrics`, `best`, `last`, `notes`, `warnings`.
     """
 
@@ -213,6 +210,32 @@ class TimesEntry:
     """Hold the times of all handlers in the attempt so far; the last entry of an attempt is the total."""
 
     rows: tuple[HandlerTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DigestBlock:
+    """The digests of consecutive batches of an epoch, of 32 bits; a digest that was not taken is 0.
+
+    Attributes:
+        epoch: the epoch of the batches.
+        first: the number of the first batch within the epoch, from 1.
+        columns: the digests by batch: its content as loaded (`batch`), and regardless of the order of its samples
+            (`samples`); the random generators after it (`draws`); the options of the optimizers at their step
+            (`options`); the `loss`; the norms of the `gradients`; the `weights` after it.
+        rates: the learning rate of the first optimizer by batch, NaN if it is a tensor.
+        chain: one hexadecimal number for all batches up to the last of this block.
+        length: the number of batches in the chain.
+    """
+
+    epoch: int
+    first: int
+    columns: Mapping[str, Sequence[int]]
+    rates: Sequence[float]
+    chain: str
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.rates)
 
 
 Entry = EventEntry | Batches | RequestEntry | RepeatEntry | TimesEntry | DigestBlock

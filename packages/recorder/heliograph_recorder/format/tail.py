@@ -1,20 +1,13 @@
 """Store the open block of batches in the tail, a mapped file that survives a kill of the process.
 
-The tail consists of a head (the attempt, the block's number and first counters), a mark for every batch (one byte), and
-rows. Most batches are regular: one more batch, step and `size` samples than the previous batch. The mark of a regular
-batch is 1 plus the hundredths of a second since the previous batch. Any other batch has a row with all its counters.
-Values that are never 0 are written last: the number in the head, and the mark of a batch after its row. A kill during a
-write leaves a 0 there.
-
-After the rows come notes: the lines that the recording gets with the block, without checksums, as one array of arrays
-for each write. The newline before a note is written last, after the 0 that ends the note. Writing a 0 over the first
-newline removes all notes.
+The tail consists of a head (the attempt, the block's number and first counters) and a row for every batch. The first
+value of a row, its batch, is never 0, and written last. So is the number in the head. A kill during a write leaves a 0
+there, and a reader sees a number or a batch only with its other values.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import os
 import struct
@@ -22,26 +15,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .lines import ROWS, Items, block_items, check_items, counter_values
+from .lines import ROWS, Items, block_items, counter_values
 from .records import Counters
 
-HEAD = struct.Struct("<8s16s9qddqq")  # magic, attempt, counters, clock, tokens, number
-ROW = struct.Struct("<9q")  # centiseconds, steps, skipped_steps, skipped_batches, samples, window, tokens, batch, size
-MAGIC = b"HelioRo3"
-BEGIN = HEAD.size  # of the marks
-FIRST_ROW = BEGIN + ROWS
-NOTES = FIRST_ROW + ROWS * ROW.size
-SIZE = NOTES + 2**16
-REGULAR, HAS_ROW = 1, 255  # marks: the first regular one, and the one of a batch with a row
-NEWLINE = 10
-NO_ROW = BEGIN - 1, FIRST_ROW - ROW.size  # the offsets of the last mark with a row, and of that row
-LONGEST = HAS_ROW - REGULAR - 1  # hundredths of a second between regular batches
-STEPS, SKIPPED, SAMPLES, TOKENS, BATCH, REGULAR_SIZE = 1, 3, 4, 6, 7, 8  # columns of a row
+HEAD = struct.Struct("<8sq16s9qddq")  # magic, number, attempt, counters, clock, tokens
+ROW = struct.Struct("<8q")  # batch, centiseconds, steps, skipped_steps, skipped_batches, samples, window, tokens
+INTEGER = struct.Struct("<q")
+MAGIC = b"HelioRo4"
+NUMBER = len(MAGIC)  # the offset of the number in the head
+BEGIN = HEAD.size  # of the rows
+SIZE = BEGIN + ROWS * ROW.size
+BATCH, SKIPPED, WINDOW = 0, 4, 6  # columns of a row
 LIMIT = 2**50  # larger than any real counter; a block of such values fits in 64 bits
 
 
@@ -58,8 +46,7 @@ class TailRows:
         number: the number of the block within the attempt; 0 for none.
         first: the counters before the first batch.
         clock: seconds since the attempt began, at `first`.
-        table: (batches, 8), the columns of `ROW` except the last.
-        notes: the arrays of lines; the recording may contain them, too.
+        table: (batches, 8), the columns of `ROW`.
     """
 
     attempt: str
@@ -67,7 +54,6 @@ class TailRows:
     first: Counters
     clock: float
     table: NDArray[np.int64]
-    notes: Sequence[list[Any]] = ()
 
     @property
     def skips(self) -> list[bool]:  # by batch, whether it was skipped
@@ -82,19 +68,16 @@ class TailRows:
         arrays: list[Items] = []
         for begin, end in self._parts(table):
             part = table[begin:end]
-            *_, batch = part[0].tolist()
-            first = replace(first, batch=batch - 1)
-            *counters, batch = part[-1].tolist()
-            clock = self.clock + counters[0] / 100 - self.first.seconds
+            first = replace(first, batch=int(part[0, BATCH]) - 1)
+            clock = self.clock + int(part[-1, 1]) / 100 - self.first.seconds
             part_losses = None if losses is None else losses[begin:end]
-            arrays.append(block_items((self.number, len(arrays)), first, clock, part[:, :BATCH], part_losses))
-            first = _counters_after(first, counters, batch)
+            arrays.append(block_items((self.number, len(arrays)), first, clock, part[:, 1:], part_losses))
+            first = _counters_after(first, part[-1].tolist())
         return arrays
 
     @property
     def last(self) -> Counters:
-        *counters, batch = self.table[-1].tolist()
-        return _counters_after(self.first, counters, batch)
+        return _counters_after(self.first, self.table[-1].tolist())
 
     @staticmethod
     def _parts(table: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -109,79 +92,50 @@ class Tail:
     """The tail of one writer.
 
     A write to the shared mapping `buffer` reaches the file without a system call. The disk space is allocated first, so
-    that a full disk raises OSError here instead of SIGBUS later. If the mapping fails, `buffer` is in memory, and each
-    batch is written to the file, if there is one.
+    that a full disk raises OSError here instead of SIGBUS later. If the mapping fails, `buffer` is in memory, and a
+    kill loses the batches in it.
 
     Args:
         path: the file; None for batches in memory only.
 
     Attributes:
-        buffer: the content; the marks begin at `BEGIN`.
-        obstacle: why the file is not mapped, None if it is.
+        buffer: the content.
+        obstacle: why the mapping failed, None if it did not.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.obstacle: OSError | None = None
-        self.buffer: mmap.mmap | bytearray
-        self._file, self._last_row, self._next_note = -1, NO_ROW, NOTES
+        self.buffer: mmap.mmap | bytearray = bytearray(SIZE)
+        self._used = 0
+        if path is None:
+            return
         try:
-            if path is None:
-                raise OSError("there is no file")
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-            _allocate(self._file)
-            self.buffer = mmap.mmap(self._file, SIZE)
+            with path.open("w+b") as file:
+                _allocate(file.fileno())
+                self.buffer = mmap.mmap(file.fileno(), SIZE)
         except OSError as error:
-            self.obstacle, self.buffer = error, bytearray(SIZE)
+            self.obstacle = error
 
     def begin(self, attempt: str, number: int, first: Counters, clock: float) -> None:
-        self.buffer[HEAD.size - 8 : FIRST_ROW] = bytes(FIRST_ROW - HEAD.size + 8)  # the number and the marks
-        self._last_row = NO_ROW
-        self.clear_notes()
+        INTEGER.pack_into(self.buffer, NUMBER, 0)
+        self.buffer[BEGIN : BEGIN + self._used * ROW.size] = bytes(self._used * ROW.size)
+        self._used = 0
         counters = counter_values(replace(first, tokens=0))
-        HEAD.pack_into(self.buffer, 0, MAGIC, attempt.encode(), *counters, clock, first.tokens, number)
-        if self.obstacle is not None and self._file >= 0:
-            os.ftruncate(self._file, 0)  # removes the marks of the previous block
-            self._write(0, BEGIN)
+        HEAD.pack_into(self.buffer, 0, MAGIC, 0, attempt.encode(), *counters, clock, first.tokens)
+        INTEGER.pack_into(self.buffer, NUMBER, number)
 
-    def add_row(self, at: int, *values: int) -> None:
-        last, row = self._last_row
-        if at > last:  # otherwise it was interrupted, and is added again
-            row += ROW.size
-        ROW.pack_into(self.buffer, row, *values)
-        self.buffer[at] = HAS_ROW
-        self._last_row = at, row
+    def add(self, index: int, batch: int, *values: int) -> None:
+        """Write the row of a batch; an interrupted one is written again."""
+        at = BEGIN + index * ROW.size
+        self._used = index + 1
+        ROW.pack_into(self.buffer, at, 0, *values)
+        INTEGER.pack_into(self.buffer, at, batch)
 
-    def add_mark(self, at: int, hundredths: int) -> None:
-        self.buffer[at] = REGULAR + hundredths
-
-    def write_batch(self, at: int) -> None:
-        last, row = self._last_row
-        if at == last:
-            self._write(row, row + ROW.size)
-        self._write(at, at + 1)
-
-    def note(self, arrays: Sequence[str]) -> bool:
-        """Store arrays of lines, in JSON; return False if there is no room or a kill could lose them."""
-        text = f"[{','.join(arrays)}]".encode()
-        begin, end = self._next_note, self._next_note + 1 + len(text)
-        if self.obstacle is not None or end >= SIZE:  # a 0 follows
-            return False
-        self.buffer[begin + 1 : end + 1] = text + b"\0"  # overwrites cleared notes
-        self.buffer[begin] = NEWLINE
-        self._next_note = end
-        return True
-
-    def clear_notes(self) -> None:
-        self.buffer[NOTES] = 0  # one byte, so that they cannot be half cleared
-        self._next_note = NOTES
-
-    def rows(self, end: int) -> TailRows:
-        _, attempt, *first, clock, tokens, number = HEAD.unpack_from(self.buffer)
-        marks, _, _ = bytes(self.buffer[BEGIN:end]).partition(b"\0")
-        rows = bytes(self.buffer[FIRST_ROW : FIRST_ROW + marks.count(HAS_ROW) * ROW.size])
+    def rows(self, count: int) -> TailRows:
+        _, number, attempt, *first, clock, tokens = HEAD.unpack_from(self.buffer)
         counters = replace(Counters(*first), tokens=tokens)
-        return TailRows(attempt.rstrip(b"\0").decode(), number, counters, clock, _table_of(marks, rows))
+        return TailRows(attempt.rstrip(b"\0").decode(), number, counters, clock, _table_of(self.buffer, count))
 
     def close(self, *, remove: bool = True) -> None:
         """Close the file. If it is not removed, the next writer of the recording adds its batches."""
@@ -189,28 +143,13 @@ class Tail:
             self.buffer.close()
         if remove and self.path is not None:
             self.path.unlink(missing_ok=True)
-        if self._file >= 0:
-            os.close(self._file)
-
-    def _write(self, begin: int, end: int) -> None:
-        if self.obstacle is not None and self._file >= 0:
-            os.pwrite(self._file, self.buffer[begin:end], begin)
 
 
-def _table_of(marks: bytes, rows: bytes) -> NDArray[np.int64]:
-    mark, row = np.frombuffer(marks, np.uint8), np.frombuffer(rows, "<i8").reshape(-1, ROW.size // 8)
-    begins = (mark == HAS_ROW).nonzero()[0]
-    counts = [end - begin for begin, end in pairwise([*begins.tolist(), len(mark)])]  # from a row to the next
-    columns = row.T.repeat(counts, axis=1)
-    later = np.arange(len(mark)) - begins.repeat(counts)
-    columns[STEPS] += later
-    columns[BATCH] += later
-    columns[SAMPLES] += later * columns[REGULAR_SIZE]
-    passed = mark - REGULAR
-    passed[begins] = 0
-    total = passed.cumsum(dtype=np.int64)
-    columns[0] += total - total[begins].repeat(counts)
-    return columns[:REGULAR_SIZE].T
+def _table_of(buffer: bytes | bytearray | mmap.mmap, count: int = ROWS) -> NDArray[np.int64]:
+    """Return the rows before the first incomplete one, at most `count`, as a copy."""
+    table = np.frombuffer(bytes(buffer[BEGIN : BEGIN + count * ROW.size]), "<i8").reshape(-1, ROW.size // 8)
+    empty = (table[:, BATCH] == 0).nonzero()[0]
+    return table[: empty[0]] if len(empty) else table
 
 
 def _allocate(file: int) -> None:
@@ -227,62 +166,30 @@ def read_tail(path: Path) -> bytes:
         return b""
 
 
-def notes_in(data: bytes) -> bytes:
-    return data[NOTES:].partition(b"\0")[0]
-
-
 def parse_tail(data: bytes) -> TailRows | None:
-    parsed = _parse(data) if data.startswith(MAGIC) else None
-    if parsed is None:
+    """Return the batches of a tail, None if it has none."""
+    if not data.startswith(MAGIC) or len(data) < SIZE:  # it is being created
         return None
-    (_, attempt, *first, clock, tokens, number), table = parsed
-    if not number:
+    _, number, attempt, *first, clock, tokens = HEAD.unpack_from(data)
+    table = _table_of(data)
+    if not number or not len(table):
         return None
-    if not _is_plausible([*first, abs(clock), tokens, number], table):  # a clock may begin slightly below 0
+    head = [*first, abs(clock), tokens, number]  # a clock may begin slightly below 0
+    if not _is_plausible(head, table):
         raise ValueError("the tail is damaged")
     name = attempt.rstrip(b"\0").decode(errors="replace")
-    notes = _parse_notes(notes_in(data))
-    if not len(table) and not notes:
-        return None
-    return TailRows(name, number, replace(Counters(*first), tokens=tokens), clock, table, notes)
-
-
-def _parse(data: bytes) -> tuple[tuple[Any, ...], NDArray[np.int64]] | None:
-    if len(data) < FIRST_ROW:
-        return None
-    marks, _, _ = data[BEGIN:FIRST_ROW].partition(b"\0")
-    row_count = (len(data) - FIRST_ROW) // ROW.size
-    while marks.count(HAS_ROW) > row_count:  # the file was cut short
-        marks = marks[: marks.rindex(HAS_ROW)]
-    rows = data[FIRST_ROW : FIRST_ROW + marks.count(HAS_ROW) * ROW.size]
-    numbers = np.frombuffer(rows, "<i8")
-    if marks and (marks[0] != HAS_ROW or numbers.min() < 0 or numbers.max() >= LIMIT):
-        raise ValueError("the tail is damaged")
-    return HEAD.unpack_from(data), _table_of(marks, rows)
-
-
-def _parse_notes(text: bytes) -> list[list[Any]]:
-    before, *notes = text.split(b"\n")
-    try:
-        arrays = [items for note in notes for items in json.loads(note)]
-        for items in arrays:
-            check_items(items)
-    except (ValueError, TypeError, RecursionError):
-        before = b"damaged"
-    if before:
-        raise ValueError("the tail is damaged")
-    return arrays
+    return TailRows(name, number, replace(Counters(*first), tokens=tokens), clock, table)
 
 
 def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:
-    increases = np.diff(table[:, [1, 2, 3, 4, TOKENS, BATCH]], axis=0)  # all but the clock and the window
+    increases = np.diff(np.delete(table, [1, WINDOW], axis=1), axis=0)  # all but the clock and the window
     return all(0 <= value < LIMIT for value in head) and bool(
-        (table >= 0).all() and (table < LIMIT).all() and (table[:, BATCH] > 0).all() and (increases >= 0).all()
+        (table >= 0).all() and (table < LIMIT).all() and (increases >= 0).all()
     )
 
 
-def _counters_after(first: Counters, counters: list[int], batch: int) -> Counters:
-    hundredths, steps, skipped_steps, skipped_batches, samples, _, tokens = counters
+def _counters_after(first: Counters, row: list[int]) -> Counters:
+    batch, hundredths, steps, skipped_steps, skipped_batches, samples, _, tokens = row
     return Counters(
         first.epoch, batch, first.earlier_batches, steps, skipped_steps, skipped_batches, samples,
         first.validations, first.evaluated, hundredths / 100, tokens,

@@ -11,19 +11,15 @@ from pathlib import Path
 
 from heliograph.spi import Lock, clean
 
-from .lines import encode_head, encode_lost
-from .reader import SUFFIX, read_leftover
-from .writing_process import lock_path
-
-MAX_PENDING = 2**20  # bytes that wait for space on the disk
+from .lines import encode_head
+from .reader import SUFFIX, lock_path, read_leftover
 
 
 class RecordingWriter:
     """An open recording.
 
     `write` calls `os.write` once, so a kill can cut only the last line short. Lines that cannot be written, for example
-    because the disk is full, are kept for the next call. If they exceed `MAX_PENDING` bytes, they are dropped and
-    counted.
+    because the disk is full, are kept for the next call.
 
     Attributes:
         path: the file.
@@ -32,7 +28,7 @@ class RecordingWriter:
 
     def __init__(self, path: Path, file: int, lock: Lock) -> None:
         self.path, self._file, self._lock = path, file, lock
-        self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
+        self._pending, self._is_torn, self.is_failing = b"", False, False
 
     @classmethod
     def create(cls, folder: Path, run: str) -> RecordingWriter:
@@ -80,7 +76,7 @@ class RecordingWriter:
         self.add(lines)
         if not self._pending:
             return
-        head = b"\n" * self._is_torn + (f"{encode_lost(self._lost)}\n".encode() if self._lost else b"")
+        head = b"\n" * self._is_torn
         data, begin, done = head + self._pending, os.fstat(self._file).st_size, 0
         try:
             while done < len(data):
@@ -94,7 +90,7 @@ class RecordingWriter:
         except BaseException:  # a Ctrl-C after a write, before its result is assigned
             self._keep(data, os.fstat(self._file).st_size - begin, len(head))
             raise
-        self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
+        self._pending, self._is_torn, self.is_failing = b"", False, False
 
     def close(self) -> None:
         self.is_failing = False
@@ -108,12 +104,7 @@ class RecordingWriter:
         complete = data.rfind(b"\n", 0, done) + 1
         if done:
             self._is_torn = complete < done
-        if complete >= head:
-            self._lost = 0
         self._pending = data[max(complete, head) :]
-        if len(self._pending) > MAX_PENDING:
-            self._lost += self._pending.count(b"\n")
-            self._pending = b""
 
 
 def _lock_of(path: Path) -> Lock:

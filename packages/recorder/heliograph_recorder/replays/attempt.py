@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 from heliograph import Bus, Filter, GradientsReady, LastBoundary, StepEnd
-from heliograph.events import CHANGES, Event, Phase
+from heliograph.events import Event, Phase
 
 from ..format.records import (
     AttemptRecord,
@@ -20,13 +19,11 @@ from ..format.records import (
     RequestEntry,
     change_of,
 )
-from ..verbs import EVALUATION_VERB, SERVED
+from ..verbs import SERVED
 from .batches import BatchReplay, Boundary
-from .entries import KINDS, MILESTONES, Entries, make_event
-from .failure import RecordedFailure
+from .entries import KINDS, MILESTONES, Entries, RecordedRequests, make_event
 from .plugin_states import Snapshots, Switches
 from .report import ReplayFindings
-from .requests import RecordedRequests
 from .run import ReplayRun
 
 # The events that may be emitted during a batch.
@@ -53,7 +50,6 @@ class AttemptReplay:
 
     Attributes:
         run: the run that the plugins receive.
-        failure: the failure of the recorded run.
     """
 
     def __init__(
@@ -70,12 +66,10 @@ class AttemptReplay:
         self._number, self._attempt, self._replayed = number, attempt, replayed
         self._switches, self._snapshots, self._findings = switches, snapshots, findings
         self._entries = Entries(attempt)
-        self._is_shared = attempt.world_size > 1
         self.run = ReplayRun(attempt, path, bus, findings.add, self._entries.rolls_back_to)
         self._requests = RecordedRequests(attempt, self._entries, self.run, replayed)
-        self.failure = RecordedFailure(attempt, bus, self._entries)
-        self._boundary = Boundary(self.run, self._requests, findings, self.failure, is_shared=self._is_shared)
-        self._batches = BatchReplay(self.run, self._entries, self._requests, self._boundary, findings, self.failure)
+        self._boundary = Boundary(self.run, self._requests, findings)
+        self._batches = BatchReplay(self.run, self._entries, self._requests, self._boundary)
         self._has_begun = False  # after the load of a resumed state
         self._actions: dict[str, Callable[[EventEntry], None]] = {
             "train_start": self._start,
@@ -85,7 +79,7 @@ class AttemptReplay:
             "last_boundary": self._end_training,
             "train_end": self._end_training,
             "change_served": self._change_run,
-            "log": self._log,
+            "log": self._emit_metrics,
             "validation_start": self._start_evaluation,
             "test_start": self._start_evaluation,
             "predict_start": self._start_evaluation,
@@ -104,7 +98,11 @@ class AttemptReplay:
         while (entry := self._entries.next()) is not None:
             self._replay(entry)
         self._boundary.close(None)
-        self._findings.close(was_killed=self._attempt.status is None)
+
+    @property
+    def fails_next(self) -> bool:
+        """True if the recorded run failed at the current position."""
+        return self._entries.next_milestone_name() == "run_failed"
 
     def save(self) -> None:
         """During a `SavePoint`, take a snapshot, and replay the entries of the save."""
@@ -145,8 +143,7 @@ class AttemptReplay:
         if event is None:  # a custom event, whose class is unknown
             return None
         self._requests.add_before(event.name)
-        with self.failure.limit_handlers(type(event)):
-            self.run.emit(event)
+        self.run.emit(event)
         return event
 
     def _start(self, entry: EventEntry) -> None:
@@ -159,7 +156,7 @@ class AttemptReplay:
     def _begin(self, *, in_boundary: bool = False) -> None:
         """Begin or continue, with a boundary before the next epoch."""
         self._has_begun = True
-        self._boundary.open(due=in_boundary or self.run.control.pending or self._is_shared)
+        self._boundary.open(due=in_boundary or self.run.control.pending)
 
     def _load(self, entry: EventEntry) -> None:
         run, path, origin = self.run, entry.data["path"], Counters(**entry.data["origin"])
@@ -186,9 +183,6 @@ class AttemptReplay:
     def _discard_epoch(self) -> None:
         run = self.run
         run.control.discard_epoch()
-        self._findings.decide("roll_back", did=True)
-        for verb in (*CHANGES, "log", "validation", "save", "end_epoch"):
-            self._findings.decide(verb, did=False)
         run.stepping.window, run.loss, run.is_last_seen = 0, None, False
         run.metrics.clear()
 
@@ -196,7 +190,7 @@ class AttemptReplay:
         self.run.length.batches_per_epoch = entry.data["batches"]
         self._emit(entry)
         if not entry.data["resumed"]:
-            self._boundary.open(due=self.run.control.pending or self._is_shared)
+            self._boundary.open(due=self.run.control.pending)
 
     def _flush(self, place: Counters) -> None:
         """Step with the gradients of a last, partial window, as the loop does."""
@@ -209,7 +203,6 @@ class AttemptReplay:
     def _end_epoch(self, entry: EventEntry) -> None:
         self._flush(entry.counters)
         self.run.control.close_epoch()
-        self._findings.decide("end_epoch", did=True)
         self.run.stepping.window, self.run.is_last_seen = 0, False
         self.run.length.batches_per_epoch = self._entries.next_epoch_length(self.run.length.batches_per_epoch)
         self._emit(entry)
@@ -236,18 +229,9 @@ class AttemptReplay:
         self._boundary.serve_change(change_of(entry.data))
         self._emit(entry)
 
-    def _log(self, entry: EventEntry) -> None:
-        metrics = entry.data["metrics"]
-        for name, optimizer in self.run.optimizers.items():
-            optimizer.group.rate = metrics.get(f"train/{self.run.stepping.label('learning_rate', name)}")
-        self._emit_metrics(entry)
-        for optimizer in self.run.optimizers.values():
-            optimizer.group.rate = None
-
     def _emit_metrics(self, entry: EventEntry) -> None:
         event: Any = self._emit(entry)
-        if not self.failure.is_on(entry.event):
-            self.run.metrics.update(event.metrics)
+        self.run.metrics.update(event.metrics)
 
     def _start_evaluation(self, entry: EventEntry) -> None:
         self.run.phase = _phase_of(entry.event)
@@ -260,7 +244,6 @@ class AttemptReplay:
         run = self.run
         self._replay_evaluation(entry)
         run.control.cut_request = None
-        self._findings.decide(EVALUATION_VERB, did=False)
         run.control.close_validation()
         self._emit_metrics(entry)
         run.progress.validations += run.trains  # after the event, as in the loop
@@ -270,7 +253,6 @@ class AttemptReplay:
         run, control = self.run, self.run.control
         self._replay_evaluation(entry)
         control.cut_request = cut = control.cut_request or self._requests.cut
-        self._findings.decide(EVALUATION_VERB, did=True)
         control.close_validation()
         self._emit(entry)
         if cut is not None and (run.finished or not run.started):
@@ -292,8 +274,7 @@ class AttemptReplay:
             for number, dataset in enumerate(datasets, 1):
                 before.emit(run, batch_start(dataset))
                 run.progress.evaluated = number
-                with self.failure.limit_handlers(batch_end) if number == len(datasets) else nullcontext():
-                    after.emit(run, batch_end(dataset))
+                after.emit(run, batch_end(dataset))
                 if run.control.cut_request is not cut:  # a replayed plugin would have ended it here
                     break
         run.control.is_evaluating = False
@@ -315,9 +296,6 @@ class AttemptReplay:
             self._emit(entry)
 
     def _fail(self, entry: EventEntry) -> None:
-        self.failure.replay_last_batch(entry, self.run, self._requests)
-        if self.run.phase != "train":
-            self._replay_evaluation(entry)
         self.run.phase = entry.data["phase"]
         self._emit(entry)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from heliograph import At, Between, Every, Once, Plugin
-from heliograph.plugins import discover
-from heliograph.spi import check_options, find, known_names
+from heliograph.spi import check_options, find
 
 NAME = "replay"
 FILTERS = {kind.__name__: kind for kind in (At, Between, Every, Once)}
-OPEN, CLOSED, QUOTES = "([{", ")]}", "'\""
+COMMAS = re.compile(r",(?![^(\[{]*[)\]}])")  # outside of brackets
 
 
 def replay(arguments: Sequence[str]) -> int:
@@ -43,8 +43,7 @@ def replay(arguments: Sequence[str]) -> int:
         plugins, names = make_plugins(options.plugins)
         session = ReplaySession(read(options.recording), plugins)
     except (LookupError, ImportError, OSError, TypeError, ValueError) as error:
-        text = " ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))])
-        print(f"heliograph {NAME}: {text}", file=sys.stderr)
+        print(f"heliograph {NAME}: {error}", file=sys.stderr)
         return 2
     replayed = session.replay()
     print(replayed, *names, sep="\n")
@@ -80,55 +79,23 @@ def make_plugin(text: str) -> Any:
     name, options = parse_plugin(text)
     loaded = find(name).load()
     check_options(name, loaded, options, lambda option: f"'{name}:{option}'")
-    try:
-        return loaded(**options)
-    except (TypeError, ValueError) as error:
-        error.add_note(f"while making {text!r}")
-        raise
+    return loaded(**options)
 
 
 def parse_plugin(text: str) -> tuple[str, dict[str, Any]]:
     head, equals, tail = text.partition("=")
     if not equals:
-        _check_name(text)
         return text, {}
     name, colon, first = head.rpartition(":")
     if not colon:
         raise ValueError(f"A plugin is written as name:key=value,key=value, got {text!r}.")
     options: dict[str, Any] = {}
-    for part in _split_options(f"{first}={tail}"):
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip().isidentifier():
-            raise ValueError(f"An option is written as key=value, got {part!r} in {text!r}.")
-        if key.strip() in options:
-            raise ValueError(f"The option {key.strip()} is given twice in {text!r}.")
-        options[key.strip()] = _parse_value(value.strip())
+    for part in COMMAS.split(f"{first}={tail}"):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not key.isidentifier() or key in options:
+            raise ValueError(f"An option is written once, as key=value; got {part!r} in {text!r}.")
+        options[key] = _parse_value(value)
     return name, options
-
-
-def _check_name(text: str) -> None:
-    # "package:name" is a plugin, "name:option" lacks the option's value.
-    name, colon, option = text.rpartition(":")
-    installed = discover()
-    plugins = {name for plugin in installed for name in (plugin.name, f"{plugin.package}:{plugin.name}")}
-    if colon and name in plugins and name not in {plugin.package for plugin in installed}:
-        raise ValueError(f"An option is written as key=value, got {option!r} in {text!r}.")
-
-
-def _split_options(text: str) -> list[str]:
-    """Split a text at the commas outside of brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in QUOTES:
-            quote = character
-        depth += (character in OPEN) - (character in CLOSED) if not quote else 0
-        if character == "," and not depth and not quote:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 def _parse_value(text: str) -> Any:
@@ -136,30 +103,10 @@ def _parse_value(text: str) -> Any:
         node = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError):
         return text
-    if isinstance(node, ast.Call):
-        return _make_filter(node, text)
-    if any(isinstance(part, ast.Call) and _called_name(part) in FILTERS for part in ast.walk(node)):
-        raise ValueError(f"Filters cannot be combined here: give one, such as Every(steps=5); got {text!r}.")
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FILTERS:
+        counters = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        return FILTERS[node.func.id](*map(ast.literal_eval, node.args), **counters)
     try:
-        value = ast.literal_eval(node)
+        return ast.literal_eval(node)
     except ValueError:
         return text
-    quotes_filter = isinstance(value, str) and value.partition("(")[0].strip() in FILTERS
-    return _parse_value(value.strip()) if quotes_filter else value
-
-
-def _called_name(call: ast.Call) -> str:
-    return call.func.id if isinstance(call.func, ast.Name) else ""
-
-
-def _make_filter(call: ast.Call, text: str) -> Any:
-    name = _called_name(call)
-    if name not in FILTERS:
-        raise ValueError(f"{text!r} is not a filter.{known_names(name, FILTERS)}")
-    if call.args or any(keyword.arg is None for keyword in call.keywords):
-        raise ValueError(f"A filter takes one counter by name, as in Every(steps=5); got {text!r}.")
-    try:
-        counters = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except ValueError:
-        raise ValueError(f"A filter takes plain numbers, as in Every(steps=5); got {text!r}.") from None
-    return FILTERS[name](**counters)

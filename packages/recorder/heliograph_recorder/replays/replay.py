@@ -50,8 +50,6 @@ class ReplaySession:
         self._plugins = Plugins(self._bus)
         self._forgive_observer = self._bus.forgiver
         self._bus.forgiver = self._switch_off_failed
-        if not isinstance(plugins, Iterable):
-            raise TypeError(f"replay takes a list of plugin objects: plugins=[{type(plugins).__name__}(...)].")
         for plugin in plugins:
             self._plugins.register(plugin)
         self._bus.on(SavePoint, self._save, lane=Lane.PERSIST)  # where checkpoints are written
@@ -66,7 +64,7 @@ class ReplaySession:
         attempts, findings = self._recording.attempts, self._findings
         recorded = {name for attempt in attempts for names in attempt.plan.values() for name in names}
         for self._attempt, attempt in enumerate(attempts, 1):
-            findings.begin(self._attempt)
+            findings.attempt = self._attempt
             for text in damage_in_short(attempt):
                 findings.note(f"attempt {self._attempt} is damaged: {text}")
             self._replay_attempt(attempt, recorded)
@@ -75,7 +73,7 @@ class ReplaySession:
         return Replayed(
             recording=self._recording.path,
             plugins=tuple(self._names),
-            asked=findings.asked(),
+            asked=tuple(findings.requests),
             recorded=tuple(_describe_attempt(number, record, self._names) for number, record in enumerate(attempts, 1)),
             ends=tuple(findings.ends),
             unheld={name: tuple(texts) for name, texts in findings.unheld.items()},
@@ -130,7 +128,7 @@ class ReplaySession:
         progress, text = self._current.run.progress, describe_error(error)
         self._findings.failed[str(owner)][f"{text} ({self._position(event.name)})"] = None
         place = (progress.epoch, progress.batch, progress.steps)
-        did = self._current.failure.is_by(str(owner), event.name)
+        did = self._current.fails_next
         self._findings.add_end(str(owner), f"{text} on {event.name}", place, did=did, failure=True)
         self._switches.set(str(owner), "failed", off=True)
         return True

@@ -6,11 +6,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from heliograph.events import Request, Status, Verb
+from heliograph.events import Request, Status
 from heliograph.spi import printable
 
 SHOWN = 20  # requests of one plugin
-DID = {True: "the run did so", False: "the run did not", None: ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +19,15 @@ class ReplayedRequest:
     Attributes:
         attempt: the number of the attempt, from 1.
         request: the request.
-        did: whether the recorded run did the same, regardless of the requester; None if unknown.
         after_end: whether the run would have ended, or failed, before the request.
     """
 
     attempt: int
     request: Request
-    did: bool | None
     after_end: bool
 
     def __str__(self) -> str:
-        did = f" ({DID[self.did]})" if DID[self.did] else ""
-        return f"attempt {self.attempt}, {_describe(self.request)}{did}"
+        return f"attempt {self.attempt}, {_describe(self.request)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +82,6 @@ class RecordedAttempt:
     batch: int
     step: int
     requests: tuple[Request, ...]
-
-    def __str__(self) -> str:
-        return self.describe(is_last=True)
 
     def describe(self, *, is_last: bool) -> str:
         """Return a sentence; `is_last` is whether no other attempt followed, so that it may be running."""
@@ -169,80 +162,34 @@ def count_times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-@dataclass(slots=True)
-class RequestFinding:
-    """A `ReplayedRequest` in progress; `is_decided` is whether `did` was set."""
-
-    attempt: int
-    request: Request
-    after_end: bool
-    did: bool | None = None
-    is_decided: bool = False
-
-
 class ReplayFindings:
     """Collect the requests, ends and errors of replayed plugins.
 
     Attributes:
+        attempt: the number of the current attempt.
         has_diverged: whether the run would have ended before the current position.
     """
 
     def __init__(self) -> None:
-        self.requests: list[RequestFinding] = []
+        self.requests: list[ReplayedRequest] = []
         self.ends: list[ReplayEnding] = []
         self.unheld: defaultdict[str, dict[str, None]] = defaultdict(dict)  # texts by plugin
         self.failed: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self.notes: list[str] = []
-        self.has_diverged = False
-        self._attempt = 0
-        self._open: defaultdict[Verb, list[RequestFinding]] = defaultdict(list)
-        self._by_id: dict[int, RequestFinding] = {}
-
-    def begin(self, attempt: int) -> None:
-        self._attempt = attempt
-        self._open.clear()
-        self._by_id.clear()
+        self.attempt, self.has_diverged = 0, False
+        self._ids = set[int]()
 
     def add(self, request: Request) -> None:
         """Add a request; a repeated request is listed once."""
-        finding = self._by_id.get(id(request))
-        if finding is None:
-            finding = RequestFinding(self._attempt, request, self.has_diverged)
-            self._by_id[id(request)] = finding
-            self.requests.append(finding)
-        self._open[request.verb].append(finding)
-
-    def decide(self, verb: Verb, did: bool | None) -> None:
-        """Note for the open requests of a verb whether the recorded run did the same."""
-        for finding in self._open.pop(verb, ()):
-            if not finding.is_decided:
-                finding.did = did
-            elif finding.did is not None:  # of a repeated request: every time
-                finding.did = None if did is None else finding.did and did
-            finding.is_decided = True
-
-    def decide_change(self, change: Request, *, did: bool) -> None:
-        findings = self._open[change.verb]
-        self._open[change.verb] = [finding for finding in findings if finding.request.what == change.what]
-        self.decide(change.verb, did)
-        self._open[change.verb] = [finding for finding in findings if finding.request.what != change.what]
-
-    def close(self, *, was_killed: bool) -> None:
-        """End an attempt: open requests were not served, unless that is unknown."""
-        for verb in list(self._open):
-            self.decide(verb, None if was_killed or verb in ("scale_loss", "next_phase") else False)
+        if id(request) not in self._ids:
+            self._ids.add(id(request))
+            self.requests.append(ReplayedRequest(self.attempt, request, self.has_diverged))
 
     def add_end(self, by: str, reason: str, place: tuple[int, int, int], *, did: bool | None, failure: bool) -> None:
-        if not self.has_diverged and all(end.attempt != self._attempt for end in self.ends):
-            self.ends.append(ReplayEnding(self._attempt, by, reason, failure, *place, did))
+        if not self.has_diverged and all(end.attempt != self.attempt for end in self.ends):
+            self.ends.append(ReplayEnding(self.attempt, by, reason, failure, *place, did))
         self.has_diverged = self.has_diverged or did is False
 
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-    def asked(self) -> tuple[ReplayedRequest, ...]:
-        return tuple(
-            ReplayedRequest(finding.attempt, finding.request, finding.did, finding.after_end)
-            for finding in self.requests
-        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -10,15 +11,96 @@ from typing import Any, Final, Self
 import torch
 from heliograph import Bus, Control, NotRecorded, Progress, TrainStart
 from heliograph.core.context import LineVerbs
-from heliograph.events import CHANGES, CheckpointSource, Event, Phase, Request, Verb, is_within
+from heliograph.events import CHANGES, CheckpointSource, Event, Phase, Reduction, Request, Verb, is_within
 from heliograph.spi import Metrics, describe_error
-from torch import Tensor
 
 from ..format.records import AttemptRecord, Counters
 from ..verbs import EVALUATION_VERB, TAKEN_BACK
-from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, UnrecordedAttribute, UnrecordedCounts
 
 AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase", *CHANGES)
+
+
+LOSSES = "Record them with Recorder(..., losses=True)."
+HINTS = {"plugin_seconds": "`explain` shows the times at the end.", "reason": "`explain` shows it."}
+UNREAD: Any = object()  # stands for a loss that is not recorded
+
+
+class Unrecorded:
+    """Raises `NotRecorded` if an attribute is read that a recording lacks."""
+
+    owner = "run"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotRecorded(f"{name!r} of the {self.owner}", HINTS.get(name, ""))
+
+
+class UnrecordedCounts(dict[str, int]):
+    """Counts by stream; reading one raises `NotRecorded`."""
+
+    def __missing__(self, name: str) -> int:
+        raise NotRecorded("the number of batches of each stream")
+
+
+class RecordedOptimizer(Unrecorded):
+    """An optimizer: plugins see that it exists."""
+
+    owner = "optimizer"
+
+
+class RecordedEngine(Unrecorded):
+    """The engine of the main rank, without a device and without the values of the other ranks."""
+
+    owner = "engine"
+    rank = local_rank = 0
+    is_main = is_local_main = True
+    waited_seconds = 0.0
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+    def reduce(self, value: Any, how: Reduction = "mean") -> Any:
+        return self._on_one_rank(value)
+
+    def gather(self, tensor: Any) -> list[Any]:
+        return [self._on_one_rank(tensor)]
+
+    gather_objects = gather
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        return self._on_one_rank(value)
+
+    def barrier(self) -> None:
+        pass
+
+    def vote(self, values: Sequence[float]) -> list[float]:
+        return list(self._on_one_rank(values))
+
+    def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def writing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _on_one_rank(self, value: Any) -> Any:
+        if self.world_size > 1:
+            raise NotRecorded(f"the values of the other ranks ({self.world_size - 1})")
+        return value
+
+
+class RecordedData(Unrecorded):
+    """The data of a recorded run: the names of the validation sets and the number of batches."""
+
+    owner = "data"
+
+    def __init__(self, validation_sets: tuple[str, ...], is_last_batch: Callable[[], bool]) -> None:
+        self.validation_sets, self._is_last_batch, self.in_hand = validation_sets, is_last_batch, False
+        self.evaluation_batches: int | None = None
+
+    @property
+    def is_last_batch(self) -> bool:
+        return self._is_last_batch()
 
 
 class ReplayControl(Control):
@@ -27,41 +109,13 @@ class ReplayControl(Control):
     Args:
         progress: the counters of the replayed run.
         on_request: called with each request of a replayed plugin, including repetitions.
-
-    Attributes:
-        is_held: whether the step of the current batch is known to be held.
     """
 
-    __slots__ = ("_loss_scale", "_on_request", "_others_hold", "_scale_is_unknown", "is_held")
+    __slots__ = ("_on_request",)
 
     def __init__(self, progress: Progress, on_request: Callable[[Request], None]) -> None:
         super().__init__(progress)
-        self._on_request, self._scale_is_unknown, self._others_hold = on_request, False, False
-
-    @property
-    def loss_scale(self) -> float:
-        if self._scale_is_unknown:
-            raise NotRecorded("the loss scale of other plugins")
-        return self._loss_scale
-
-    @loss_scale.setter
-    def loss_scale(self, value: float) -> None:
-        self._loss_scale = value
-
-    @property
-    def holds_step(self) -> bool:
-        if self._others_hold and not self.is_held:
-            raise NotRecorded("the held steps of other plugins")
-        return self.is_held
-
-    @holds_step.setter
-    def holds_step(self, value: bool) -> None:
-        self.is_held = value
-
-    def scale_loss(self, factor: float, reason: str, *, by: str | None = None, averages: bool = False) -> None:
-        unknown, self._scale_is_unknown = self._scale_is_unknown, False
-        super().scale_loss(factor, reason, by=by, averages=averages)
-        self._scale_is_unknown = unknown
+        self._on_request = on_request
 
     def add_recorded(self, recorded: Request) -> Request:
         """Add a request of the recorded run; return its copy in the history."""
@@ -79,11 +133,9 @@ class ReplayControl(Control):
             case "skip_batch":
                 self.skips_batch = self.touched = True
             case "hold_step":
-                self.is_held = self._others_hold = self.touched = True
+                self.holds_step = self.touched = True
             case "skip_step":
                 self.drops_step = self.touched = True
-            case "scale_loss":
-                self._scale_is_unknown = self.touched = True
             case "veto_save":
                 self._save_veto, self.pending = request, True
         if request.verb in TAKEN_BACK and request.verb != "veto_save":
@@ -110,14 +162,11 @@ class ReplayControl(Control):
         self.pending |= was_pending
 
 
-LOSSES = "Record them with Recorder(..., losses=True)."
 COUNTERS = [field.name for field in fields(Counters) if field.name != "seconds"]
 
 
-class ReplayRun(LineVerbs):
-    """One attempt of a recorded run. It implements the protocol `heliograph.Run`, including all parts except the data.
-
-    Reading unrecorded attributes raises `NotRecorded`.
+class ReplayRun(Unrecorded, LineVerbs):
+    """One attempt of a recorded run: the protocol `heliograph.Run`, including all parts except the data.
 
     Args:
         attempt: the recorded attempt.
@@ -140,33 +189,9 @@ class ReplayRun(LineVerbs):
     verified_steps = 0  # only the event of the comparison is recorded
     difference: str | None = None
     source: CheckpointSource | None = None
-    batch_note: Any = UnrecordedAttribute("the change of the global batch")
-    resumed_from: Any = UnrecordedAttribute("the source of the resume")
-    resumed_at: Any = UnrecordedAttribute("the position of the resume")
     has_left_group = False
     is_resuming = False
     ranks_meet = False
-    training_id: Any = UnrecordedAttribute("the id of the training")
-    forked_from: Any = UnrecordedAttribute("the parent of a fork")
-    plugins: Any = UnrecordedAttribute("the plugins of the run")
-    window_count: Any = UnrecordedAttribute("the counts of the losses")
-    batch_losses: Any = UnrecordedAttribute("the separate losses of a batch")
-    task: Any = UnrecordedAttribute("the task")
-    modules: Any = UnrecordedAttribute("the modules")
-    schedulers: Any = UnrecordedAttribute("the schedulers")
-    scheduler: Any = UnrecordedAttribute("the scheduler")
-    scheduler_steps: Any = UnrecordedAttribute("the planned steps of schedulers")
-    batch: Any = UnrecordedAttribute("the batches themselves")
-    forward: Any = UnrecordedAttribute("the training step")
-    collected: Any = UnrecordedAttribute("the collected values of an evaluation")
-    outputs: Any = UnrecordedAttribute("the outputs of the task's step")
-    plugin_seconds: Any = UnrecordedAttribute("the time of each plugin so far", "`explain` shows the times at the end.")
-    collect: Any = UnrecordedAttribute("the batches of an evaluation")
-    reason: Any = UnrecordedAttribute("the reason of the end during a run", "`explain` shows it.")
-    state_dict: Any = UnrecordedAttribute("the state of the run, such as its weights")
-    resume: Any = UnrecordedAttribute("a training from a different state")
-    isolate_observers: Any = UnrecordedAttribute("the training's random numbers")
-    when_positioned: Any = UnrecordedAttribute("the loader")
 
     def __init__(
         self,
@@ -214,25 +239,13 @@ class ReplayRun(LineVerbs):
 
     @property
     def loss(self) -> Any:
-        if isinstance(self._loss, UnrecordedAttribute):
-            return self._loss.__get__(self)
+        if self._loss is UNREAD:
+            raise NotRecorded("the losses here", LOSSES)
         return None if self._loss is None else torch.tensor(self._loss, dtype=torch.float64)
 
     @loss.setter
     def loss(self, value: Any) -> None:
-        self._loss: float | UnrecordedAttribute | None = value
-
-    @property
-    def losses(self) -> Mapping[str, Tensor | None]:
-        if self.is_named:
-            raise NotRecorded("the losses of several optimizers")
-        return {self.optimizer_name: self.loss}
-
-    @property
-    def windows(self) -> Mapping[str, int]:
-        if self.is_named:
-            raise NotRecorded("the windows of several optimizers")
-        return {self.optimizer_name: self.window}
+        self._loss = value
 
     @property
     def unknown(self) -> str:

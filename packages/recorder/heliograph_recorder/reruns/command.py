@@ -6,12 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from heliograph import Run
-
-    from .change import Change
 
 RUN = "a recording, or a folder, for its newest recording"
 INTERRUPTED = 130  # exit status after Ctrl-C
@@ -45,48 +39,12 @@ def diverge(arguments: Sequence[str]) -> int:
         help="for --drill of a fork: the module:function that changed it; give a second one if another function "
         "changed the other run",
     )
-    return _run_diverge(parser.parse_args(arguments))
-
-
-def goto(arguments: Sequence[str]) -> int:
-    """Repeat a recorded run up to an optimizer step, and open a Python prompt there."""
-    parser = argparse.ArgumentParser(
-        prog="heliograph goto",
-        description="Exit status 0: the prompt was opened; 2: the step could not be reached; 130: interrupted.",
-    )
-    parser.add_argument("recording", metavar="RUN", help=RUN)
-    parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
-    parser.add_argument("--step", type=int, required=True, metavar="N", help="the optimizer step, from 1")
-    parser.add_argument(
-        "--change", metavar="FUNCTION", help="for a fork: the module:function that changed it; called at the same step"
-    )
-    parser.add_argument("--inexact", action="store_true", help="continue although the rerun may differ")
-    return _run_goto(parser.parse_args(arguments))
-
-
-def fork(arguments: Sequence[str]) -> int:
-    """Continue a recorded run from one of its steps in another folder, with something changed."""
-    parser = argparse.ArgumentParser(
-        prog="heliograph fork",
-        description="Exit status 0: trained; 2: it could not begin, or the change failed; 130: interrupted.",
-    )
-    parser.add_argument("recording", metavar="RUN", help=RUN)
-    parser.add_argument("program", metavar="PROGRAM", help="module:function as for goto; takes the folder to write to")
-    parser.add_argument("--into", required=True, type=Path, metavar="FOLDER", help="for the new training")
-    parser.add_argument("--at", type=int, metavar="N", help="the step; by default the step of the newest checkpoint")
-    parser.add_argument("--change", metavar="FUNCTION", help="module:function, called with the run after that step")
-    parser.add_argument("--inexact", action="store_true", help="train although the rerun may differ")
-    return _run_fork(parser.parse_args(arguments))
-
-
-def _run_diverge(options: argparse.Namespace) -> int:
+    options = parser.parse_args(arguments)
     from ..divergence.compare import diverge
-    from .errors import NotExact
+    from .program import NotExact
 
-    if len(options.drill) > 2:
-        return _print_error("diverge", ValueError("--drill is given at most twice: a program for each run."))
-    if len(options.change) > 2 * bool(options.drill):
-        return _print_error("diverge", ValueError("--change needs --drill, and is given at most twice."))
+    if len(options.drill) > 2 or len(options.change) > 2 * bool(options.drill):
+        return _print_error("diverge", ValueError("--drill is given at most twice, and --change only with it."))
     try:
         if options.drill:
             from .drill import drill
@@ -105,11 +63,24 @@ def _run_diverge(options: argparse.Namespace) -> int:
     return 1 if divergence.first is not None else 0 if divergence.is_equal else 2
 
 
-def _run_goto(options: argparse.Namespace) -> int:
+def goto(arguments: Sequence[str]) -> int:
+    """Repeat a recorded run up to an optimizer step, and open a Python prompt there."""
+    parser = argparse.ArgumentParser(
+        prog="heliograph goto",
+        description="Exit status 0: the prompt was opened; 2: the step could not be reached; 130: interrupted.",
+    )
+    parser.add_argument("recording", metavar="RUN", help=RUN)
+    parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="the optimizer step, from 1")
+    parser.add_argument(
+        "--change", metavar="FUNCTION", help="for a fork: the module:function that changed it; called at the same step"
+    )
+    parser.add_argument("--inexact", action="store_true", help="continue although the rerun may differ")
+    options = parser.parse_args(arguments)
     import code
 
-    from .errors import NotExact
     from .goto import goto
+    from .program import NotExact
 
     try:
         paused = goto(
@@ -125,50 +96,33 @@ def _run_goto(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_fork(options: argparse.Namespace) -> int:
-    from .errors import NotExact
+def fork(arguments: Sequence[str]) -> int:
+    """Continue a recorded run from one of its steps in another folder, with something changed."""
+    parser = argparse.ArgumentParser(
+        prog="heliograph fork",
+        description="Exit status 0: trained; 2: it could not begin, or the change failed; 130: interrupted.",
+    )
+    parser.add_argument("recording", metavar="RUN", help=RUN)
+    parser.add_argument("program", metavar="PROGRAM", help="module:function as for goto; takes the folder to write to")
+    parser.add_argument("--into", required=True, type=Path, metavar="FOLDER", help="for the new training")
+    parser.add_argument("--at", type=int, metavar="N", help="the step; by default the step of the newest checkpoint")
+    parser.add_argument("--change", metavar="FUNCTION", help="module:function, called with the run after that step")
+    parser.add_argument("--inexact", action="store_true", help="train although the rerun may differ")
+    options = parser.parse_args(arguments)
     from .fork import fork
+    from .program import NotExact
 
-    failures: list[str] = []
     try:
-        change = None if options.change is None else _reporting(options.change, failures)
         result = fork(
-            options.recording, options.program, into=options.into, at=options.at, change=change,
+            options.recording, options.program, into=options.into, at=options.at, change=options.change,
             exact=not options.inexact,
         )  # fmt: skip
-    except Exception as error:
-        if failures:
-            print(failures[0], file=sys.stderr)
-            return 2
-        if isinstance(error, OSError | ValueError | NotExact):
-            return _print_error("fork", error)
-        raise
+    except (OSError, ValueError, NotExact) as error:
+        return _print_error("fork", error)
     except KeyboardInterrupt:
         return _print_interrupt("fork")
     print(result)
     return INTERRUPTED if result.status == "interrupted" else 0
-
-
-def _reporting(name: str, failures: list[str]) -> Change:
-    """Return a change that reports its failure with its own frames only."""
-    import traceback
-
-    from heliograph.spi import describe, find_function
-
-    function = find_function(name)
-
-    def change(run: Run) -> None:
-        try:
-            function(run)
-        except Exception as error:
-            frames = error.__traceback__ and error.__traceback__.tb_next
-            text = "".join(traceback.format_exception(type(error), error, frames))
-            reason = f"the change {name} raised {type(error).__name__} after step {run.progress.steps}"
-            failures.append(f"{text}heliograph fork: {reason}: fix it, and fork again")
-            raise
-
-    change.__qualname__ = describe(function)  # for the recording; not every callable has a name
-    return change
 
 
 def _print_interrupt(command: str) -> int:

@@ -9,13 +9,10 @@ from typing import NamedTuple
 from heliograph import BatchEnd, BatchStart, Run
 from heliograph.spi import printable_lines
 
-from ..divergence.compare import diverge
-from ..divergence.report import Divergence, FirstDifference, Kind
+from ..divergence.compare import Divergence, FirstDifference, Kind, diverge
 from ..step_check.operators import CallDigests, OperatorCall, difference_of
-from .change import Change, change_of
-from .errors import NotExact
 from .goto import PausedRun
-from .program import Program
+from .program import Change, NotExact, Program, change_of
 from .recorded import RecordedRun
 
 COMPUTED: tuple[Kind, ...] = (
@@ -98,10 +95,10 @@ def drill(
         return Drill(divergence)
     programs = program, program if other_program is None else other_program
     runs = RecordedRun(one), RecordedRun(other)
-    if changes != (None, None) and all(run.change is None for run in runs):
+    if changes != (None, None) and not any(run.change for run in runs):
         raise ValueError("Neither run is a changed fork: leave change= out.")
     first, second = (
-        _trace(run, run_program, function if run.change is not None else None, divergence.first)
+        _trace(run, run_program, function if run.change else None, divergence.first)
         for run, run_program, function in zip(runs, programs, changes, strict=True)
     )
     difference = difference_of(first.calls, second.calls)
@@ -126,16 +123,16 @@ def _trace(recorded: RecordedRun, program: Program, change: Change | None, first
     origin = recorded.origin_before(first.epoch, begin)
     place = first.epoch, begin - 1
     try:
-        changed = recorded.repeated_change(origin, change, exact=True)
-        with PausedRun(recorded, program, origin, None, changed=changed, exact=False) as paused:
-            paused.go_to(lambda run, event: isinstance(event, BatchStart) and _place(run) == place)
-            with paused.within(CallDigests()) as digests:
-                for _ in range(begin, first.batch + 1):
-                    paused.go_to(lambda _, event: isinstance(event, BatchEnd))
-            paused.go_to(lambda *_: True)
-            return _BatchTrace(digests.calls, paused.comparison.first is None, paused.notes)
-    except NotExact as error:  # of a change; without it the rerun would be meaningless
+        change_step = recorded.check_change(origin, change, exact=True)
+    except NotExact as error:  # without the change the rerun would be meaningless
         raise NotExact(error.reasons, has_option=False) from None
+    with PausedRun(recorded, program, origin, None, change=change, change_step=change_step, exact=False) as paused:
+        paused.go_to(lambda run, event: isinstance(event, BatchStart) and _place(run) == place)
+        with paused.within(CallDigests()) as digests:
+            for _ in range(begin, first.batch + 1):
+                paused.go_to(lambda _, event: isinstance(event, BatchEnd))
+        paused.go_to(lambda *_: True)
+        return _BatchTrace(digests.calls, paused.comparison.first is None, paused.notes)
 
 
 def _place(run: Run) -> tuple[int, int]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,19 +29,24 @@ from heliograph import (
 from heliograph.builtin_callbacks.checkpoint.resume import UNSAVED_FORK, share_state
 from heliograph.spi import Store, Tracker, TrainerFactory, UsageError, check_flag, check_path, describe, on_main
 
-from ..divergence.report import FirstDifference
-from ..explain.lineage import BETWEEN, CHANGE, PARENT
+from ..divergence.compare import FirstDifference
+from ..explain.attempt_summary import BETWEEN, CHANGE, PARENT
 from ..format.reader import SUFFIX
 from ..plugin import Recorder
-from ..remote.outcomes import KEEPS
-from .change import Change, RepeatedChange, change_of, connect_before_batches, make_change
-from .errors import NotExact
-from .program import Program, function_of, name_of, naming
+from .program import (
+    Change,
+    NotExact,
+    Program,
+    change_of,
+    connect_before_batches,
+    function_of,
+    make_change,
+    name_of,
+    naming,
+)
 from .recorded import Origin, RecordedRun, RerunComparison
-from .requests import RepeatedRequests, repeatable
+from .requests import RepeatedRequests, requests_of_people
 
-MOST_NAMED = 3  # requests in a note
-LATER = "fork it from a later step, after a checkpoint that has the change"
 logger = logging.getLogger("heliograph")
 WRITERS = (Tracker, JsonlLog, FileLog)  # plugins whose state has the place that they write to
 
@@ -94,50 +97,28 @@ def fork(
     check_free(folder)
     wanted = recorded.newest_step if at is None else recorded.check_step(at, least=0)
     factory = _factory_of(program)
-    plugin = Fork(recorded, recorded.origin(wanted), wanted, function, exact=exact)
-    with recorded.naming_ranks() if exact else nullcontext():
-        return _train(program, factory, folder, plugin)
+    origin = recorded.origin(wanted)
+    if exact:
+        recorded.check_ranks()
+    if (changed := recorded.change_between(origin, wanted)) is not None:
+        raise NotExact(
+            (
+                f"the parent was changed by {recorded.change} after step {changed}: fork it from a later step, after a "
+                f"checkpoint that has the change",
+            ),
+            has_option=False,
+        )
+    return _train(program, factory, folder, Fork(recorded, origin, wanted, function, exact=exact))
 
 
 def check_free(folder: Path) -> None:
-    """Raise ValueError if a folder is a file, or has a training other than an unsaved fork."""
-    file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
-    if file is not None:
-        raise ValueError(f"{file} is not a folder: give into= (--into on the command line) another folder.")
+    """Raise ValueError if a folder has a training other than an unsaved fork."""
     suffixes = (".pth",) if any(folder.rglob(UNSAVED_FORK)) else (".pth", SUFFIX)
     existing = next((path for suffix in suffixes for path in folder.rglob(f"*{suffix}")), None)
     if existing is not None:
         raise ValueError(
             f"{folder} already has a training ({existing.name}): give another into= (--into on the command line)."
         )
-
-
-class UnsavedMarks:
-    """Files that mark a fork without a save, so that no training begins or resumes there.
-
-    Args:
-        folder: of the fork.
-        checkpoint_folders: of the fork.
-        text: describes the fork.
-    """
-
-    def __init__(self, folder: Path, checkpoint_folders: Iterable[Path], text: str) -> None:
-        self._folders, self._text = list(checkpoint_folders), text
-        self._marks = [path / UNSAVED_FORK for path in dict.fromkeys([folder, *self._folders])]
-
-    def write(self) -> None:
-        for mark in self._marks:
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.write_text(self._text)
-
-    def note_save(self, path: Path) -> None:
-        """Remove the marks if the save is a checkpoint of the fork."""
-        if path.parent in self._folders:
-            self.remove()
-
-    def remove(self) -> None:
-        for mark in self._marks:
-            mark.unlink(missing_ok=True)
 
 
 def _factory_of(program: Program) -> TrainerFactory:
@@ -175,15 +156,11 @@ class Fork(Plugin):
         self._recorded, self._origin, self._step, self._change, self._exact = recorded, origin, step, change, exact
         self._recorder: Recorder | None = None
         self._savers: list[Checkpoint | WeightsCheckpoint] = []
-        self._marks: UnsavedMarks | None = None
+        self._marks: list[Path] = []  # so that no training begins or resumes in a fork without a save
         self._place = 0, 0  # epoch and batch of the change
         self._is_due, self.is_done = True, False
-        self._refusal: Exception | None = None
-        requests = repeatable(recorded.requests_after(origin), ends=False)
-        self._requests = RepeatedRequests(requests, (), resumes=origin.path is not None, exact=exact)
-        self._repeated: list[RepeatedRequests | RepeatedChange] = [self._requests]
-        if (changed := recorded.repeated_change(origin, None, exact=exact, fix=LATER)) is not None:
-            self._repeated.append(changed)
+        requests = requests_of_people(recorded.recording, origin.begin)
+        self._repeated = RepeatedRequests(requests, (), exact=exact)
 
     def train(self, trainer: Trainer, options: dict[str, Any], folder: Path) -> RunResult:
         self._prepare(trainer, folder)
@@ -191,13 +168,7 @@ class Fork(Plugin):
         if self._change is not None:
             lineage[CHANGE] = describe(self._change)
         options["hyper_parameters"] = {**options.get("hyper_parameters", {}), **lineage}
-        try:
-            return trainer.fit(**options)
-        except Exception:  # a plugin may have raised another error from a refusal
-            for refusal in [self._refusal, *(repeated.refusal for repeated in self._repeated)]:
-                if refusal is not None:
-                    raise refusal from None
-            raise
+        return trainer.fit(**options)
 
     def _prepare(self, trainer: Trainer, folder: Path) -> None:
         """Register this plugin and a recorder, and disable other resumes."""
@@ -207,22 +178,22 @@ class Fork(Plugin):
         checkpoints = [saver for saver in self._savers if isinstance(saver, Checkpoint)]
         for checkpoint in checkpoints:
             checkpoint.resume = replace(checkpoint.resume, path=None)
-        folders = [checkpoint.folder for checkpoint in checkpoints]
-        self._marks = UnsavedMarks(folder, folders, f"a fork of {self._recorded.recording.path} at step {self._step}")
+        folders = [folder, *(checkpoint.folder for checkpoint in checkpoints)]
+        self._marks = [path / UNSAVED_FORK for path in dict.fromkeys(folders)]
         self._recorder = next((plugin for plugin in plugins if isinstance(plugin, Recorder)), None)
         if self._recorder is None:
             self._recorder = Recorder(folder, digests=True)
             plugins.register(self._recorder)
         plugins.register(self)
         connect_before_batches(trainer.bus, self.change_run, self.name)
-        for repeated in self._repeated:
-            repeated.subscribe(trainer)
+        self._repeated.subscribe(trainer)
 
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
         self._check_length(run)
-        if run.engine.is_main and self._marks is not None:
-            self._marks.write()
+        for mark in self._marks if run.engine.is_main else ():
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.write_text(f"a fork of {self._recorded.recording.path} at step {self._step}")
         path = self._origin.path
         parent = {"step": self._step, "recording": str(self._recorded.recording.path.absolute())}
         identity: str = run.engine.broadcast(uuid4().hex)
@@ -258,17 +229,22 @@ class Fork(Plugin):
 
     @on(CheckpointSaved, optional=True)
     def note_save(self, run: Run, event: CheckpointSaved) -> None:
-        if run.engine.is_main and self._marks is not None:
-            self._marks.note_save(event.path)
+        checkpoints = [saver.folder for saver in self._savers if isinstance(saver, Checkpoint)]
+        if run.engine.is_main and event.path.parent in checkpoints:
+            self._remove_marks()
 
     @on(RunClosed, lane=Lane.TRANSFORM)
     def finish(self, run: Run, event: RunClosed) -> None:
-        if self.is_done and event.status == "completed" and run.engine.is_main and self._marks is not None:
-            self._marks.remove()
+        if self.is_done and event.status == "completed" and run.engine.is_main:
+            self._remove_marks()
         if not self.is_done and event.status != "failed":
             text = f"Nothing was changed or saved: the run ended before a batch after step {self._step}. Fork it again."
             run.warn(text)
             logger.warning(text)  # after a signal, the result may not be visible
+
+    def _remove_marks(self) -> None:
+        for mark in self._marks:
+            mark.unlink(missing_ok=True)
 
     def _hold_saves(self, holds: bool) -> None:
         for saver in self._savers:
@@ -278,52 +254,35 @@ class Fork(Plugin):
         """Refuse a fork without remaining steps, before anything is written."""
         origin, epochs, steps = self._origin, run.length.max_epochs, run.length.max_steps
         if (epochs is not None and origin.place[0] >= epochs) or (steps is not None and origin.step >= steps):
-            self._refusal = ValueError(
+            raise ValueError(
                 f"No steps remain after step {origin.step} of {self._recorded.recording.path}: give an earlier at= "
                 f"(--at on the command line), or a program that trains longer."
             )
-            raise self._refusal
 
     def _report_unrepeated(self, run: Run) -> None:
         if self._step > self._origin.step:
             for note in self._recorded.silence(self._origin):
                 run.warn(note)
-        for repeated in self._repeated:
-            for note in repeated.notes:
-                run.warn(note)
-            repeated.stop()
-        later = [request for request in self._requests.waiting if not request.reason.startswith(KEEPS)]
-        if later:
-            run.note(
-                f"later requests to the parent, after step {self._step}, are not repeated: "
-                + "; ".join(f"{request.what} by {request.by}" for request in later[:MOST_NAMED])
-                + f"; and {len(later) - MOST_NAMED} more" * (len(later) > MOST_NAMED)
-            )
+        for note in self._repeated.notes:
+            run.warn(note)
+        self._repeated.is_over = True
 
     def _check(self, run: Run) -> None:
         """Refuse a run that differs from its parent, or warn of it."""
         reasons = run.data.resume_facts().sentences
         if self._exact and reasons and self._origin.path is not None:
-            self._refusal = NotExact(reasons)
-            raise self._refusal
+            raise NotExact(reasons)
         if self._step == self._origin.step:
             return
-        first, problem = on_main(run.engine, self._compare)
-        if self._exact and (problem or first):
-            self._refusal = NotExact((problem,)) if problem else NotExact(reasons, first)
-            raise self._refusal
-        if problem:
-            run.warn(f"{problem[0].upper()}{problem[1:]}.")
+        first = on_main(run.engine, self._compare)
+        if self._exact and first is not None:
+            raise NotExact(reasons, first)
         if first is not None:
             run.warn(
                 f"The fork differs from its parent before step {self._step}: {first}. Its program starts at the "
                 f"checkpoint: for another program, give at={self._origin.step} (--at on the command line)."
             )
 
-    def _compare(self) -> tuple[FirstDifference | None, str]:
-        """Return the first difference from the parent, or why it is unknown."""
-        recorder = self._recorder
-        assert recorder is not None
-        if recorder.path is None or not recorder.path.exists():
-            return None, "the recorder of the fork does not write, so the repeated steps cannot be compared"
-        return RerunComparison(self._recorded, self._origin, recorder).compare().first, ""
+    def _compare(self) -> FirstDifference | None:
+        assert self._recorder is not None
+        return RerunComparison(self._recorded, self._origin, self._recorder).compare().first

@@ -2,30 +2,201 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextvars
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from threading import Condition, Thread
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
-from heliograph import GradientsReady, Plugins, Run, RunResult
-from heliograph.events import Event
-from heliograph.spi import capture, check_flag, check_whole_number, membership, on_main, restore
+from heliograph import BatchStart, Bus, GradientsReady, Lane, Log, PluginChanged, Plugins, Run, RunResult, Trainer
+from heliograph.events import CATALOGUE, Event, FunctionName, Subscription
+from heliograph.spi import capture, check_flag, check_whole_number, describe, membership, on_main, restore
 from torch import Tensor
 
-from ..divergence.report import Divergence
-from .change import Change, RepeatedChange, change_of
-from .errors import NotExact
-from .paused_thread import PausedThread, Wanted
-from .program import Program, Rerun
+from ..divergence.compare import Divergence
+from .program import Change, NotExact, Program, Rerun, change_of, connect_before_batches, make_change
 from .recorded import Origin, RecordedRun, RerunComparison
-from .requests import RepeatedRequests, repeatable
+from .requests import RepeatedRequests, requests_of_people
 
 if TYPE_CHECKING:
     from heliograph.core.context import RunContext
 
 T = TypeVar("T")
+Wanted = Callable[[Run, Event], bool]
 PREFIX = "heliograph-goto-"
+
+
+class LeftTraining(BaseException):
+    """Ends a training that is not continued."""
+
+
+class PausedThread:
+    """Trains in a thread, and pauses at wanted events, so that another thread can inspect the training.
+
+    Draws from the global generators during a pause do not affect the training.
+
+    Args:
+        train: called in the thread.
+
+    Attributes:
+        run: None before its first event.
+        event: the event of the pause; None outside of a pause.
+        result: None before the end of the training.
+    """
+
+    def __init__(self, train: Callable[[], RunResult]) -> None:
+        self.run: Run | None = None
+        self.event: Event | None = None
+        self.result: RunResult | None = None
+        self._train, self._error = train, list[BaseException]()
+        self._wanted: Wanted = lambda *_: False
+        self._work: Callable[[], object] | None = None  # a function to call in the thread
+        self._state: Literal["new", "running", "waiting", "ended"] = "new"
+        self._changed = Condition()
+        self._is_left = False
+        context = contextvars.copy_context()
+        self._thread = Thread(target=lambda: context.run(self._run), name="heliograph-rerun", daemon=True)
+
+    def subscribe(self, bus: Bus, *, left_out: Collection[str], recorder: str) -> None:
+        """Handle all events of a bus, after all other handlers.
+
+        `Log` is handled only if plugins of the recorded run handle it: without a handler, the loop does not collect
+        losses for it, and the rerun must do the same.
+
+        Args:
+            bus: of the training.
+            left_out: the names of plugins that are disabled in the rerun only.
+            recorder: the name of the recorder of the rerun.
+        """
+        handles = {
+            event: bus.on(event, self._handle, lane=Lane.REPORT)
+            for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())])
+        }
+        signal, rerun_only = bus.signal(Log), (describe(self._handle), recorder)
+
+        def follow(run: Run | None, event: PluginChanged | None) -> None:  # noqa: ARG001  # a handler
+            subscriptions = [entry for entry in signal.subscriptions.values() if entry.owner not in rerun_only]
+            is_handled = any(not entry.paused or entry.owner in left_out for entry in subscriptions)
+            (handles[Log].resume if is_handled else handles[Log].pause)()
+
+        follow(None, None)
+        before_all = Subscription((Lane.TRANSFORM, -3), FunctionName(describe(follow)))
+        bus.signal(PluginChanged).connect(follow, weak=False, subscription=before_all)
+
+    def go_to(self, wanted: Wanted) -> bool:
+        """Train until an event is wanted; return False if the training ends first.
+
+        Errors of the training and of `wanted` are raised here. After an error of `wanted` or a KeyboardInterrupt, the
+        training pauses at that event or the next.
+        """
+        self._wait()
+        if self._state == "ended":
+            raise RuntimeError("The training has ended.")
+        self._wanted, self.event = wanted, None
+        try:
+            if self._state == "new":
+                self._state = "running"
+                self._thread.start()
+            else:
+                self._continue()
+            self._wait()
+        except KeyboardInterrupt:  # at any line, or the training would not pause at its next event
+            self._wanted = lambda *_: True
+            raise
+        if self._error:
+            raise self._error.pop()
+        return self.event is not None
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Call a function in the thread of the training, during a pause."""
+        if self._state != "waiting":
+            raise RuntimeError("The training is not paused at an event.")
+        self._work = work
+        self._continue()
+        self._wait()
+        if self._error:
+            raise self._error.pop()
+
+    def close(self) -> None:
+        """End the training at its pause; raise an error that it had before. Closing twice does nothing."""
+        self._is_left = True
+        if self._state == "waiting":
+            self._continue()
+        if self._thread.ident is not None:
+            with self._changed:  # `wait_for` releases the lock fully, even if a Ctrl-C left it acquired
+                self._changed.wait_for(lambda: self._state == "ended")
+            self._thread.join()
+        self._state, self.event = "ended", None
+        if self._error and not _was_left(self._error[0]):
+            raise self._error.pop()
+        self._error.clear()
+
+    def _continue(self) -> None:
+        with self._changed:
+            self._state = "running"
+            self._changed.notify_all()
+
+    def _wait(self) -> None:
+        """Wait until the training pauses or ends."""
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._state != "running")
+        except KeyboardInterrupt:
+            self._wanted = lambda *_: True
+            raise
+
+    # In the thread.
+
+    def _run(self) -> None:
+        try:
+            self.result = self._train()
+        except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
+            self._error.append(error)
+        with self._changed:
+            self._state = "ended"
+            self._changed.notify_all()
+
+    def _handle(self, run: Run, event: Event) -> None:
+        self.run = run
+        if not self._is_left and self._is_wanted(run, event):
+            self.event, draws = event, capture()
+            self._stop()
+            while (work := self._work) is not None:
+                self._work = None
+                try:
+                    work()
+                except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
+                    self._error.append(error)
+                self._stop()
+            restore(draws)
+        if self._is_left and event.name not in ("run_failed", "run_closed"):
+            raise LeftTraining
+
+    def _is_wanted(self, run: Run, event: Event) -> bool:
+        """Return whether to pause; also after an error of the function."""
+        try:
+            return self._wanted(run, event)
+        except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
+            self._error.append(error)
+            return True
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._state = "waiting"
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._state != "waiting" or self._is_left)
+            self._state = "running"
+
+
+def _was_left(error: Any) -> bool:
+    """True if an error is, or was caused by, LeftTraining."""
+    while error is not None:
+        if isinstance(error, LeftTraining):
+            return True
+        error = error.__cause__
+    return False
 
 
 class CommonFolder:
@@ -68,11 +239,13 @@ class PausedRun:
         origin: Origin,
         parent: str | Path | None,
         *,
-        changed: RepeatedChange | None,
+        change: Change | None = None,
+        change_step: int | None = None,
         exact: bool,
     ) -> None:
         self._recorded, self._origin, self._exact = recorded, origin, exact
-        self._repeated: list[RepeatedChange | RepeatedRequests] = [] if changed is None else [changed]
+        self._change, self._change_step = change, change_step
+        self._repeated: RepeatedRequests | None = None
         self._inexact: list[str] = []
         self._generators: dict[str, Any] | None = capture()
         self._folder = CommonFolder(parent)
@@ -98,7 +271,7 @@ class PausedRun:
     @property
     def notes(self) -> list[str]:
         """Differences from the recorded run, and what could not be compared."""
-        return self._notes + [note for repeated in self._repeated for note in repeated.notes] + self._inexact
+        return self._notes + (self._repeated.notes if self._repeated is not None else []) + self._inexact
 
     @property
     def event(self) -> Event | None:
@@ -152,12 +325,7 @@ class PausedRun:
         Raises:
             NotExact: the rerun differs from the recording, or may differ.
         """
-        try:
-            self._thread.go_to(wanted)
-        except Exception:
-            for refusal in [repeated.refusal for repeated in self._repeated if repeated.refusal is not None]:
-                raise refusal from None  # a plugin may have raised another error from it
-            raise
+        self._thread.go_to(wanted)
         self._check()
         return self.event
 
@@ -172,15 +340,10 @@ class PausedRun:
         """
         entered: list[T] = []
         self._thread.call(lambda: entered.append(context.__enter__()))
-        error: BaseException | None = None
         try:
             yield entered[0]
-        except BaseException as raised:
-            error = raised
-            raise
         finally:
-            traceback = None if error is None else error.__traceback__
-            self._thread.call(lambda: context.__exit__(None if error is None else type(error), error, traceback))
+            self._thread.call(lambda: context.__exit__(None, None, None))
 
     def next_event(self) -> Event | None:
         """Continue to the next event; return it, or None at the end of the training.
@@ -207,8 +370,7 @@ class PausedRun:
         if self._thread.run is not None:
             progress, in_step = self.run.progress, isinstance(self.event, GradientsReady)
             if check_whole_number("step", step, at_least=1) <= progress.steps + in_step:
-                position = f"within step {progress.steps + 1}" if in_step else f"after step {progress.steps}"
-                raise ValueError(f"Step {step} has begun already: the run is paused {position}. Call goto again.")
+                raise ValueError(f"Step {step} has begun already: the run has done {progress.steps}. Call goto again.")
         event = self.go_to(lambda run, event: isinstance(event, GradientsReady) and _is_next(run, step))
         if event is None:
             raise ValueError(f"The training has ended before step {step}: {self.result!r}.")
@@ -241,12 +403,11 @@ class PausedRun:
         rerun = Rerun(program, self._folder.path, origin.path)
         self._comparison = RerunComparison(self._recorded, origin, rerun.recorder)
         self._notes += rerun.notes
-        requests = repeatable(self._recorded.requests_after(origin), ends=True)
-        self._repeated.append(
-            RepeatedRequests(requests, rerun.left_out, resumes=origin.path is not None, exact=self._exact)
-        )
-        for repeated in self._repeated:
-            repeated.subscribe(rerun.trainer)
+        requests = requests_of_people(self._recorded.recording, origin.begin)
+        self._repeated = RepeatedRequests(requests, rerun.left_out, exact=self._exact)
+        self._repeated.subscribe(rerun.trainer)
+        if self._change is not None and self._change_step is not None:
+            _repeat_change(rerun.trainer, self._change, self._change_step)
         self._thread.subscribe(rerun.trainer.bus, left_out=rerun.left_out, recorder=rerun.recorder.name)
         return rerun.trainer.fit(**{**rerun.options, "on_interrupt": "raise"})
 
@@ -265,6 +426,19 @@ class PausedRun:
         if (first := self.comparison.first) is not None:
             edited = cast("RunContext", self.run).checkpoints.edited
             raise NotExact((*reasons, *(f"the program sets {path} differently" for path in edited)), first)
+
+
+def _repeat_change(trainer: Trainer, change: Change, step: int) -> None:
+    """Make the change of a fork again, right before the first batch after a step."""
+    is_done = False
+
+    def make(run: Run, event: BatchStart) -> None:  # noqa: ARG001  # a handler
+        nonlocal is_done
+        if not is_done and run.progress.steps >= step:
+            is_done = True
+            make_change(run, change)
+
+    connect_before_batches(trainer.bus, make, "fork")
 
 
 def _is_next(run: Run, step: int) -> bool:
@@ -318,11 +492,12 @@ def goto(
     function, recorded = change_of("goto", change), RecordedRun(run)
     wanted = recorded.check_step(step, least=1)
     origin = recorded.origin(wanted - 1)
-    changed = recorded.repeated_change(origin, function, exact=exact)
-    paused = PausedRun(recorded, program, origin, folder, changed=changed, exact=exact)
+    if exact:
+        recorded.check_ranks()
+    change_step = recorded.check_change(origin, function, exact=exact)
+    paused = PausedRun(recorded, program, origin, folder, change=function, change_step=change_step, exact=exact)
     try:
-        with recorded.naming_ranks() if exact else nullcontext():
-            paused.go_to_step(wanted)
+        paused.go_to_step(wanted)
     except BaseException:  # including Ctrl-C, so that neither the thread nor the folder remains
         paused.close()
         raise

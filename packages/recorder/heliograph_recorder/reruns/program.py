@@ -1,4 +1,4 @@
-"""The program of a recorded run, called again for a rerun in another folder."""
+"""The program of a recorded run, called again for a rerun in another folder, and the change of a fork."""
 
 from __future__ import annotations
 
@@ -8,14 +8,64 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from heliograph import Checkpoint, CheckpointLoaded, Lane, Preemption, Run
-from heliograph.events import FunctionName, Subscription
+from heliograph import BatchStart, Bus, Checkpoint, CheckpointLoaded, Lane, Preemption, Run
+from heliograph.events import FunctionName, OrderedSignal, Subscription
 from heliograph.spi import TrainerFactory, UsageError, describe, describe_error, find_function
 
-from ..digests.options import Digests
-from ..plugin import Recorder
+from ..divergence.compare import FirstDifference
+from ..plugin import Digests, Recorder
 
 Program = str | Callable[..., Any]
+Change = Callable[[Run], object]
+
+
+class NotExact(RuntimeError):  # noqa: N818  # says what is missing
+    """A recorded run cannot be repeated bit for bit.
+
+    Attributes:
+        reasons: why a resume may differ; may be empty.
+        difference: the first difference between the rerun and the recording, None if there is none.
+        has_option: `exact=False` is possible.
+    """
+
+    def __init__(
+        self, reasons: tuple[str, ...], difference: FirstDifference | None = None, *, has_option: bool = True
+    ) -> None:
+        super().__init__(reasons, difference)
+        self.reasons, self.difference, self.has_option = reasons, difference, has_option
+
+    def __str__(self) -> str:
+        reasons = [reason.rstrip(".") for reason in self.reasons]
+        if self.difference is None:
+            text = f"The run cannot be repeated bit for bit: {'; '.join(reasons)}."
+        else:
+            text = f"The rerun differs from the recording. The first difference: {self.difference}".rstrip(".") + "."
+            text += "".join(f" Likely cause: {reason}." for reason in reasons)
+        return text + " To repeat it anyway, give exact=False (--inexact on the command line)." * self.has_option
+
+
+def change_of(caller: str, change: Change | str | None) -> Change | None:
+    """Return the function of a `change=` argument."""
+    if isinstance(change, str):
+        return find_function(change)
+    if change is not None and not callable(change):
+        raise TypeError(
+            f"{caller}(change=) takes a function of the run, or its name as module:function; got {change!r}."
+        )
+    return change
+
+
+def make_change(run: Run, change: Change) -> None:
+    """Change a run, and request a save, because a kill before the first scheduled save would lose the change."""
+    change(run)
+    if "save" in run.plugins.declared("asks"):
+        run.control.request_save("the fork has been changed", by="fork")
+
+
+def connect_before_batches(bus: Bus, receiver: Callable[[Run, BatchStart], None], owner: str) -> None:
+    """Call a function at the start of each batch, before all other handlers."""
+    signal: OrderedSignal[BatchStart] = bus.signal(BatchStart)
+    signal.connect(receiver, weak=False, subscription=Subscription((Lane.TRANSFORM, -2), FunctionName(owner)))
 
 
 def function_of(program: Program) -> Callable[..., Any]:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from heliograph.spi import Store, check_whole_number, count, membership
+from heliograph.spi import Store, check_whole_number, count, describe, membership
 
-from ..divergence.compare import compare
+from ..divergence.compare import Divergence, compare
 from ..divergence.course import Begin, Course, course_of
-from ..divergence.report import Divergence
+from ..explain.attempt_summary import ancestors
 from ..format.reader import Follower, gc_paused, read
 from ..format.records import AttemptRecord, Counters, EventEntry, Recording, walk
 from ..plugin import Recorder
-from .change import GIVE, Change, RecordedChange, RepeatedChange, parent_of, recorded_change
-from .errors import NotExact
-from .requests import PersonRequest, requests_of_people
+from .program import Change, NotExact
 
 SILENT = (
     "the recording has neither digests nor losses, so only counters, requests and metrics of the rerun are compared: "
@@ -78,40 +75,45 @@ class RecordedRun:
         return origin.step
 
     @property
-    def change(self) -> RecordedChange | None:
-        return recorded_change(self._first_attempt)
-
-    @property
     def _first_attempt(self) -> AttemptRecord:
         return next(attempt for attempt in self.recording.attempts if attempt.phase == "train")
 
-    @contextmanager
-    def naming_ranks(self) -> Iterator[None]:
-        """Raise NotExact with both world sizes if the program fails with another one than was recorded."""
+    def check_ranks(self) -> None:
+        """Refuse a rerun with another world size than was recorded."""
         recorded = [attempt.world_size for attempt in self.recording.attempts if attempt.phase == "train"]
-        try:
-            yield
-        except ValueError as error:
-            if (present := membership().world_size) in recorded:
-                raise
+        if (present := membership().world_size) not in recorded:
             ranks = count(recorded[-1], "rank", "ranks")
             sizes = f"it was recorded with {ranks}, but the rerun has {count(present, 'rank', 'ranks')}"
             fix = f"start {ranks}, for example with torchrun --nproc-per-node={recorded[-1]}"
-            raise NotExact((f"{sizes}: {fix}", str(error))) from error
+            raise NotExact((f"{sizes}: {fix}",))
 
-    def requests_after(self, origin: Origin) -> list[PersonRequest]:
-        return requests_of_people(self.recording, origin.begin)
+    @property
+    def change(self) -> str:
+        """The name of the function that changed this fork; empty if it is not a changed fork."""
+        parents = ancestors(self._first_attempt)
+        return parents[0].change if parents else ""
 
-    def repeated_change(
-        self, origin: Origin, change: Change | None, *, exact: bool, fix: str = GIVE
-    ) -> RepeatedChange | None:
-        """Return the change of this fork to repeat, None if there is none after the origin."""
-        recorded = self.change
-        if recorded is None and change is not None:
+    def change_between(self, origin: Origin, step: int) -> int | None:
+        """Return the step of the change of this fork if it lies between a checkpoint and a step."""
+        at = ancestors(self._first_attempt)[0].step if self.change else -1
+        return at if origin.step <= at < step else None
+
+    def check_change(self, origin: Origin, change: Change | None, *, exact: bool) -> int | None:
+        """Return the step after which a rerun has to make the change of this fork, None for nowhere."""
+        if change is not None and not self.change:
             raise ValueError(f"{self.recording.path} is not a changed fork: leave change= out.")
-        if recorded is None or not recorded.is_after(origin.place, origin.step):
+        at = self.change_between(origin, self.steps)
+        if at is None:
             return None
-        return RepeatedChange(recorded, change, exact=exact, fix=fix)
+        name = "missing" if change is None else describe(change).rpartition("<locals>.")[2]
+        if exact and name != self.change:
+            raise NotExact(
+                (
+                    f"the fork was changed by {self.change} after step {at}, but change= is {name}: give the same "
+                    f"function, change= (--change on the command line)",
+                )
+            )
+        return None if change is None else at
 
     def silence(self, origin: Origin) -> list[str]:
         """Return a note if the recording has no digests and losses after the origin."""
@@ -123,8 +125,8 @@ class RecordedRun:
         number = check_whole_number("step", step, at_least=least)
         begin = self.course.begin[2]
         if number - least < begin:
-            parent = parent_of(self._first_attempt)
-            hint = "it has no earlier steps" if parent is None else f"earlier steps are in {parent[0]}"
+            parents = ancestors(self._first_attempt)
+            hint = f"earlier steps are in {parents[0].recording}" if parents else "it has no earlier steps"
             raise ValueError(f"{self.recording.path} begins after step {begin}: {hint}.")
         if number > self.steps:
             raise ValueError(f"{self.recording.path} ends after step {self.steps}: there is no step {number}.")
@@ -140,7 +142,7 @@ class RecordedRun:
 
     def _newest(self, fits: Callable[[Counters], bool]) -> Origin:
         skipped: list[str] = []
-        for path, counters, trainings in self._checkpoints():
+        for path, counters in self._checkpoints():
             if not fits(counters):
                 continue
             file = next((candidate for candidate in self._candidates(path) if candidate.exists()), None)
@@ -156,9 +158,6 @@ class RecordedRun:
             names = "epoch", "batch", "steps"
             if [entry.progress.get(name) for name in names] != [getattr(counters, name) for name in names]:
                 skipped.append(f"{file} belongs to another run: its counters differ from the recording")
-                continue
-            if entry.training not in trainings:
-                skipped.append(f"{file} belongs to another training, {entry.training}")
                 continue
             return Origin(file, counters.steps, (counters.epoch, counters.batch), skipped)
         return Origin(skipped=skipped)
@@ -176,9 +175,9 @@ class RecordedRun:
             return self.course
         return course_of(self.recording, str(self.recording.path), since=origin.begin)
 
-    def _checkpoints(self) -> Iterator[tuple[Path, Counters, set[str]]]:
-        """Yield file, counters and possible training ids of the checkpoints in the recording, the newest first."""
-        checkpoints: list[tuple[Path, Counters, set[str]]] = []
+    def _checkpoints(self) -> Iterator[tuple[Path, Counters]]:
+        """Yield file and counters of the checkpoints in the recording, the newest first."""
+        checkpoints: list[tuple[Path, Counters]] = []
         saved = Counters()
         for _, entry, lost in walk(self.recording):
             if lost or not isinstance(entry, EventEntry):
@@ -188,19 +187,13 @@ class RecordedRun:
             if entry.event in NOTED and entry.data["path"] is not None:
                 origin = entry.data.get("origin")
                 counters = saved if origin is None else Counters(**origin)
-                checkpoints.append((Path(entry.data["path"]), counters, _trainings_of(entry)))
+                checkpoints.append((Path(entry.data["path"]), counters))
         yield from reversed(checkpoints)
 
     def _candidates(self, path: Path) -> Iterator[Path]:
         """Yield the possible paths of a checkpoint: the folder of the run may have been moved."""
         folders = [self._folder, *(path for path in self._folder.iterdir() if path.is_dir())]
         yield from (path, *(folder / path.name for folder in folders))
-
-
-def _trainings_of(entry: EventEntry) -> set[str]:
-    """Return the possible training ids of a checkpoint: a fork loads a checkpoint of its parent, or its own."""
-    parent = entry.data.get("forked_from") or {}
-    return {str(training) for training in (entry.data["training"], parent.get("training")) if training}
 
 
 class RerunComparison:

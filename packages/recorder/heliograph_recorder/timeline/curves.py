@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ GAP = 0.015  # between two attempts, of the total
 MAX_POINTS = 2_000  # of a curve
 EACH_BATCH = "train/loss of each batch"
 MEASURED = ("log", "validation_end")
-Moment = tuple[EventEntry, int, bool]
 
 
 class Axis:
@@ -78,60 +77,30 @@ class Curve:
     total: int = 0
 
 
-class _LoggedValues:
-    """The logged values of one metric, 16 bytes for each; steps and times are only looked up for points to draw."""
-
-    def __init__(self, moments: Sequence[Moment], axis: Axis) -> None:
-        self._moments, self._axis = moments, axis
-        self._rows, self._values = array("q"), array("d")
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def add(self, value: float) -> None:
-        self._rows.append(len(self._moments) - 1)
-        self._values.append(value)
-
-    def points(self) -> Iterator[Point]:
-        for at in _downsampled_positions(np.frombuffer(self._values)):
-            entry, attempt, is_lost = self._moments[self._rows[at]]
-            time = self._axis.at(attempt, entry.clock)
-            yield Point(entry.counters.steps, time, self._values[at], attempt, is_lost)
-
-
 class _BatchLosses:
-    """The losses of all batches that were not skipped; steps and times are only looked up for points to draw."""
+    """The losses of the batches that ran, as columns: steps, times, losses, attempts, and which are lost."""
 
     def __init__(self, axis: Axis) -> None:
         self._axis = axis
-        self._blocks: list[tuple[Batches, int, bool]] = []
-        self._ran: list[NDArray[np.int64] | None] = []  # by block: the batches that were not skipped; None for all
-        self._values: list[NDArray[np.float64]] = []
+        self._blocks: list[tuple[NDArray[Any], ...]] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self._values))
+        return sum(len(block[0]) for block in self._blocks)
 
     def add(self, block: Batches, attempt: int, *, is_lost: bool) -> None:
-        values, ran = np.asarray(block.losses, np.float64), None
-        if block.skipped_batches[-1] != block.first.skipped_batches:
-            skips = np.diff(np.asarray(block.skipped_batches), prepend=block.first.skipped_batches)
-            ran = np.flatnonzero(skips == 0)
-            values = values[ran]
-        self._blocks.append((block, attempt, is_lost))
-        self._ran.append(ran)
-        self._values.append(values)
+        ran = np.diff(np.asarray(block.skipped_batches), prepend=block.first.skipped_batches) == 0
+        before_last = (np.asarray(block.centiseconds) - block.centiseconds[-1]) / 100
+        times = self._axis.starts[attempt - 1] + np.maximum(0.0, block.clock + before_last)
+        columns = np.asarray(block.steps), times, np.asarray(block.losses)
+        count = int(ran.sum())
+        rest = np.full(count, attempt, np.int32), np.full(count, is_lost)
+        self._blocks.append((*(column[ran] for column in columns), *rest))
 
     def points(self) -> Iterator[Point]:
-        values = np.concatenate(self._values)
-        ends = np.cumsum([len(block_values) for block_values in self._values])
-        for at in _downsampled_positions(values):
-            number = int(np.searchsorted(ends, at, side="right"))
-            (block, attempt, is_lost), ran = self._blocks[number], self._ran[number]
-            index = at - int(ends[number]) + len(self._values[number])
-            index = index if ran is None else int(ran[index])
-            offset = (block.centiseconds[index] - block.centiseconds[-1]) / 100  # seconds, from the last batch
-            time = self._axis.at(attempt, max(0.0, block.clock + offset))
-            yield Point(block.steps[index], time, float(values[at]), attempt, is_lost)
+        columns = [np.concatenate(column) for column in zip(*self._blocks, strict=True)]
+        for at in _downsampled_positions(columns[2]):
+            step, time, value, attempt, is_lost = (column[at].item() for column in columns)
+            yield Point(step, round(time, 6), value, attempt, is_lost)
 
 
 def charts(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis) -> dict[str, list[Curve]]:
@@ -141,8 +110,7 @@ def charts(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis)
     by_title: dict[str, list[Curve]] = {}
     for name in sorted(series, key=_rank):
         split, title = _parts(name, sets)
-        values = series[name]
-        by_title.setdefault(title, []).append(Curve(name, split, list(values.points()), len(values)))
+        by_title.setdefault(title, []).append(Curve(name, split, *series[name]))
     return dict(sorted(by_title.items(), key=lambda item: (item[0] != "loss", len(item[1]) < 2, item[0])))
 
 
@@ -174,11 +142,9 @@ def _extremes(stretch: NDArray[np.float64]) -> list[int]:
     return sorted(positions)
 
 
-def _series(
-    recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis
-) -> Mapping[str, _LoggedValues | _BatchLosses]:
-    moments: list[Moment] = []
-    logged: defaultdict[str, _LoggedValues] = defaultdict(lambda: _LoggedValues(moments, axis))
+def _series(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis) -> dict[str, tuple[list[Point], int]]:
+    """Return the downsampled points of each metric, and the number of its values."""
+    logged: defaultdict[str, list[Point]] = defaultdict(list)
     losses = _BatchLosses(axis)
     for index, entry, is_lost in walk(recording):
         attempt = attempts[index]
@@ -186,12 +152,13 @@ def _series(
             continue
         if isinstance(entry, EventEntry):
             if entry.event in MEASURED:
-                moments.append((entry, attempt.number, is_lost))
+                step, time = entry.counters.steps, axis.at(attempt.number, entry.clock)
                 for name, value in entry.data["metrics"].items():
-                    logged[name].add(value)
+                    logged[name].append(Point(step, time, value, attempt.number, is_lost))
         elif isinstance(entry, Batches) and entry.losses is not None:
             losses.add(entry, attempt.number, is_lost=is_lost)
-    return {**logged, **({EACH_BATCH: losses} if len(losses) else {})}
+    series = {name: (downsampled(points), len(points)) for name, points in logged.items()}
+    return series | ({EACH_BATCH: (list(losses.points()), len(losses))} if len(losses) else {})
 
 
 def _parts(name: str, sets: Iterable[str]) -> tuple[str, str]:

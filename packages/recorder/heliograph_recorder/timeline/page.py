@@ -6,30 +6,30 @@ import json
 import math
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from heliograph.events import CHANGES
 
 from ..explain import words
 from ..explain.attempt_summary import (
     AttemptSummary,
+    Parent,
     Restore,
     all_notes,
     all_warnings,
+    ancestors,
     main_attempt,
+    parting_clock,
     run_name,
     summarize_attempts,
 )
 from ..explain.attempts import KINDS, describe_comparison, describe_ending, progress, reasons, who_changed
-from ..explain.costs import costs, timed_seconds, untimed_attempts
-from ..explain.efficiency import efficiency, longest, phases, totals
+from ..explain.efficiency import costs, efficiency, longest, phases, timed_seconds, totals, untimed_attempts
 from ..explain.judge import Measured
-from ..explain.lineage import Parent, ancestors, parting_clock
 from ..explain.requests import ROUTINE, RequestOutcome, group_requests, positions, requests_of
 from ..explain.saves import Save, common_folder, relative_name, roles_of, saves_of
 from ..format.reader import damage_of, gc_paused
@@ -101,18 +101,10 @@ def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, 
             {"name": name, "curves": [_curve(curve) for curve in curves]}
             for name, curves in charts(recording, attempts, axis).items()
         ],
-        "marks": [
-            [mark.kind, mark.step, mark.time, mark.title, mark.lines] for mark in marks(attempts, requests, axis)
-        ],
+        "marks": [list(mark) for mark in marks(attempts, requests, axis)],
         "returns": [restore for attempt in attempts for restore in _restores(attempt, axis)],
         "phases": [
-            [
-                piece.kind,
-                piece.attempt,
-                axis.at(piece.attempt, piece.begin),
-                axis.at(piece.attempt, piece.end),
-                piece.step,
-            ]
+            [piece.kind, piece.attempt, *(axis.at(piece.attempt, at) for at in (piece.begin, piece.end)), piece.step]
             for piece in longest(slices)
         ],
         "totals": list(totals(slices).items()),
@@ -271,8 +263,7 @@ def _part(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """One mark on the curves.
 
     Attributes:
@@ -341,7 +332,7 @@ def _decisions(attempt: AttemptSummary, requests: Sequence[RequestOutcome], axis
         lines = [request.what] if request.verb in CHANGES else []
         lines += [f"by {request.by}{rank}{during}: {request.reason}", f"epoch {request.epoch}, batch {request.batch}"]
         lines += [f"made {words.times(request.times)}"] if request.times > 1 else []
-        lines += ["never served"] if outcome.is_unserved else [outcome.effect] if outcome.effect else []
+        lines += ["never served"] if outcome.is_unserved else []
         kind = "stop" if request.verb == "stop" else "decision"
         title = f"{VERBS[request.verb].mark}, step {request.step}"
         yield Mark(kind, request.step, axis.at(attempt.number, outcome.clock), title, tuple(lines))

@@ -9,12 +9,10 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from ..explain.lineage import Parent, ancestors
-from ..format.checksum import parse_line
-from ..format.lines import decode
-from ..format.reader import SUFFIX, Follower, Parser
+from ..explain.attempt_summary import Parent, ancestors
+from ..format.lines import decode, parse_line
+from ..format.reader import SUFFIX, Follower, Parser, writing_process
 from ..format.records import AttemptRecord, EventEntry
-from ..format.writing_process import writing_process
 from ..remote.sockets import sockets_in
 from ..timeline.page import facts
 
@@ -44,7 +42,6 @@ class WatchedRun:
         self._text = b""
         self._was_running: bool | None = None
         self._parents: list[Parent] | None = None  # None until read
-        self._training, self._searched_size = "", -1  # the training id, and the size of the file when it was read
         self._status, self._status_size = "", -1
         self._next_update = 0.0
 
@@ -73,16 +70,6 @@ class WatchedRun:
         self._parents = parents if parents or is_complete else None
         return next(iter(parents), None)
 
-    def is_of(self, training: str) -> bool:
-        """True if a checkpoint in the recording has this training id."""
-        try:
-            size = self.path.stat().st_size
-            if not self._training and size != self._searched_size:
-                self._training, self._searched_size = _first_training(self.path), size
-        except (OSError, ValueError):  # the facts have the error
-            return False
-        return self._training == training
-
     @property
     def status(self) -> str:
         """How the last attempt ended: its status, `killed`, or `not a readable recording`; empty while it runs.
@@ -95,10 +82,13 @@ class WatchedRun:
             size = self.path.stat().st_size
             if size != self._status_size:
                 status = _last_status(self.path, size)
-                is_readable = status not in ("killed", "") or _is_readable(self.path)
-                self._status, self._status_size = status if is_readable else UNREADABLE, size
+                if size and status in ("killed", ""):
+                    _first_attempt(self.path)
+                self._status, self._status_size = status, size
         except OSError:  # the file was removed
             return ""
+        except ValueError:  # the facts have the error
+            self._status, self._status_size = UNREADABLE, size
         return self._status
 
     def _update(self) -> None:
@@ -206,11 +196,7 @@ class RunList:
         candidates = list(enumerate(runs))
         matches = [number for number, candidate in candidates if str(candidate.path.absolute()) == parent.recording]
         matches = matches or [  # a folder may have been moved
-            number
-            for number, candidate in candidates
-            if candidate.path.stem == parent.name
-            and candidate is not run
-            and (not parent.training or candidate.is_of(parent.training))
+            number for number, candidate in candidates if candidate.path.stem == parent.name and candidate is not run
         ]
         number = next(iter(matches), None)
         name = parent.name if number is None else runs[number].name
@@ -257,39 +243,12 @@ def _last_status(path: Path, size: int) -> str:
     return "killed"
 
 
-def _is_readable(path: Path) -> bool:
-    """True if a file begins like a recording; it is empty if the run was killed before it began."""
-    with path.open("rb") as file:
-        data = file.read(BEGINNING)
-    try:
-        Parser(path).add(data, is_end=True)
-    except ValueError:  # the facts have the error
-        return not data
-    return True
-
-
-def _first_training(path: Path) -> str:
-    """Return the training id of the first checkpoint, empty if there is none; read no further than that."""
-    parser, length = Parser(path), BEGINNING
-    with path.open("rb") as file:
-        while True:
-            file.seek(parser.size)
-            data = file.read(length)
-            parser.add(data, is_end=False)
-            entries = (entry for attempt in parser.attempts for entry in attempt.entries)
-            events = (entry for entry in entries if isinstance(entry, EventEntry))
-            training = next((event.data["training"] for event in events if event.data.get("training")), "")
-            if training or len(data) < length:
-                return str(training)
-            length *= 2
-
-
 def _first_attempt(path: Path) -> tuple[AttemptRecord | None, bool]:
     """Return the part of the first attempt in the beginning of a file, and whether its training has begun."""
     with path.open("rb") as file:
         data = file.read(BEGINNING)
     parser = Parser(path)
-    parser.add(data, is_end=False)
+    parser.add(data, is_end=True)
     if not parser.attempts:
         return None, False
     first = parser.attempts[0].finish()

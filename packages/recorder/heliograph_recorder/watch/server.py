@@ -10,11 +10,8 @@ from hmac import compare_digest
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from secrets import token_urlsafe
-from threading import Thread
 from typing import Any, Final
 from urllib.parse import parse_qs
-
-from heliograph.spi import is_number
 
 from ..remote.client import RemoteAnswer, RemoteRun
 from ..remote.sockets import sockets_in
@@ -58,7 +55,6 @@ class WatchServer(ThreadingHTTPServer):
 
     Attributes:
         token: sent by the page with each request; the printed address contains it.
-        first_look: the thread that reads the runs to show initially, while the browser starts.
 
     Raises:
         OSError: the port is taken.
@@ -69,13 +65,6 @@ class WatchServer(ThreadingHTTPServer):
     def __init__(self, runs: RunList, port: int = 0) -> None:
         self.runs, self.token = runs, token_urlsafe()
         super().__init__((ADDRESS, port), _PageHandler)
-        self.first_look = Thread(target=self._read_first, daemon=True)
-        self.first_look.start()
-
-    def _read_first(self) -> None:
-        runs = self.runs.runs()
-        for number in self.runs.first():
-            runs[number].facts()
 
     @property
     def url(self) -> str:
@@ -188,15 +177,10 @@ def _request(run: WatchedRun, fields: Mapping[str, Any]) -> RemoteAnswer:
         run: the run.
         fields: `verb`, perhaps `reason`, and the `value` of a learning rate, as sent by the page.
     """
-    verb, reason, value = (fields.get(name) for name in ("verb", "reason", "value"))
-    reason = ASKED if reason is None else reason
-    if not isinstance(reason, str) or not reason.strip():
-        raise ValueError("The reason is empty: give one, or leave it out.")
-    reason = reason.strip() + THROUGH
+    verb, reason = fields.get("verb"), fields.get("reason")
+    reason = f"{reason or ASKED}".strip() + THROUGH
     if verb == RATE:
-        if not is_number(value) or value <= 0:
-            raise ValueError(f"A learning rate is a number above 0, got {value!r}.")
-        return _remote_of(run).set_learning_rate(float(value), reason, timeout=PATIENCE)
+        return _remote_of(run).set_learning_rate(fields.get("value", 0.0), reason, timeout=PATIENCE)
     if not isinstance(verb, str) or verb not in VERBS:
         raise ValueError(f"The verb must be one of {', '.join([*VERBS, RATE])}, got {verb!r}.")
     return VERBS[verb](_remote_of(run), reason, timeout=PATIENCE)

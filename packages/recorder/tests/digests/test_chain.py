@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from heliograph_recorder.digests.chain import Chain
+from heliograph_recorder.digests.checksums import Chain
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from heliograph.packages.tests.waits import no_reads
 from heliograph_recorder.digests import checksums
-from heliograph_recorder.digests.chain import LIMIT
-from heliograph_recorder.digests.checksums import SMALL, WIDTH, Sum, checksum, checksums_of, read_batch, row_sums
+from heliograph_recorder.digests.checksums import LIMIT, SMALL, WIDTH, Sum, checksum, checksums_of, read_batch, row_sums
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor

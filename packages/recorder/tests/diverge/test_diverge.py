@@ -17,8 +17,8 @@ from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph.tests.kit import dropout_task, fit, random_batches, sgd
 from heliograph_recorder import Digests, Recorder, StepCheck, Verdicts, diverge
 from heliograph_recorder.explain.story import story
-from heliograph_recorder.format.digests import DigestBlock
 from heliograph_recorder.format.reader import read
+from heliograph_recorder.format.records import DigestBlock
 from torch import nn
 
 
@@ -189,14 +189,6 @@ def test_events_that_plugins_emit_are_not_compared(tmp_path: Path) -> None:
 
     one, other = (recorded(tmp_path / name, Pings(every), epochs=1) for name, every in (("a", 2), ("b", 3)))
     assert diverge(one, other).is_equal
-
-
-def test_batches_that_a_recorder_has_not_seen_are_left_out(tmp_path: Path) -> None:
-    off = Doing(3, lambda run: run.plugins.disable("recorder")).named("off")
-    on = Doing(6, lambda run: run.plugins.enable("recorder")).named("on")
-    divergence = diverge(recorded(tmp_path / "a", off, on), recorded(tmp_path / "b"))
-    assert divergence.first is None
-    assert divergence.batches == 13
 
 
 def test_an_empty_batch_is_another_one(tmp_path: Path) -> None:

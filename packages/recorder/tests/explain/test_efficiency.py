@@ -58,17 +58,6 @@ def test_waits_for_data_are_taken_from_what_was_measured() -> None:
     )
 
 
-def test_validations_are_judged_without_measurements_too() -> None:
-    script = Script()
-    script.start()
-    for _ in range(3):
-        script.batches(1)
-        script.validation(validation__loss=1.0)
-    found = spent(script)
-    assert_each([each.text for each in found.findings], ("3 validations", "1.20 s of", "2.80 s", "42.9 %"))
-    assert found.ranks is None
-
-
 def test_before_anything_is_measured_there_is_no_goodput() -> None:
     script = Script(plan={"train_start": ("recorder", "verdicts")})
     script.start()

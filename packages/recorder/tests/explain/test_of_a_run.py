@@ -10,7 +10,7 @@ from heliograph.packages.recorder.tests.recordings import fit
 from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches
-from heliograph_recorder.explain.story import brief, story
+from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.plugin import Recorder
 from heliograph_recorder.timeline.page import facts
@@ -72,10 +72,8 @@ def test_the_story_of_a_run(tmp_path: Path) -> None:
     )
     assert "eventful at 2 boundaries" in " ".join(text.split())
     saves = [line.split() for line in text.splitlines() if "run_epoch" in line and line.strip().startswith("step")]
-    assert [(line[1], line[-1]) for line in saves] == [("4", "8"), ("8", "12"), ("12", "run_epoch_1_iter_12.pth")]
-    assert "pruned: keep_last=1" in text
+    assert [(line[1], "(keep_last=1)" in line) for line in saves] == [("4", True), ("8", True), ("12", False)]
     assert "run continued: OSError:" in text
-    assert_facts(brief(read(tmp_path))[0], "stopped by eventful", "step 12", "eleven are enough", "1 warning")
     shown = facts(read(tmp_path))
     (loss,) = [chart for chart in shown["charts"] if chart["name"] == "loss"]
     assert [curve["total"] for curve in loss["curves"]] == [6, 2]
@@ -110,4 +108,4 @@ def test_a_checkpoint_that_a_later_validation_made_the_best_is_marked(tmp_path: 
     assert result.best_checkpoint == result.last_checkpoint
     assert result.best_checkpoint is not None
     row, *_ = [line for line in result.explain().splitlines() if result.best_checkpoint.name in line and "step" in line]
-    assert row.endswith("best so far")
+    assert "best so far" in row

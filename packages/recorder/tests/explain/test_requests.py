@@ -101,8 +101,6 @@ def test_what_was_served_after_the_last_save_is_lost_in_the_kill() -> None:
     second.batches(4)
     second.save("c/step_6.pth")
     both = recording(first, second)
-    losses = [[each.effect for each in requests_of(attempt)] for attempt in summarize_attempts(both)]
-    assert losses == [["", "lost in the kill", "lost in the kill", ""], [""]]
     text = " ".join(story(both).split())
     assert "set_learning_rate 0.02 once ann@home," in text
     assert "granted: 2 saves" in text

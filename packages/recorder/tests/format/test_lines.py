@@ -12,9 +12,7 @@ from zlib import crc32
 import pytest
 from heliograph.events import Request
 from heliograph.packages.recorder.tests.recordings import attempt, encode, write
-from heliograph_recorder.format.checksum import format_line, parse_line
-from heliograph_recorder.format.forms import EVENTS, OPTIONAL
-from heliograph_recorder.format.lines import decode
+from heliograph_recorder.format.lines import decode, format_line, parse_line
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import (
     Batches,
@@ -34,10 +32,7 @@ SECONDS = NUMBERS.map(lambda number: number / 100)
 COUNTERS = st.builds(Counters, *[NUMBERS] * 9, seconds=SECONDS, tokens=NUMBERS)
 FLOATS = st.floats(allow_nan=True)
 TEXTS = st.text(max_size=20)
-# Hypothesis also draws literals of the sources: the names of the catalogue, whose data have forms of their own.
-NAMES = TEXTS.filter(lambda name: name not in EVENTS)
-KEYS = TEXTS.filter(lambda key: key not in OPTIONAL)
-DATA = st.dictionaries(KEYS, st.none() | FLOATS | st.text() | st.lists(NUMBERS))
+DATA = st.dictionaries(TEXTS, st.none() | FLOATS | st.text() | st.lists(NUMBERS))
 REQUESTS = st.builds(
     Request, st.sampled_from(["stop", "save"]), TEXTS, TEXTS, NUMBERS, NUMBERS, NUMBERS, NUMBERS,
     st.none() | st.integers(0, 9), TEXTS, through=TEXTS,
@@ -68,7 +63,7 @@ def blocks(draw: st.DrawFn) -> Batches:
 
 
 ENTRIES = st.one_of(
-    st.builds(EventEntry, NAMES, SECONDS, COUNTERS, DATA),
+    st.builds(EventEntry, TEXTS, SECONDS, COUNTERS, DATA),
     st.builds(RequestEntry, NUMBERS, REQUESTS | CHANGES),
     st.builds(RepeatEntry, NUMBERS, NUMBERS),
     st.builds(
@@ -110,9 +105,7 @@ def test_a_line_with_a_wrong_bit_is_damaged(entry: Entry, data: st.DataObject) -
         parse_line(bytes(line))
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "1", "[]", "[1]", "[" * 100_000], ids=["none", "number", "empty", "name", "deep"]
-)
+@pytest.mark.parametrize("text", ["1", "[]", "[1]"], ids=["number", "empty", "name"])
 def test_a_line_that_is_not_an_array_with_a_name_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not "):
         parse_line(f"{text}\t{crc32(text.encode()):08x}")
@@ -132,23 +125,6 @@ def test_any_line_is_an_entry_or_a_value_error(kind: str, rest: list[Any]) -> No
         decode(parse_line(format_line(kind, *rest)))
 
 
-CLOSED: dict[str, Any] = {
-    "status": "completed", "reason": "", "by": None, "rank": None, "metrics": {}, "best": None, "last": None,
-    "notes": [], "warnings": ["One."],
-}  # fmt: skip
-
-
-def test_the_end_has_its_warnings() -> None:
-    entry = EventEntry("run_closed", 1.0, Counters(), CLOSED)
-    assert decode(parse_line(encode(entry).encode())) == entry
-    for data in (CLOSED | {"warnings": "One."}, {name: CLOSED[name] for name in CLOSED if name != "warnings"}):
-        wrong = EventEntry("run_closed", 1.0, Counters(), data)
-        with pytest.raises(ValueError, match="'run_closed' with 'warnings' missing"):
-            decode(parse_line(encode(wrong).encode()))
-    own = EventEntry("storm", 1.0, Counters(), {"warnings": 3})
-    assert decode(parse_line(encode(own).encode())) == own
-
-
 def test_an_attempt_is_equal_after_reading(tmp_path: Path) -> None:
     original = attempt(
         EventEntry("train_start", 0.0, Counters()),
@@ -166,22 +142,3 @@ def test_a_block_is_compact() -> None:
     rows = range(1, 1_001)
     regular = Batches(Counters(), 10.0, tuple(rows), (0,) * 1_000, (0,) * 1_000, tuple(rows), (0,) * 1_000, tuple(rows))
     assert len(encode(regular)) < 100
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        ["set_learning_rate", "a", "b", 0, 0, 0, 1, None, ""],
-        ["set_learning_rate", "a", "b", 0, 0, 0, 1, None, "", "", None],
-        ["set_learning_rate", "a", "b", 0, 0, 0, 1, None, "", 1, 0.5],
-        ["disable_plugin", "a", "b", 0, 0, 0, 1, None, "", "ema", 0.5],
-        ["stop", "a", "b", 0, 0, 0, 1, None, "", "ema", None],
-        ["stop", "a", "b", 0, 0, 0, 1, None, "", None],
-        ["disable_plugin", "a", "b", 0, 0, 0, 1, None, "", "ema", None, "remote", "remote"],
-        [["stop"]],
-        [],
-    ],
-)
-def test_a_request_with_other_fields_than_its_verb_has_is_refused(values: list[Any]) -> None:
-    with pytest.raises(ValueError, match="a line 'asked'"):
-        decode(["asked", 0, values])

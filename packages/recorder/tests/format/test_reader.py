@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from heliograph.events import Request
 from heliograph.packages.recorder.tests.recordings import PLAIN, attempt, encode, encode_attempt, write
 from heliograph.packages.tests.facts import assert_each
-from heliograph_recorder.format.checksum import format_line, to_json
-from heliograph_recorder.format.lines import ROWS, encode_head, encode_lost, items_of, mark_items
+from heliograph_recorder.format.lines import ROWS, encode_head, format_line
 from heliograph_recorder.format.reader import read, read_leftover
 from heliograph_recorder.format.records import Batches, Counters, EventEntry, RequestEntry
 from heliograph_recorder.format.tail import (
     BEGIN,
-    FIRST_ROW,
-    HAS_ROW,
-    LONGEST,
-    NOTES,
+    INTEGER,
+    NUMBER,
     ROW,
-    SIZE,
     Tail,
     parse_tail,
     read_tail,
@@ -46,8 +39,8 @@ def fill(path: Path, number: int, begin: int, end: int, *skipped: int) -> Tail:
     tail = Tail(tail_path(path))
     tail.begin("a1", number, Counters(0, begin, 0, begin, samples=begin, seconds=begin / 100), begin / 100)
     numbers = [batch for batch in range(begin + 1, end + 1) if batch not in skipped]
-    for at, batch in enumerate(numbers, BEGIN):
-        tail.add_row(at, batch, batch, 0, 0, batch, 0, 0, batch, 1)
+    for index, batch in enumerate(numbers):
+        tail.add(index, batch, batch, batch, 0, 0, batch, 0, 0)
     return tail
 
 
@@ -102,16 +95,14 @@ def test_a_last_line_that_only_lacks_its_newline_is_complete(tmp_path: Path) -> 
 def test_damage_within_the_file_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, ASKED, block(0, 3)))
     lines = path.read_text().splitlines()
-    lines[3:3] = ["\0" * 50, format_line("happened", "log", 0), format_line("unknown"), encode_lost(7)]
+    lines[3:3] = ["\0" * 50, format_line("happened", "log", 0), format_line("unknown")]
     path.write_text("\n".join(lines) + "\n")
     (only,) = read(path).attempts
     assert only.entries == (START, ASKED, block(0, 3))
-    assert_each(
-        only.damage,
-        ("line 4: damaged",),
-        ("line 5", "'happened'", "unexpected"),
-        ("line 6", "'unknown'", "unexpected"),
-        ("7 lines",),
+    assert only.damage == (
+        "line 4: damaged",
+        only.damage[1],
+        only.damage[2],
     )
 
 
@@ -135,13 +126,11 @@ def test_a_damaged_first_line_hides_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "bits"),
     [
-        (24 + 9 * 8, b"\xff" * 8),
-        (FIRST_ROW + 8, b"\xff" * 8),
-        (FIRST_ROW + ROW.size + 8, b"\0" * 8),
-        (BEGIN, b"\1" + b"\xff" * 7),
-        (FIRST_ROW + 7 * 8, b"\0" * 8),
+        (32 + 9 * 8, b"\xff" * 8),
+        (BEGIN + 16, b"\xff" * 8),
+        (BEGIN + ROW.size + 16, b"\0" * 8),
     ],
-    ids=["no number", "negative", "going back", "no first row", "no batch"],
+    ids=["no number", "negative", "going back"],
 )
 def test_a_damaged_tail_is_reported_and_the_recording_is_not_reopened(at: int, bits: bytes, tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
@@ -177,107 +166,21 @@ def test_a_tail_of_another_attempt_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("whole", [0, 1, 8, ROW.size - 1, ROW.size], ids=str)
-def test_a_row_counts_once_its_batch_has_a_mark(whole: int, tmp_path: Path) -> None:
+def test_a_row_counts_once_it_is_complete(whole: int, tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, 3)
-    at = FIRST_ROW + 3 * ROW.size
-    tail.buffer[at : at + whole] = ROW.pack(4, 4, 0, 0, 4, 0, 0, 4, 1)[:whole]
+    at = BEGIN + 3 * ROW.size
+    tail.buffer[at : at + whole] = ROW.pack(0, 4, 4, 0, 0, 4, 0, 0)[:whole]
     assert read(path).attempts[0].entries == (START, block(0, 3))
     if whole == ROW.size:
-        tail.buffer[BEGIN + 3] = HAS_ROW
+        INTEGER.pack_into(tail.buffer, at, 4)
         assert read(path).attempts[0].entries == (START, block(0, 4))
-
-
-def test_a_regular_batch_needs_no_row(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START))
-    tail = fill(path, 1, 0, 2)
-    for at, hundredths in enumerate((0, 1, 0, LONGEST), BEGIN + 2):
-        tail.add_mark(at, hundredths)
-    expected = (block(0, 6).steps, block(0, 6).samples, (1, 2, 2, 3, 3, 3 + LONGEST))
-    rest = read(path).attempts[0].entries[1]
-    assert isinstance(rest, Batches)
-    assert tuple(map(tuple, (rest.steps, rest.samples, rest.centiseconds))) == expected
-
-
-@pytest.mark.parametrize("size", [0, 100, BEGIN, FIRST_ROW - 1, FIRST_ROW, FIRST_ROW + 2 * ROW.size, SIZE])
-def test_a_tail_that_is_cut_short_is_read_as_far_as_it_goes(size: int, tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START))
-    fill(path, 1, 0, 3).close(remove=False)
-    tail_path(path).write_bytes(tail_path(path).read_bytes()[:size])
-    whole = max(0, min(3, (size - FIRST_ROW) // ROW.size))
-    assert read(path).attempts[0].entries == ((START, block(0, whole)) if whole else (START,))
-
-
-@pytest.mark.parametrize("note", [b"[1]", b"[[1]]", b"[", b'[["happened"]]', b'[["behind",1]]', b'{"a":1}', b"\xff"])
-def test_a_damaged_note_is_reported(note: bytes, tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START))
-    tail = fill(path, 1, 0, 3)
-    tail.buffer[NOTES : NOTES + 1 + len(note)] = b"\n" + note
-    assert read(path).attempts[0].damage == ("the tail is damaged",)
-
-
-def test_notes_that_the_file_has_are_not_added(tmp_path: Path) -> None:
-    """A kill came after they were written, or after the first of them."""
-    path = write(tmp_path / "x.recording", attempt(START))
-    tail = fill(path, 1, 0, 3)
-    log = EventEntry("log", 0.5, Counters(0, 3, 0, 3), {"metrics": {"a": float("inf"), "b": 0.1}})
-    assert tail.note([to_json(items_of(each)) for each in (ASKED, log)])
-    lines = read_leftover(path)
-    for count in (0, 1, 2, 3):
-        added = path.with_name(f"{count}.recording")
-        added.write_text(path.read_text() + "".join(f"{line}\n" for line in lines[:count]))
-        tail_path(added).write_bytes(tail_path(path).read_bytes())
-        assert read(added).attempts[0].entries == (START, ASKED, log, block(0, 3))
-    tail.begin("a1", 2, Counters(0, 3), 0.5)
-    assert read(path).attempts[0].entries == (START,)
-
-
-class Moments(bytearray):
-    """A tail's content; reads it at every moment of being written: each write may be cut anywhere, from either end."""
-
-    found: list[list[list[Any]]]
-
-    def __setitem__(self, at: Any, value: Any) -> None:
-        before = bytes(self)
-        super().__setitem__(at, value)
-        begin, end = (at.start, at.stop) if isinstance(at, slice) else (at, at + 1)
-        for former, later in ((bytes(self), before), (before, bytes(self))):
-            self.found += [notes_of(former[:cut] + later[cut:]) for cut in range(begin, end + 1)]
-
-
-def notes_of(content: bytes) -> list[list[Any]]:
-    """Return the notes of a tail with three batches."""
-    rows = parse_tail(content)
-    assert rows is not None
-    assert len(rows.table) == 3
-    return list(rows.notes)
-
-
-def test_at_every_moment_of_clearing_and_adding_notes_a_tail_has_its_batches(tmp_path: Path) -> None:
-    tail = fill(tmp_path / "x.recording", 1, 0, 3)
-    first, second, third = (to_json(items_of(each)) for each in (ASKED, replace(ASKED, number=1), START))
-    assert tail.note([first, second])
-    assert tail.note([third])
-    content = bytes(tail.buffer[: NOTES + 2_000])
-    tail.close()
-    tail.buffer = moments = Moments(content)
-    moments.found = [notes_of(content)]
-    tail.clear_notes()
-    cleared = bytes(moments)
-    assert tail.note([third])
-    assert tail.note([first])
-    former, *later = (
-        [json.loads(each) for each in notes] for notes in ((first, second, third), (), (third,), (third, first))
-    )
-    assert {str(each) for each in moments.found} == {str(each) for each in (former, *later)}
-    # A reader began before the notes were cleared, and ended after it.
-    assert all(notes_of(content[:cut] + cleared[cut:]) in (former, []) for cut in range(NOTES, len(content)))
 
 
 def test_a_tail_with_an_incomplete_head_is_ignored(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, 3)
-    tail.buffer[BEGIN - 20 : BEGIN] = bytes(20)
+    INTEGER.pack_into(tail.buffer, NUMBER, 0)
     assert parse_tail(read_tail(path)) is None
     assert read(path).attempts[0].entries == (START,)
 
@@ -300,32 +203,9 @@ def test_a_gap_between_batches_splits_a_block(tmp_path: Path) -> None:
 def test_a_full_block_and_the_next_one(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, ROWS)
-    assert len(tail.rows(FIRST_ROW).table) == ROWS
+    assert len(tail.rows(ROWS).table) == ROWS
     tail.begin("a1", 2, Counters(0, ROWS), 0.0)
     assert parse_tail(read_tail(path)) is None  # the rows of the former block are cleared
-
-
-def test_entries_that_were_written_before_their_block_are_between_its_batches(tmp_path: Path) -> None:
-    logs = [EventEntry("log", batch / 100, Counters(0, batch, 0, batch), {"metrics": {}}) for batch in (0, 2, 5, 5)]
-    path = write(tmp_path / "x.recording", attempt(START))
-    with path.open("a") as file:
-        file.write(encode(block(0, 1), 1) + "\n")
-        for mark, log in zip((1, 2, 5, None), logs, strict=True):
-            file.write("" if mark is None else format_line(*mark_items(2, mark)) + "\n")
-            file.write(encode(log) + "\n")
-    assert read(path).attempts[0].entries == (START, block(0, 1), *logs)  # the block is lost
-    fill(path, 2, 1, 7, 3)
-    entries = read(path).attempts[0].entries
-    spans = [
-        (each.first.batch, each.first.batch + len(each)) if isinstance(each, Batches) else each.event
-        for each in entries
-        if isinstance(each, Batches | EventEntry)
-    ]
-    assert spans == ["train_start", (0, 1), "log", (1, 2), "log", (3, 5), "log", "log", (5, 7)]
-    with path.open("a") as file:
-        file.write("".join(f"{line}\n" for line in read_leftover(path)))
-    tail_path(path).unlink()
-    assert read(path).attempts[0].entries == entries
 
 
 def test_the_first_lines_alone(tmp_path: Path) -> None:

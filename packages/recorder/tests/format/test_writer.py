@@ -14,7 +14,7 @@ from heliograph_recorder.format import tail as tails
 from heliograph_recorder.format import writer as writing
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import Batches, Counters, EventEntry
-from heliograph_recorder.format.tail import BEGIN, SIZE, Tail, parse_tail, read_tail, tail_path
+from heliograph_recorder.format.tail import SIZE, Tail, tail_path
 from heliograph_recorder.format.writer import RecordingWriter
 
 Full = Callable[[int | None], None]
@@ -116,23 +116,6 @@ def test_a_ctrl_c_within_a_write_doubles_no_line(
     assert numbers(writer.path) == [0, 1, 2, 3]
 
 
-def test_lines_above_the_limit_are_dropped_and_counted(
-    writer: RecordingWriter, full: Full, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "MAX_PENDING", 500)
-    full(0)
-    with pytest.raises(OSError, match="No space"):
-        writer.write([line(0)])
-    for number in range(1, 30):
-        writer.write([line(number)])
-    full(None)
-    writer.write([line(30)])
-    kept, (damage,) = numbers(writer.path), read(writer.path).attempts[0].damage
-    writer.close()
-    assert damage.startswith(f"{31 - len(kept)} lines")
-    assert kept == list(range(31 - len(kept), 31))
-
-
 def test_lines_that_cannot_be_written_at_the_end_are_an_error(writer: RecordingWriter, full: Full) -> None:
     full(0)
     with pytest.raises(OSError, match="No space"):
@@ -157,7 +140,7 @@ def test_a_tail_that_cannot_be_added_is_added_later(tmp_path: Path, full: Full) 
     path = write(tmp_path / "x.recording", attempt())
     tail = Tail(tail_path(path))
     tail.begin("a1", 1, Counters(), -0.001)
-    tail.add_row(BEGIN, 1, 1, 0, 0, 3, 0, 0, 1, 3)
+    tail.add(0, 1, 1, 1, 0, 0, 3, 0, 0)
     full(0)
     with pytest.raises(OSError, match="No space"):
         RecordingWriter.reopen(path)
@@ -181,7 +164,7 @@ def test_the_tail_of_a_killed_run_is_added(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt())
     tail = Tail(tail_path(path))
     tail.begin("a1", 1, Counters(), 0.0)
-    tail.add_row(BEGIN, 1, 1, 0, 0, 3, 0, 0, 1, 3)
+    tail.add(0, 1, 1, 1, 0, 0, 3, 0, 0)
     before = read(path)
     writer = RecordingWriter.reopen(path)
     assert read(path) == before
@@ -197,32 +180,6 @@ def test_another_file_is_not_written_to(tmp_path: Path) -> None:
         RecordingWriter.reopen(path)
     assert [each.name for each in tmp_path.iterdir()] == ["x.recording"]
     assert path.read_text() == "precious\n"
-
-
-@pytest.mark.parametrize("obstacle", ["posix_fallocate", "open"])
-def test_without_a_mapping_each_row_is_written_if_possible(
-    obstacle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path / "x.recording", attempt())
-
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "not supported")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tails.os, obstacle, refuse)  # type: ignore[attr-defined]
-        tail = Tail(tail_path(path))
-    assert tail.obstacle is not None
-    for number in (1, 2):
-        tail.begin("a1", number, Counters(), 0.0)
-        tail.add_row(BEGIN, 1, 1, 0, 0, 3, 0, 0, 1, 3)
-        tail.write_batch(BEGIN)
-        for batch in range(2, 4 - number):
-            tail.add_mark(BEGIN + batch - 1, 0)
-            tail.write_batch(BEGIN + batch - 1)
-    rows = parse_tail(read_tail(path))
-    assert (None if rows is None else (rows.number, len(rows.table))) == ((2, 1) if obstacle != "open" else None)
-    tail.close()
-    assert not tail_path(path).exists()
 
 
 @pytest.mark.parametrize("room", [None, 1_000], ids=["enough", "too little"])

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+from heliograph_recorder.format.reader import is_being_written, writing_process
 from heliograph_recorder.format.writer import RecordingWriter
-from heliograph_recorder.format.writing_process import is_being_written, writing_process
 
 
 def test_the_process_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

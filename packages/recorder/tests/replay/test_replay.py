@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,27 +71,20 @@ class Reads(h.Plugin):
 
 def test_another_schedule_requests_at_its_own_steps(recording: Recording) -> None:
     replayed = replay(recording, [h.LogSchedule(h.Every(steps=6), at_end=True)])
-    steps = [(each.request.step, each.request.event, each.did) for each in replayed.asked]
-    assert steps == [(6, "batch_end", False), (12, "batch_end", True)]  # and the last step had its log
+    steps = [(each.request.step, each.request.event) for each in replayed.asked]
+    assert steps == [(6, "batch_end"), (12, "batch_end")]  # and the last step had its log
     assert [request.step for request in replayed.recorded[0].requests] == [4, 8, 12, 16]
-    assert_facts(
-        str(replayed.asked[1]),
-        "attempt 1, epoch 1",
-        "batch 4 step 12",
-        "batch_end: log",
-        "every 6 steps",
-        "(the run did so)",
-    )
+    assert str(replayed.asked[1]) == ("attempt 1, epoch 1 batch 4 step 12 on batch_end: log - every 6 steps")
 
 
 def test_a_stop_ends_the_run_where_it_would_have(rising: Recording) -> None:
     replayed = replay(rising, [stopping(2)])
     (end,) = replayed.ends
     assert (end.attempt, end.by, end.epoch, end.batch, end.step, end.did) == (1, "early_stopping", 1, 4, 12, False)
-    assert_facts(end.reason, "validation/rising", "4", "2 checks")
-    assert [(each.request.step, each.did, each.after_end) for each in replayed.asked] == [
-        (12, False, False),
-        (16, True, True),
+    assert end.reason == "validation/rising has not improved on 4 in 2 checks"
+    assert [(each.request.step, each.after_end) for each in replayed.asked] == [
+        (12, False),
+        (16, True),
     ]
     text = str(replayed)
     assert "early_stopping would have requested" in text
@@ -140,7 +132,6 @@ def test_the_same_plugin_ends_the_run_as_it_did(tmp_path: Path) -> None:
     replayed = replay(tmp_path, [stopping(2)])
     (end,) = replayed.ends
     assert (end.epoch, end.batch, end.step, end.did) == (1, 4, 12, True)
-    assert [each.did for each in replayed.asked] == [True]
     assert not replayed.notes
 
 
@@ -173,18 +164,18 @@ def test_a_veto_of_a_replayed_plugin_postpones_the_stop(rising: Recording) -> No
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("task", "the task"),
-        ("modules", "the modules"),
-        ("batch", "the batches"),
-        ("stepping.forward", "the training step"),
-        ("outputs", "the outputs of"),
+        ("task", "'task'"),
+        ("modules", "'modules'"),
+        ("batch", "'batch'"),
+        ("stepping.forward", "'forward'"),
+        ("outputs", "'outputs'"),
         ("loss", "losses=True"),
-        ("schedulers", "the schedulers"),
-        ("data.train_loader", "the loader"),
-        ("engine.device", "the device"),
-        ("data.seed", "the seed of"),
+        ("schedulers", "'schedulers'"),
+        ("data.train_loader", "'train_loader' of the data"),
+        ("engine.device", "'device' of the engine"),
+        ("data.seed", "'seed' of the data"),
         ("report.plugin_seconds", "`explain`"),
-        ("optimizer.state", "the optimizer's state"),
+        ("optimizer.state", "'state' of the optimizer"),
     ],
 )
 def test_a_plugin_that_reads_what_is_not_recorded_is_switched_off_and_the_others_continue(
@@ -279,34 +270,6 @@ def test_an_observer_is_forgiven(recording: Recording, caplog: pytest.LogCapture
     assert not replayed.ends
     (note,) = replayed.notes
     assert_facts(note, "'watches'", "3 errors", "log at step ")
-
-
-def test_a_learning_rate_can_be_read_where_a_log_holds_it(tmp_path: Path) -> None:
-    def schedule(optimizer: torch.optim.Optimizer) -> Any:
-        return torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
-
-    fit(
-        [h.LogSchedule(h.Every(steps=4)), h.LearningRate("step"), Recorder(tmp_path)],
-        validation=None,
-        scheduler=schedule,
-    )
-
-    class Reads(h.Plugin):
-        def __init__(self) -> None:
-            self.rates: list[float] = []
-
-        @h.on(h.Log)
-        def read(self, run: h.Run, event: h.Log) -> None:
-            self.rates.append(run.optimizer.param_groups[0]["lr"])
-
-        @h.on(h.EpochEnd)
-        def read_elsewhere(self, run: h.Run, event: h.EpochEnd) -> None:
-            run.optimizer.param_groups[0]["lr"]
-
-    plugin = Reads()
-    replayed = replay(tmp_path, [plugin])
-    assert plugin.rates == [0.05, 0.025]
-    assert "LearningRate(...)" in replayed.unheld["reads"][0]
 
 
 def test_logs_can_be_written_again(tmp_path: Path) -> None:
@@ -414,7 +377,6 @@ def test_a_validation_without_a_training_is_replayed(tmp_path: Path) -> None:
     plugin = Counts()
     replayed = replay(tmp_path, [plugin])
     assert plugin.batches == [("a", 1), ("a", 2)]  # then the run would have ended it
-    assert [each.did for each in replayed.asked] == [False]
     assert not replayed.failed
 
 
@@ -476,21 +438,10 @@ def test_much_damage_is_shortened() -> None:
     assert_each(notes[9:], ("attempt 1", "line 11", "it is damaged"), ("attempt 1", "1,288 more"))
 
 
-@pytest.mark.parametrize("given", [None, 3, b"x.recording"], ids=repr)
-def test_a_recording_that_is_not_a_path_is_refused(given: Any) -> None:
-    with pytest.raises(TypeError, match=re.escape(repr(given))):
-        replay(given, [])
-
-
 def test_an_empty_recording_is_noted() -> None:
     replayed = replay(Recording(Path("x.recording"), ()), [h.LogSchedule(h.Every(steps=2))])
     (note,) = replayed.notes
     assert "killed" in note
-
-
-def test_what_is_no_list_of_plugins_is_refused(recording: Recording) -> None:
-    with pytest.raises(TypeError, match=r"plugins=\[LogSchedule\(...\)\]"):
-        replay(recording, h.LogSchedule(h.Every(steps=2)))  # type: ignore[arg-type]
 
 
 def test_two_plugins_of_one_name_are_refused(recording: Recording) -> None:
@@ -527,5 +478,5 @@ def test_an_event_during_a_batch_does_not_count_it_twice(tmp_path: Path, caplog:
 
 def test_control_characters_of_reasons_are_escaped() -> None:
     request = Request("stop", "mine", "one\x1b[2J\ntwo", 0, 1, 1)
-    replayed = Replayed(Path("a"), ("mine",), (ReplayedRequest(1, request, None, after_end=False),), (), (), {}, {})
-    assert_facts(str(replayed).splitlines()[-1], "attempt 1, epoch 0", "batch 1 step 1", "stop - one\\x1b[2J two")
+    replayed = Replayed(Path("a"), ("mine",), (ReplayedRequest(1, request, after_end=False),), (), (), {}, {})
+    assert str(replayed).splitlines()[-1] == r"  attempt 1, epoch 0 batch 1 step 1: stop - one\x1b[2J two"

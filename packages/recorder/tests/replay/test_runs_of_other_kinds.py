@@ -93,35 +93,6 @@ def test_a_run_of_two_ranks(tmp_path: Path, ranks: Pool) -> None:
         assert not replayed.unheld
 
 
-class AsksOnOne(h.Plugin):
-    """Asks on one rank, which all serve one step later."""
-
-    asks = ("log", "stop")
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    @h.on(h.BatchEnd)
-    def ask(self, run: h.Run, event: h.BatchEnd) -> None:
-        if run.engine.rank == self.rank and run.progress.steps == 2:
-            run.control.request_log("after step 2")
-        if run.engine.rank == self.rank and run.progress.steps == 4:
-            run.control.stop("after step 4")
-
-
-def ask_on_one(folder: str) -> None:
-    trainer = h.Trainer([AsksOnOne(0), Recorder(folder)], device="cpu")
-    trainer.fit(Sums(), [*DATA, *DATA], optimizer=sgd(1e-3), epochs=1)
-
-
-def test_what_the_main_rank_asked_alone_was_done_a_step_later(tmp_path: Path, ranks: Pool) -> None:
-    ranks(2).run(ask_on_one, str(tmp_path))
-    replayed = replay(tmp_path, [AsksOnOne(0)])
-    assert [(str(made.request.verb), made.request.step) for made in replayed.asked] == [("log", 2), ("stop", 4)]
-    assert "the run did not" not in str(replayed)
-    assert "the recorded run continued" not in str(replayed)
-
-
 class Gathers(h.Plugin):
     @h.on(h.Log)
     def gather(self, run: h.Run, event: h.Log) -> None:

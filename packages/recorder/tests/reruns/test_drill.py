@@ -11,7 +11,7 @@ import torch
 from heliograph.packages.recorder.tests.mutated_programs import Program, make
 from heliograph.packages.tests.facts import assert_facts
 from heliograph_recorder import Recorder, drill
-from heliograph_recorder.digests.options import Digests
+from heliograph_recorder.plugin import Digests
 from torch import Tensor, nn
 
 

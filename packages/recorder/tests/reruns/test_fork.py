@@ -21,7 +21,7 @@ from heliograph.packages.recorder.tests.reruns.varied import state_of as state_o
 from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph.tests.kit import dropout_task, random_batches
 from heliograph_recorder import Digests, NotExact, Recorder, diverge, fork, goto
-from heliograph_recorder.divergence.report import Kind
+from heliograph_recorder.divergence.compare import Kind
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import EventEntry
 from heliograph_trackers import CSVLog
@@ -151,24 +151,6 @@ def test_a_program_that_acts_before_the_step_is_a_warning(tmp_path: Path) -> Non
     assert "give at=3 " in warning
 
 
-def test_without_a_recording_nothing_can_be_compared(tmp_path: Path) -> None:
-    trained(tmp_path / "x")
-
-    def unrecorded(folder: Path) -> Any:
-        trainer, options = program(folder)
-        trainer.plugins.disable("recorder")
-        return trainer, options
-
-    at_checkpoint = fork(tmp_path / "x", unrecorded, at=3, into=tmp_path / "y")
-    assert [each for each in at_checkpoint.warnings if "compared" in each] == []
-    text = "recorder of the fork"
-    forked = fork(tmp_path / "x", unrecorded, at=5, into=tmp_path / "z", exact=False)
-    assert forked.status == "completed"
-    assert any(text in warning for warning in forked.warnings)
-    with pytest.raises(NotExact, match=text):
-        fork(tmp_path / "x", unrecorded, at=5, into=tmp_path / "w")
-
-
 def test_its_lineage_is_in_its_state_its_manifests_and_its_recording(tmp_path: Path) -> None:
     parent = trained(tmp_path / "x")
     child = fork(tmp_path / "x", program, at=6, into=tmp_path / "y", change=halve_rate)
@@ -180,8 +162,7 @@ def test_its_lineage_is_in_its_state_its_manifests_and_its_recording(tmp_path: P
     assert saved_state(child.last_checkpoint)["forked_from"] == origin
     assert saved_state(grandchild.last_checkpoint)["forked_from"] == later
     assert grandchild.last_checkpoint is not None
-    assert storage.read_manifest(grandchild.last_checkpoint).forked_from == f"training {ids[1]} at step 9"
-    assert_facts(describe(grandchild.last_checkpoint), "fork of", f"training {ids[1]}", "step 9")
+    assert f"fork of     training {ids[1]} at step 9" in describe(grandchild.last_checkpoint)
     entries = read(tmp_path / "z").attempts[0].entries
     (loaded,) = [each for each in entries if isinstance(each, EventEntry) and each.event == "checkpoint_loaded"]
     assert loaded.data["forked_from"] == later
@@ -293,11 +274,10 @@ def test_into_a_fork_with_its_change(tmp_path: Path) -> None:
             assert state_of_run(paused.run) == kept[step]
             assert paused.comparison.first is None
             assert paused.notes == []
-    reason = r"halve_rate .*step 5: .*--change"
-    with goto(tmp_path / "y", program, step=5) as paused, pytest.raises(NotExact, match=reason):
-        paused.next_step()  # the change is before it
-    with goto(tmp_path / "y", program, step=6, exact=False) as paused:
-        assert [each for each in paused.notes if "changed by halve_rate" in each]
+    with pytest.raises(NotExact, match=r"halve_rate after step 5.*--change"):
+        goto(tmp_path / "y", program, step=5)
+    with goto(tmp_path / "y", program, step=7, exact=False) as paused:
+        assert paused.comparison.first is not None
     with pytest.raises(NotExact, match="halve_rate after step 5"):
         fork(tmp_path / "y", program, at=7, into=tmp_path / "grandchild")
     again = fork(tmp_path / "y", program, at=5, into=tmp_path / "grandchild", change=halve_rate)
@@ -368,18 +348,6 @@ def test_a_fork_that_goes_back_to_before_its_change_is_changed_again(tmp_path: P
     assert min(int(path.stem.rpartition("_")[2]) for path in (tmp_path / "y").glob("*.pth")) == 5
 
 
-def test_a_checkpoint_of_another_training_with_the_same_counters_is_skipped(tmp_path: Path) -> None:
-    for name in "xy":
-        trained(tmp_path / name)
-    for path in (tmp_path / "y").glob("*iter_6*"):
-        path.rename(tmp_path / "x" / path.name)
-    with goto(tmp_path / "x", program, step=8) as paused:
-        assert paused.comparison.first is None
-        (note,) = paused.notes
-        assert "belongs to another training" in note
-        assert paused.comparison.digested == 4  # since the checkpoint of step 3
-
-
 def test_another_program_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     trained(tmp_path / "x")
 
@@ -397,15 +365,6 @@ def test_a_folder_with_a_training_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "x")
     with pytest.raises(ValueError, match=r"x already has .*\(--into"):
         fork(tmp_path / "x", program, at=3, into=tmp_path / "x")
-
-
-@pytest.mark.parametrize("into", ["file", "file/a"])
-def test_a_file_is_no_folder(into: str, tmp_path: Path) -> None:
-    trained(tmp_path / "x")
-    (tmp_path / "file").write_text("kept")
-    with pytest.raises(ValueError, match=r"file is not .*\(--into"):
-        fork(tmp_path / "x", program, at=3, into=tmp_path / into)
-    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_a_program_without_a_folder_is_refused(tmp_path: Path) -> None:
@@ -458,19 +417,6 @@ def test_its_parent_is_a_hyper_parameter_for_trackers(tmp_path: Path) -> None:
 
     fork(tmp_path / "x", lambda folder: program(folder, Seeing(), hyper_parameters={"a": 1}), at=6, into=tmp_path / "y")
     assert seen == [{"a": 1, "forked_from": f"{parent.recording} at step 6"}]
-
-
-def test_a_refusal_is_raised_itself_through_any_plugin(tmp_path: Path) -> None:
-    trained(tmp_path / "x")
-
-    def other(folder: Path) -> Any:
-        trainer, options = program(folder, h.ExceptionPassThrough())
-        options["train"][3][0].add_(0.5)
-        return trainer, options
-
-    with pytest.raises(NotExact, match="epoch 0, batch 4"):
-        fork(tmp_path / "x", other, at=5, into=tmp_path / "y")
-    assert not (tmp_path / "y").exists()
 
 
 def test_a_change_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ def test_what_fails_on_another_number_of_ranks_says_so(ranks: Pool, tmp_path: Pa
             way(partial(programmed, seed=0))
         facts = "2 ranks", "1 rank", "torchrun --nproc-per-node=2"
         assert [fact for fact in facts if fact not in caught.value.reasons[0]] == []
-        assert caught.value.reasons[1].startswith("The global batch changed")
 
 
 def go_to_steps(folder: Path, seed: int, *, workers: int = 0, asks: bool = False, count: int = 4) -> list[bool]:

@@ -13,7 +13,7 @@ from heliograph.core.data.draws import rng
 from heliograph.core.rehearsal.trace import Leaf, leaves
 from heliograph.tests.kit import dropout_task, random_batches
 from heliograph_recorder import Digests, Recorder, diverge, drill, fork, goto
-from heliograph_recorder.divergence.report import Kind
+from heliograph_recorder.divergence.compare import Kind
 from heliograph_testing.chaos import Chaos, Fault
 
 pytestmark = [

@@ -10,7 +10,7 @@ import torch
 from heliograph.tests.kit import adam, random_batches
 from heliograph.tests.ranks_pool import Pool
 from heliograph_recorder import StepCheck, StepChecked
-from heliograph_recorder.step_check.repetition import has_same_bits
+from heliograph_recorder.step_check.plugin import has_same_bits
 from heliograph_testing.chaos import Chaos, Fault
 from torch import Tensor, nn
 

@@ -16,8 +16,7 @@ from heliograph.packages.tests.facts import assert_each
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
 from heliograph.tests.ranks_pool import Pool
-from heliograph_recorder import Recorder, Verdicts, attempt_facts, attempt_recorder, fork, open_block
-from heliograph_recorder import plugin as recorder
+from heliograph_recorder import Recorder, Verdicts, attempt_facts, attempt_recorder, fork
 from heliograph_recorder.explain.attempt_summary import summarize_attempts
 from heliograph_recorder.explain.efficiency import efficiency
 from heliograph_recorder.explain.judge import Measured
@@ -95,7 +94,7 @@ class Seen(h.Plugin):
 @pytest.fixture
 def recorded_by(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a recorder and the run have the same clock."""
-    for each in (progress, attempt_recorder, open_block, recorder):
+    for each in (progress, attempt_recorder):
         monkeypatch.setattr(each, "monotonic", clock)
     moments = SimpleNamespace(now=lambda zone: datetime.fromtimestamp(clock.now, zone))
     monkeypatch.setattr(attempt_facts, "datetime", moments)

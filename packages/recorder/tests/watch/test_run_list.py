@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -122,34 +121,6 @@ def test_a_parent_that_was_moved_is_known_by_its_name(tmp_path: Path) -> None:
     make(tmp_path / "x/one.recording", 1)
     runs._next_scan = 0.0
     assert [row["parent"] for row in runs.rows()] == [{"id": 1, "name": "x/one", "step": 7}, None]
-
-
-@pytest.mark.parametrize("beginning", [10, 2**17])  # bytes that are read at a time, at first
-def test_another_training_of_the_same_name_is_not_taken_for_a_parent(
-    beginning: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def event(name: str, **data: object) -> EventEntry:
-        return EventEntry(name, 1.0, Counters(), {"path": "p.pth", **data})
-
-    def save(training: str) -> EventEntry:
-        return event("checkpoint_saved", is_best=False, training=training)
-
-    gone = {"recording": str(tmp_path / "old/one.recording"), "step": 7, "training": "a"}
-    origin = asdict(Counters())
-    loaded = event(
-        "checkpoint_loaded", origin=origin, in_boundary=False, planned_steps=None, training="c", forked_from=gone
-    )
-    write(tmp_path / "two.recording", attempt(loaded))
-    for name, entries in {"new": [save("b")], "unsaved": []}.items():
-        (tmp_path / name).mkdir()
-        write(tmp_path / name / "one.recording", attempt(*entries))
-    runs = RunList([tmp_path])
-    nobody = {"id": None, "name": "one", "step": 7}
-    assert [(row["name"], row["parent"]) for row in runs.rows()][-1] == ("unsaved/one", None)
-    assert [row["parent"] for row in runs.rows() if row["name"] == "two"] == [nobody]
-    monkeypatch.setattr(run_list, "BEGINNING", beginning)
-    write(tmp_path / "unsaved/one.recording", attempt(save("a")))
-    assert [row["parent"] for row in runs.rows() if row["name"] == "two"] == [nobody | {"id": 2, "name": "unsaved/one"}]
 
 
 def test_what_a_recording_names_is_no_way_to_other_files(tmp_path: Path) -> None:

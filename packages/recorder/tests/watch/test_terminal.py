@@ -27,11 +27,11 @@ def text_of(*paths: Path) -> str:
 def test_a_run_on_a_screen(tmp_path: Path) -> None:
     text = text_of(write(tmp_path / "one.recording", *killed_and_resumed().attempts))
     for part in (
-        "digits: stopped",
-        "batch 6, step 14",
-        "0.1%: useful training 7.",
+        "digits: stopped by early_stopping on rank 2",
+        "epoch 1, batch 6, step 14",
+        "goodput 0.1%: useful training 7.",
         "█▄▁  0.9",
-        "step_8.pth  best and",
+        "step 8  step_8.pth  best and last",
         "early_stopping on rank 2",
     ):
         assert part in text, text

@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import Parameter
 from typing import Any, TypeVar
-from unicodedata import normalize
 
 from heliograph import (
     CheckpointSaved,
@@ -30,13 +28,12 @@ from heliograph import (
     ValidationBatchStart,
     ValidationEnd,
 )
-from heliograph.events import CATALOGUE, Event
+from heliograph.events import Event
 from heliograph.spi import known_names
 
 from ..base import EndTracker, RuleMetric, RuleOperation
-from ..errors import RuleError, RuleKeyError, RuleSyntaxError, RuleTypeError, show
-from ..language.kinds import SIGNATURES
-from ..language.rule import Rule, compile_rule
+from ..errors import RuleError, RuleKeyError, RuleSyntaxError, RuleTypeError
+from ..language import FUNCTION_NAMES, Rule
 from ..operations.log_control import names_at
 from ..operations.requests import Function
 from ..registry import DEFAULT_OPERATIONS, metric_class, operation_class
@@ -126,27 +123,14 @@ T = TypeVar("T", RuleMetric, RuleOperation)
 
 
 def create(kind: type[T], name: str, arguments: Mapping[str, Any]) -> T:
-    _check_arguments(kind, name, arguments)
     try:
         return kind(name, **deepcopy(dict(arguments)))
     except RuleError:
         raise
     except Exception as error:
-        rule_errors = {TypeError: RuleTypeError, KeyError: RuleKeyError}
-        error_class = next((raised for base, raised in rule_errors.items() if isinstance(error, base)), RuleError)
-        raise error_class(f"Cannot create {kind.__name__} {name!r}: {str(error).removesuffix('.')}.") from error
-
-
-def _check_arguments(kind: type[RuleMetric] | type[RuleOperation], name: str, arguments: Mapping[str, Any]) -> None:
-    parameters = list(inspect.signature(kind).parameters.values())[1:]  # the first is the name
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    keywords = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    allowed = [parameter.name for parameter in parameters if parameter.kind in keywords]
-    for argument in arguments:
-        if argument not in allowed:
-            hint = known_names(argument, allowed)
-            raise RuleTypeError(f"Cannot create {kind.__name__} {name!r}: it has no argument {argument!r}.{hint}")
+        names = ", ".join(list(inspect.signature(kind).parameters)[1:]) or "none"
+        text = f"Cannot create {kind.__name__} {name!r}: {str(error).removesuffix('.')}. Its arguments: {names}."
+        raise (RuleTypeError if isinstance(error, TypeError) else RuleError)(text) from error
 
 
 def create_bound(
@@ -164,13 +148,6 @@ def check_usable(metric: RuleMetric, name: str) -> None:
         raise RuleError(f"Metric handler {name} failed validation: {error}") from error
     if not is_valid:
         raise RuleError(f"Metric handler {name} failed validation.")
-    if getattr(metric.compute, "__func__", None) is RuleMetric.compute:
-        raise RuleError(f"{type(metric).__name__} has no compute(self, run, event): define it.")
-    if not isinstance(metric.events, tuple) or not set(metric.events) <= set(CATALOGUE):
-        raise RuleError(
-            f"{type(metric).__name__}.events must be a tuple of classes of heliograph.events.CATALOGUE, got "
-            f"{show(metric.events)}."
-        )
     if not metric.events and not metric.when_read:
         raise RuleError(
             f"{type(metric).__name__} would never be computed: set its events, for example events = (ValidationEnd,), "
@@ -180,35 +157,19 @@ def check_usable(metric: RuleMetric, name: str) -> None:
 
 def check_actions(operation: RuleOperation) -> None:
     for name, action in operation.actions().items():
-        kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
         try:
             inspect.signature(action).bind(None, None)
-            is_action = not any(kind(action) for kind in kinds)
         except TypeError:
-            is_action = False
-        if not is_action:
-            raise RuleTypeError(
-                f"{type(operation).__name__}.{name}{inspect.signature(action)} is not an action: an action takes "
-                "(self, run, firing) and is not a coroutine or generator."
-            )
-
-
-def class_of(part: RulePart, base: type[T]) -> type[T] | None:
-    if isinstance(part.kind, str):
-        return None
-    if not issubclass(part.kind, base):
-        raise RuleTypeError(f"The class of {part.name!r} must be a subclass of {base.__name__}, got {part.kind!r}.")
-    return part.kind
+            text = f"{type(operation).__name__}.{name} is not an action: an action takes (self, run, firing)."
+            raise RuleTypeError(text) from None
 
 
 def check_name(name: str) -> None:
-    is_word = name.isidentifier() and not keyword.iskeyword(name) and name == normalize("NFKC", name)
-    if not is_word or name.startswith(("_", "func_")) or "__" in name:
+    if not name.isidentifier() or keyword.iskeyword(name) or "__" in name or name in FUNCTION_NAMES:
         raise RuleError(
-            f"Rules cannot read a metric named {name!r}: use letters, digits and single underscores, a letter first."
+            f"Rules cannot read a metric named {name!r}: use letters, digits and single underscores, a letter first, "
+            "but not the name of a function."
         )
-    if name in SIGNATURES:
-        raise RuleError(f"Rules cannot read a metric named {name!r}, because it is the name of a function: rename it.")
 
 
 NOT_COLLECTIVE: tuple[type[Event], ...] = (  # emitted at different times on the ranks, or not on all of them
@@ -257,7 +218,7 @@ class _Building:
     def _check_metric(self, part: RulePart) -> None:
         with self._located(part.line):
             check_name(part.name)
-            kind = class_of(part, RuleMetric) or metric_class(str(part.kind), self._additions.metrics)
+            kind = metric_class(part.kind, self._additions.metrics)
             make = partial(create, kind, part.name, part.arguments)
             metric = make()
             check_usable(metric, part.name)
@@ -267,7 +228,7 @@ class _Building:
         with self._located(part.line):
             if "." in part.name:
                 raise RuleError(f"The name of an operation must not contain a dot, got {part.name!r}.")
-            kind = class_of(part, RuleOperation) or operation_class(str(part.kind), self._additions.operations)
+            kind = operation_class(part.kind, self._additions.operations)
             make = partial(create_bound, kind, part.name, part.arguments, self._additions.functions)
             operation = make()
             check_actions(operation)
@@ -302,7 +263,7 @@ class _Building:
     def _compile(self, spec: RuleSpec) -> Rule:
         with self._located(spec.lines.get("rule", spec.line), spec.name):
             try:
-                return compile_rule(str(spec.rule), self._metric_names)
+                return Rule(str(spec.rule), self._metric_names)
             except RuleSyntaxError as error:
                 problem = f"Rule for control {spec.name} is invalid: {error.problem}"
                 raise RuleSyntaxError(problem, column=error.column) from error.__cause__

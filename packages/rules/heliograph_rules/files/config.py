@@ -1,4 +1,4 @@
-"""Checks the keys and value types of a rule file, and reports errors with their lines."""
+"""Reads a rule file, and checks its keys and value types; errors have their lines."""
 
 from __future__ import annotations
 
@@ -7,11 +7,86 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from heliograph.spi import is_whole_number, known_names
+import yaml
+from heliograph.spi import is_whole_number, known_names, with_article
 
 from ..errors import RuleError, RuleKeyError, RuleTypeError, show
-from .document import Document, read_document
 from .specs import MODES, ON_ERROR, Mode, OnError, RulePart, RulePatience, RuleSet, RuleSpec
+
+
+class Document:
+    """A mapping and the lines of its parts; `file` is None if the mapping was created in Python."""
+
+    def __init__(self, content: Mapping[Any, Any], file: str | None = None) -> None:
+        self.content, self.file = content, file
+        self.lines: dict[tuple[int, Any], int] = {}
+
+    def line(self, container: Any, key: Any = None) -> int | None:
+        # `container` is the very object of the document; without a key, its own line.
+        return self.lines.get((id(container), key))
+
+
+def read_document(path: Path) -> Document:
+    """Read a rule file.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        IsADirectoryError: the path is a folder.
+        RuleError: the file is not YAML, repeats a key, or contains Python objects.
+        RuleTypeError: the file is not a mapping.
+    """
+    document = Document({}, str(path))
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"No rule file {str(path)!r} (current folder: {Path.cwd()}).") from None
+    try:
+        content = LineLoader(data, document).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        line = None if error.problem_mark is None else error.problem_mark.line + 1
+        text = f"The file is not YAML that can be read safely: {error.problem}."
+        raise RuleError(text, file=document.file, line=line) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # for example, the date 2026-13-01
+        raise RuleError(f"The file is not YAML that can be read: {error}.", file=document.file) from error
+    if not isinstance(content, dict):
+        kind = "empty" if content is None else with_article(type(content).__name__)
+        raise RuleTypeError(f"A rule file must be a mapping with the key 'controllers', got {kind}.", file=str(path))
+    document.content = content
+    return document
+
+
+class LineLoader(yaml.SafeLoader):
+    """Records the line of each mapping, key, list and item; rejects repeated keys."""
+
+    def __init__(self, data: bytes, document: Document) -> None:
+        super().__init__(data)
+        self._lines = document.lines
+
+    def mapping(self, node: yaml.MappingNode) -> dict[Any, Any]:
+        seen = set[Any]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} is repeated", key.start_mark
+                )
+            seen.add(str(key.value))
+        mapping = self.construct_mapping(node, deep=True)
+        self._lines[id(mapping), None] = node.start_mark.line + 1
+        for key, _ in node.value:
+            self._lines[id(mapping), self.construct_object(key)] = key.start_mark.line + 1
+        return mapping
+
+    def sequence(self, node: yaml.SequenceNode) -> list[Any]:
+        items = self.construct_sequence(node, deep=True)
+        self._lines[id(items), None] = node.start_mark.line + 1
+        for index, item in enumerate(node.value):
+            self._lines[id(items), index] = item.start_mark.line + 1
+        return items
+
+
+LineLoader.add_constructor("tag:yaml.org,2002:map", LineLoader.mapping)
+LineLoader.add_constructor("tag:yaml.org,2002:seq", LineLoader.sequence)
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -140,21 +215,18 @@ def read_rules(source: Source, problems: Problems | None = None) -> RuleSet:
 
     Without `problems`, the first error is raised.
     """
-    if isinstance(source, str | Path):
-        document = read_document(Path(source))
+    problems = problems or Problems()
+    if isinstance(source, RuleSet):
+        rules = source
+    elif isinstance(source, str | Path):
+        rules = _rule_set(read_document(Path(source)), problems)
     elif isinstance(source, Mapping):
-        document = Document(source)
-    elif isinstance(source, RuleSet):
-        parts = {"controller_metrics": source.metrics, "operations": source.operations}
-        document = Document({**parts, "controllers": source.controllers}, source.file)
-    elif isinstance(source, Iterable):
-        document = Document({"controllers": list(source)})
+        rules = _rule_set(Document(source), problems)
     else:
-        raise TypeError(
-            f"source must be the path of a rule file, a mapping of the same form, a RuleSet or a list of RuleSpec, got "
-            f"{show(source)}."
-        )
-    return _rule_set(document, problems or Problems())
+        rules = RuleSet(list(source))
+    for title, parts in (("metric", rules.metrics), ("operation", rules.operations), ("controller", rules.controllers)):
+        _check_unique(title, parts, rules.file, problems)
+    return rules
 
 
 def _rule_set(document: Document, problems: Problems) -> RuleSet:
@@ -168,20 +240,15 @@ def _rule_set(document: Document, problems: Problems) -> RuleSet:
     metrics = [attempt(_part, document, problems, *item, "a metric") for key in METRICS for item in top.items(key)]
     operations = [attempt(_part, document, problems, *item, "an operation") for item in top.items("operations")]
     controllers = [attempt(_controller, document, problems, *item) for item in top.items("controllers")]
-    rules = RuleSet(
+    return RuleSet(
         controllers=[controller for controller in controllers if controller is not None],
         metrics=[metric for metric in metrics if metric is not None],
         operations=[operation for operation in operations if operation is not None],
         file=document.file,
     )
-    for title, parts in (("metric", rules.metrics), ("operation", rules.operations), ("controller", rules.controllers)):
-        _check_unique(title, parts, document.file, problems)
-    return rules
 
 
 def _part(document: Document, problems: Problems, value: Any, line: int | None, title: str) -> RulePart:
-    if isinstance(value, RulePart):
-        value = {"name": value.name, "class": value.kind, "arguments": value.arguments}
     before, keys, needed = len(problems.errors), ("name", "class", "arguments"), ("name", "class")
     section = Section(document, problems, value, title, keys, needed=needed, line=line)
     kind, name = section.value.get("class"), section.text("name")
@@ -197,7 +264,6 @@ def _part(document: Document, problems: Problems, value: Any, line: int | None, 
 
 
 def _controller(document: Document, problems: Problems, value: Any, line: int | None) -> RuleSpec:
-    value = _as_mapping(value) if isinstance(value, RuleSpec) else value
     name = value.get("name") if isinstance(value, Mapping) else None
     controller = name if isinstance(name, str) and name.strip() else None
     section = Section(
@@ -258,23 +324,6 @@ def _level(section: Section) -> str:
     if level and level.lower() not in LEVELS:
         config.fail(f"'trigger_log_level' must be one of {', '.join(LEVELS)}, got {level!r}.", "trigger_log_level")
     return level.lower()
-
-
-def _as_mapping(controller: RuleSpec) -> dict[str, Any]:
-    mapping: dict[str, Any] = {
-        "name": controller.name,
-        "triggers": controller.triggers,
-        "rule": controller.rule,
-        "operations": controller.operations,
-        "config": {"trigger_log_level": controller.log_level},
-    }
-    if controller.on_error is not None:
-        mapping["on_error"] = controller.on_error
-    if isinstance(controller.patience, RulePatience):
-        mapping["patience"] = {"patience_threshold": controller.patience.threshold, "mode": controller.patience.mode}
-    elif controller.patience is not None:
-        mapping["patience"] = controller.patience
-    return mapping
 
 
 def _check_unique(title: str, parts: Sequence[RulePart | RuleSpec], file: str | None, problems: Problems) -> None:

@@ -11,7 +11,7 @@ from heliograph.spi import known_names
 
 from ..base import EndTracker, RuleMetric
 from ..errors import RuleError, show
-from .log_history import LOGGED, Entry, LogHistory, entry_of, fractional_epoch, has_loss, under_both_names
+from .history import LOGGED, Entry, LogHistory, entry_of, fractional_epoch, has_loss, under_both_names
 
 SOURCES: dict[str, tuple[type[ValidationEnd | TestEnd | PredictEnd], ...]] = {
     "on_evaluate": (ValidationEnd,),

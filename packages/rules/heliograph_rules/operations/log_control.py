@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from string import Formatter
 from typing import Any
 
@@ -14,43 +14,14 @@ from heliograph.events import Event
 from heliograph.spi import known_names
 
 from ..base import RuleFiring, RuleOperation
-from ..errors import RuleError, RuleLimitError, RuleSyntaxError, RuleTypeError, show
-from ..metrics.log_history import LOGGED, entry_of, under_both_names
+from ..errors import RuleError, RuleSyntaxError, RuleTypeError, show
+from ..metrics.history import LOGGED, entry_of, under_both_names
 
-WIDEST = 200  # width and precision of a format spec
-LONGEST = 10_000  # characters of one field
-LONGEST_LINE = 100_000  # characters of all fields
 FIELD = re.compile(r"([^\W\d]\w*)((?:\.\w+|\[[^\[\]]+\])*)")
 KEY = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")
-SPEC = re.compile(r"(?:.?[<>=^])?[-+ ]?z?#?(\d*)[,_]?(?:\.(\d+))?[a-zA-Z%]?", re.DOTALL)
-CONVERSIONS: dict[str, Callable[[Any], str]] = {"a": ascii, "r": repr, "s": str}
 
 
-@dataclass(frozen=True)
-class FormatField:
-    """A field of a format string: `text` is its source, `keys` the path below `name`."""
-
-    text: str
-    name: str
-    keys: tuple[str, ...]
-    conversion: str | None
-    spec: str
-
-    def fill(self, values: Mapping[str, Any]) -> str:
-        value: Any = values
-        for key in (self.name, *self.keys):
-            try:
-                value = _item(value, key)
-            except (KeyError, IndexError):
-                return f"<missing: {self.text}>"
-        try:
-            text = _format(value, self.conversion, self.spec)
-        except (ValueError, TypeError, OverflowError) as error:
-            return f"<{self.text} cannot be formatted: {error}>"
-        return text if len(text) <= LONGEST else text[:LONGEST] + "..."
-
-
-class FormatString:
+class LogFormat(Formatter):
     """A format string like that of `str.format`, whose fields contain only keys and indices.
 
     `{state[epoch]:.0f}` and `{state.epoch:.0f}` are equal: a key of a dict or an index of a list. `names` are the first
@@ -58,60 +29,44 @@ class FormatString:
     """
 
     def __init__(self, text: str) -> None:
-        self._parts: list[str | FormatField] = []
         try:
-            parsed = list(Formatter().parse(text))
+            fields = [(name, spec or "", conversion) for _, name, spec, conversion in self.parse(text)]
         except ValueError as error:
             raise RuleSyntaxError(f"The format {text!r} is invalid: {error}. Write braces as {{{{ and }}}}.") from None
-        for literal, name, spec, conversion in parsed:
-            self._parts.append(literal)
-            if name is not None:
-                self._parts.append(_field(text, name, spec or "", conversion))
-        self.names = frozenset(part.name for part in self._parts if isinstance(part, FormatField))
+        self.text, names = text, list[str]()
+        for name, spec, conversion in fields:
+            if name is None:
+                continue
+            match = FIELD.fullmatch(name)
+            if match is None or "{" in spec or conversion not in (None, "a", "r", "s"):
+                raise RuleSyntaxError(
+                    f"The format {text!r} has an invalid field {{{name}}}: name a metric or field, such as "
+                    f"{{state[epoch]:.1f}}."
+                )
+            names.append(match[1])
+        self.names = frozenset(names)
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        texts, remaining = list[str](), LONGEST_LINE
-        for part in self._parts:
-            text = part if isinstance(part, str) else part.fill(values)
-            texts.append(text if len(text) <= remaining else text[:remaining] + "...")
-            remaining -= len(text)
-            if remaining < 0:
-                break
-        return "".join(texts)
+        return self.vformat(self.text, (), values)
 
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        """Read only keys and indices, never an attribute of an object."""
+        match = FIELD.fullmatch(field_name)
+        assert match is not None, "checked before"
+        value: Any = kwargs
+        for key in [match[1], *(dotted or bracketed for dotted, bracketed in KEY.findall(match[2]))]:
+            try:
+                value = value[key] if isinstance(value, Mapping) and key in value else value[int(key)]
+            except (LookupError, TypeError, ValueError):
+                return f"<missing: {field_name}>", match[1]
+        return value, match[1]
 
-def _field(text: str, name: str, spec: str, conversion: str | None) -> FormatField:
-    match, numbers = FIELD.fullmatch(name), SPEC.fullmatch(spec)
-    if match is None:
-        raise RuleSyntaxError(
-            f"The format {text!r} has an invalid field {{{name}}}: name a metric or field, such as {{state[epoch]}}."
-        )
-    if numbers is None or (conversion is not None and conversion not in CONVERSIONS):
-        raise RuleSyntaxError(
-            f"The format {text!r} has a field {{{name}}} with the invalid format {spec or conversion!r}."
-        )
-    if any(len(number) > 3 or int(number) > WIDEST for number in numbers.groups() if number):
-        raise RuleLimitError(
-            f"The format {text!r} has a field {{{name}:{spec}}} that is wider than {WIDEST} characters."
-        )
-    keys = tuple(dotted or bracketed for dotted, bracketed in KEY.findall(match[2]))
-    return FormatField(name, match[1], keys, conversion, spec)
-
-
-def _item(value: Any, key: str) -> Any:
-    if type(value) is dict and key in value:
-        return value[key]
-    try:
-        index = int(key)
-    except ValueError:
-        raise KeyError(key) from None
-    if type(value) in (dict, list, tuple):
-        return value[index]
-    raise KeyError(key)
-
-
-def _format(value: Any, conversion: str | None, spec: str) -> str:
-    return format(value if conversion is None else CONVERSIONS[conversion](value), spec)
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Write a value that does not fit the format as it is, for example None."""
+        try:
+            return str(super().format_field(value, format_spec))
+        except (OverflowError, TypeError, ValueError):
+            return str(value)
 
 
 ALWAYS = ("args", "control_name", "event_name")
@@ -144,19 +99,7 @@ def fields_of(run: Run, firing: RuleFiring) -> dict[str, Any]:
         values["logs"] = entry_of(run, event)
     if isinstance(event, CheckpointSaved):
         values |= {"hf_path": event.path, "is_final": firing.is_final}
-    return {name: plain(value) for name, value in values.items()}
-
-
-def plain(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, BaseException):
-        return f"{type(value).__name__}: {value}"
-    return str(value)
+    return values
 
 
 def _fields(event: Any) -> tuple[Any, ...]:
@@ -191,7 +134,7 @@ class LogControl(RuleOperation):
         if not isinstance(log_level, str) or log_level.lower() not in levels:
             level = show(log_level)
             raise RuleError(f"Unknown log_level {level}.{known_names(level.lower(), levels)}")
-        self._level, self._format = levels[log_level.lower()], FormatString(log_format)
+        self._level, self._format = levels[log_level.lower()], LogFormat(log_format)
         self.reads = self._format.names
 
     def should_log(self, run: Run, firing: RuleFiring) -> None:

@@ -33,18 +33,6 @@ class Own(RuleMetric):
         return 1
 
 
-class Elsewhere(h.Event):
-    """An event of a package's own."""
-
-
-class Stranger(Own):
-    events = (Elsewhere,)
-
-
-class Alone(Own):
-    events = h.Log  # type: ignore[assignment]  # it should be a tuple
-
-
 class Broken(Own):
     def __init__(self, name: str) -> None:
         raise OSError("no sensor")
@@ -65,10 +53,6 @@ class Together(Act):
 
 class Lonely(RuleOperation):
     def should_act(self) -> None: ...
-
-
-class Dreamy(RuleOperation):
-    async def should_act(self, run: h.Run, firing: RuleFiring) -> None: ...
 
 
 def refused(source: Any, **given: Any) -> RuleError:
@@ -124,27 +108,25 @@ def metric(**entry: Any) -> dict[str, Any]:
         (
             metric(arguments={"window": 2}),
             RuleTypeError,
-            "'window'. Known: none.",
+            "unexpected keyword argument 'window'. Its arguments: none.",
         ),
         (
             metric(arguments={"window": 2}, **{"class": "HistoryBasedMetric"}),
             RuleTypeError,
-            "Did you mean 'window_size'?",
+            "unexpected keyword argument 'window'. Its arguments: window_size.",
         ),
-        (metric(arguments={"name": "x"}), RuleTypeError, "no argument 'name'"),
+        (metric(arguments={"name": "x"}), RuleTypeError, "multiple values for argument 'name'"),
         (
             rules(
                 controller("True"), operations=[{"name": "x", "class": "ScaleLearningRate", "arguments": {"facto": 2}}]
             ),
             RuleTypeError,
-            "Did you mean 'factor'?",
+            "argument 'facto'. Its arguments: factor, minimum, optimizer.",
         ),
-        (metric(name="a b"), RuleError, "metric named 'a b'"),
-        (metric(name="lambda"), RuleError, "metric named 'lambda'"),
-        (metric(name="_own"), RuleError, "metric named '_own'"),
-        (metric(name="func_own"), RuleError, "metric named 'func_own'"),
-        (metric(name="a__b"), RuleError, "metric named 'a__b'"),
-        (metric(name="True"), RuleError, "metric named 'True'"),
+        (metric(name="a b"), RuleError, "Rules cannot read a metric named 'a b'"),
+        (metric(name="lambda"), RuleError, "Rules cannot read a metric named 'lambda'"),
+        (metric(name="a__b"), RuleError, "Rules cannot read a metric named 'a__b'"),
+        (metric(name="True"), RuleError, "Rules cannot read a metric named 'True'"),
         (metric(name="max"), RuleError, "'max'"),
         (
             rules(controller("True"), operations=[{"name": "x", "class": "Logs"}]),
@@ -232,19 +214,10 @@ def test_a_metric_may_say_why_it_does_not_validate() -> None:
     assert "handler own failed validation:" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("kind", "form"), [(Lonely, "Lonely.should_act()"), (Dreamy, "Dreamy.should_act(run")], ids=["arguments", "async"]
-)
-def test_an_action_that_cannot_be_called_is_refused(kind: type[RuleOperation], form: str) -> None:
-    error = refused(rules(controller("True"), operations=[{"name": "own", "class": kind}]))
+def test_an_action_that_cannot_be_called_is_refused() -> None:
+    error = refused(rules(controller("True"), operations=[{"name": "own", "class": Lonely}]))
     assert isinstance(error, RuleTypeError)
-    assert form in str(error)
-    assert "is not an action" in str(error)
-
-
-def test_a_name_that_python_reads_as_another_is_refused() -> None:
-    """Rules are normalized as Python's names are: a ligature is two letters in them."""
-    assert "Rules cannot read" in str(refused(metric(name="\N{LATIN SMALL LIGATURE FI}rst")))
+    assert "Lonely.should_act is not an action" in str(error)
 
 
 def test_a_metric_that_cannot_be_made_is_refused_with_its_own_error() -> None:
@@ -257,19 +230,8 @@ def test_a_metric_that_would_never_be_computed_is_refused() -> None:
     class Deaf(Own):
         when_read = False
 
-    class Idle(RuleMetric):
-        when_read = True
-
     error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Deaf}]))
-    assert_facts(str(error), "Deaf would never")
-    error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Idle}]))
-    assert "Idle has no compute(self," in str(error)
-
-
-@pytest.mark.parametrize("kind", [Stranger, Alone], ids=["stranger", "alone"])
-def test_a_metric_receives_events_of_the_catalogue_only(kind: type[RuleMetric]) -> None:
-    error = refused(rules(controller("True"), metrics=[{"name": "own", "class": kind}]))
-    assert f"{kind.__name__}.events must" in str(error)
+    assert "Deaf would never be computed" in str(error)
 
 
 @pytest.mark.parametrize("trigger", ["run_failed", "run_closed", "on_prediction_step", "plugin_failed", "Replay"])
@@ -359,18 +321,10 @@ def test_options_are_checked() -> None:
         RuleController(rules(controller("True")), on_error="shout")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        *[("metrics", value) for value in ([dict], Own, {"own": Own}, 5, "Own")],
-        *[("operations", value) for value in ([Own], Act, None)],
-        *[("functions", value) for value in ([print], {"report": 5}, {5: print}, 5)],
-    ],
-    ids=str,
-)
-def test_arguments_of_a_wrong_type_are_refused(argument: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=rf"^{argument}= .*(list|dict).* got "):
-        RuleController(rules(controller("True")), **{argument: value})
+def test_a_class_of_a_wrong_type_is_refused() -> None:
+    source = rules(controller("True"), metrics=[{"name": "own", "class": "Own"}])
+    with pytest.raises(TypeError, match="a subclass of RuleMetric"):
+        RuleController(source, metrics=[dict])  # type: ignore[list-item]
 
 
 def test_it_can_be_sent_to_other_processes() -> None:

@@ -245,18 +245,6 @@ def test_all_errors_are_found_where_they_are_asked_for(tmp_path: Path) -> None:
     assert [each.name for each in rules.controllers] == ["second"]
 
 
-@pytest.mark.parametrize("source", [5, None], ids=repr)
-def test_what_is_no_source_is_reported(source: Any) -> None:
-    with pytest.raises(TypeError, match="path of a rule"):
-        read_rules(source)
-
-
-def test_a_controller_is_checked_as_one_in_a_file_is() -> None:
-    wrong = RuleSpec("a", ["on_log"], "True", ["x.y"], patience=3)  # type: ignore[arg-type]
-    with pytest.raises(RuleTypeError, match="controller 'a': the patience"):
-        read_rules([wrong])
-
-
 def test_long_values_are_cut_short_in_errors() -> None:
     with pytest.raises(RuleTypeError) as caught:
         read_rules(changed(operations="x" * 10_000))

@@ -38,7 +38,7 @@ from heliograph.events import Lane, Progress
 from heliograph_rules.base import RuleMetric
 from heliograph_rules.errors import RuleError
 from heliograph_rules.metrics.ancestors import EvalMetrics, Loss, Metrics, PerProcessState, TrainingState
-from heliograph_rules.metrics.log_history import ancestor_name, under_both_names
+from heliograph_rules.metrics.history import ancestor_name, under_both_names
 from torch.optim.lr_scheduler import StepLR
 
 Make = Callable[..., Any]

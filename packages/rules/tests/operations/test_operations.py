@@ -97,7 +97,7 @@ def test_every_action_makes_its_request(
         action(run, firing())
         (request,) = control.history
         assert request == Request(VERBS[name], "the caller", request.reason, 1, 2, 3)  # type: ignore[arg-type]
-        assert_facts(request.reason, "rule 'mine'", "on_step_end: loss < 1")  # type: ignore[arg-type]
+        assert_facts(request.reason, "rule 'mine'", "on_step_end: loss < 1")
     everywhere = {"end_epoch", "cut_validation"}  # at any time, and where an evaluation can be cut short
     assert operation.asks == {name: VERBS[name] for name in actions if VERBS.get(name, "end_epoch") not in everywhere}
     for name in withdrawing:

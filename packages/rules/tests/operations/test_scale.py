@@ -17,7 +17,7 @@ from heliograph.packages.tests.facts import assert_each
 from heliograph_rules import RuleController
 from heliograph_rules.base import RuleFiring
 from heliograph_rules.errors import RuleError
-from heliograph_rules.operations.scale import ScaleLearningRate
+from heliograph_rules.operations.requests import ScaleLearningRate
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 

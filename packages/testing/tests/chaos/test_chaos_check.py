@@ -248,7 +248,7 @@ def test_a_folder_elsewhere_is_refused_and_stays_as_it_was(tmp_path: Path, link:
     if link:
         names, remedy = ("linked", str(folder)), "--leave-out linked, or use"
     else:
-        names, remedy = (str(folder),), "relative to the current"
+        names, remedy = (str(folder), ""), "relative to the current"
     assert_facts(refused.value, "would write", *names, "outside the copy", remedy)
 
 

@@ -163,6 +163,6 @@ def test_a_report_in_words() -> None:
         ("4 attempts", "1 continued", "1 restarted", "ended 0"),
         ("goodput: 83%", "20 of 24", "4 were repeated", "25% of", "2.0 s of 8.0"),
         ("silent: 1 fault", "not noticed"),
-        ("differs: batch 3: 1.0"),
+        ("differs: batch 3: 1.0",),
     )
     assert not report.is_good

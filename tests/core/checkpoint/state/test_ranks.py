@@ -23,7 +23,7 @@ def cut(rank: int = 0, **more: Any) -> dict[str, Any]:
         "engine": {},
         "task": {},
         "metrics": {"validation/loss": 0.5},
-        "means": {"loss": [float(rank), 4.0, 0.5, 1]},
+        "means": {"loss": [rank + 0.5, 4.0]},
         "filters": {},
         **more,
     }
@@ -82,12 +82,12 @@ def test_a_new_rank_has_nothing_to_log_yet() -> None:
 
 
 def test_the_main_rank_logs_what_ranks_that_are_gone_had_not() -> None:
-    gone: list[dict[str, Any]] = [{"means": {"loss": [2.0, 4.0, 1.0, 3], "other": [1.0, 1.0, 0.0, 0]}}, {}]
+    gone: list[dict[str, Any]] = [{"means": {"loss": [3.0, 4.0], "other": [1.0, 1.0]}}, {}]
     whole = {**cut(), "ranks": [{}, *gone]}
-    assert select_rank_part(whole, 0, 3)["means"] == {"loss": [0.0, 4.0, 0.5, 1]}
-    # 0.0 + (2.0 + 1.0) of the second, and (0.0 + 0.5) of the third, which had the same as the main rank
-    assert select_rank_part(whole, 0, 1)["means"] == {"loss": [3.5, 12.0, 0.5, 1], "other": [1.0, 1.0, 0.0, 0]}
-    assert select_rank_part(whole, 0, 2)["means"] == {"loss": [0.5, 8.0, 0.5, 1]}
+    assert select_rank_part(whole, 0, 3)["means"] == {"loss": [0.5, 4.0]}
+    # 0.5 + 3.0 of the second, and 0.5 of the third, which had the same as the main rank
+    assert select_rank_part(whole, 0, 1)["means"] == {"loss": [4.0, 12.0], "other": [1.0, 1.0]}
+    assert select_rank_part(whole, 0, 2)["means"] == {"loss": [1.0, 8.0]}
 
 
 def test_a_cut_of_another_rank_is_its_own() -> None:
@@ -112,5 +112,5 @@ def test_only_what_differs_is_kept_for_each_rank(ranks: Pool) -> None:
     assert first[0] == {}
     assert first[1] == {
         "plugins": {"own": {"value": torch.tensor(1.0)}, "beside": {"value": 2}, "on main only": None},
-        "means": {"loss": [1.0, 4.0, 0.5, 1]},
+        "means": {"loss": [1.5, 4.0]},
     }

@@ -35,18 +35,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def age(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let an hour go by: a file's time of change cannot be set."""
-    monkeypatch.setattr(reader, "time_ns", lambda: folder.stat().st_ctime_ns + 3600 * 10**9)
-
-
 def test_each_manifest_is_read_once(
     tmp_path: Path, opened: Make, state: Make, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened()
     for name in ("a.pth", "b.pth"):
         store.save(name, state())
-    age(tmp_path, monkeypatch)
     manifests = Manifests(tmp_path)
     first = manifests.look()
     store.save("c.pth", state())
@@ -62,7 +56,6 @@ def test_a_manifest_that_changed_is_read_again(
     tmp_path: Path, opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened().save("a.pth", state(1))
-    age(tmp_path, monkeypatch)
     manifests = Manifests(tmp_path)
     [found] = manifests.look()
     content = (tmp_path / "a.pth").read_bytes()
@@ -76,21 +69,8 @@ def test_a_manifest_that_changed_is_read_again(
     assert changed.run_name == found.run_name == "run"
 
 
-def test_what_was_written_a_moment_ago_is_read_again(
-    tmp_path: Path, opened: Make, state: Make, read: list[str]
-) -> None:
-    opened().save("a.pth", state(1))
-    read.clear()
-    manifests = Manifests(tmp_path)
-    manifests.look()
-    manifests.look()
-
-    assert read == ["a.pth", "a.pth"]
-
-
 def test_data_that_comes_and_goes(tmp_path: Path, opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     opened().save("a.pth", state(1))
-    age(tmp_path, monkeypatch)
     manifests = Manifests(tmp_path)
     [before] = manifests.look()
     (tmp_path / "a.pth").unlink()

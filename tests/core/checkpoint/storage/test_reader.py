@@ -53,7 +53,7 @@ def test_a_file_without_a_manifest(tmp_path: Path, opened: Make, state: Make) ->
         with pytest.raises(ValueError, match=ADVICE):
             read(tmp_path / "a.pth")
 
-    assert storage.load(tmp_path / "a.pth", verify=False)["progress"]["steps"] == 3
+    assert storage.read(tmp_path / "a.pth")["progress"]["steps"] == 3
 
 
 def test_a_missing_file_lists_its_siblings(tmp_path: Path, opened: Make, state: Make) -> None:
@@ -66,11 +66,11 @@ def test_a_missing_file_lists_its_siblings(tmp_path: Path, opened: Make, state: 
         storage.read_manifest(tmp_path / "b.pth")
 
 
-@pytest.mark.parametrize("name", ["a.json", "run.last"])
+@pytest.mark.parametrize("name", ["run.last"])
 def test_a_path_to_something_else(tmp_path: Path, opened: Make, state: Make, name: str) -> None:
     store = opened()
     store.point("last", store.save("a.pth", state()).path)
-    with pytest.raises(ValueError, match="checkpoint:"):
+    with pytest.raises(ValueError, match=r"folder|torch\.save"):
         storage.load(tmp_path / name)
 
 
@@ -108,10 +108,10 @@ def test_a_malicious_pickle_with_a_forged_manifest_is_refused(tmp_path: Path, op
     store.save("good.pth", state(1))
     forge(tmp_path / "evil.pth", state(99, evil=Evil(tmp_path / "it ran")))
     storage.verify(tmp_path / "evil.pth")
-    for verify in (True, False):
+    for read in (storage.load, storage.read):
         with pytest.raises(ValueError, match="read: UnpicklingError: Unsupported"):
-            storage.load(tmp_path / "evil.pth", verify=verify)
-    with pytest.raises(UnreadableError, match=r"evil\.pth.*is intact.*cannot be read"):
+            read(tmp_path / "evil.pth")
+    with pytest.raises(UnreadableError, match=r"evil\.pth .* it is intact.*cannot be read"):
         store.newest()
     assert not (tmp_path / "it ran").exists()
 
@@ -312,8 +312,8 @@ def test_newest_passes_over_what_is_damaged_and_says_so(tmp_path: Path, opened: 
 
     assert entry.path.name == "a.pth"
     assert loaded["progress"]["steps"] == 0
-    assert [path for path in "abcde" for line in passed_over if f"{path}.pth" in line] == ["b", "c", "d", "e"]
-    assert len(passed_over) == 4
+    assert [path for path in "abcde" for line in passed_over if f"{path}.pth" in line] == ["b", "d", "e"]
+    assert len(passed_over) == 3
 
 
 def test_other_runs_are_none_of_its_business_unless_there_is_nothing_else(

@@ -166,7 +166,7 @@ def test_a_damaged_shard_is_noticed(tmp_path: Path, opened: Make, state: Make, f
         shard.write_bytes(content[:-1] if fault == "cut" else content[:-1] + b"?")
     said = {
         "flipped": "SHA-256 does not match",
-        "cut": "59 bytes, .* 60",
+        "cut": "its size or",
         "gone": "is missing",
     }
     with pytest.raises(ValueError, match=rf"shard .*b\.\w+\.shards/__1_0\.distcp.*{said[fault]}"):

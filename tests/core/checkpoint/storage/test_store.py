@@ -19,7 +19,6 @@ from heliograph.core.checkpoint.storage import Files, Store
 from heliograph.core.checkpoint.storage.archive import compacted
 from heliograph.core.checkpoint.storage.files import prepare_folder
 from heliograph.core.checkpoint.storage.manifest import encode
-from heliograph.tests.messages import assert_facts
 
 Make = Callable[..., Any]
 
@@ -248,7 +247,7 @@ def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ValueError) as info:
             Store(folder, "run").open()
-        assert_facts(info.value, folder, tmp_path / "file", "not a folder")
+        assert f"Nothing can be saved in {folder}: " in str(info.value)
 
 
 def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +316,6 @@ def test_what_is_of_another_training_is_neither_replaced_nor_removed(
     store.write_as(OTHER, "run-2")
     second = store.save("a.pth", state(2, training_id=OTHER))
 
-    assert (tmp_path / ".run-2.lock").exists()
     assert (second.path.name, second.sequence, second.run_name, second.family) == ("a-2.pth", 2, "run-2", "run")
     assert (store.own(), store.entries()[0]) == ([second], [second, first])
     assert store.remove(first.path) is False
@@ -329,7 +327,6 @@ def test_what_is_of_another_training_is_neither_replaced_nor_removed(
     store.point("last", second.path)
     store.close()
     assert names() == ["a-2.pth", "run-2.last"]
-    assert not (tmp_path / ".run-2.lock").exists()
 
 
 def test_what_helios_wrote_is_never_written_over(opened: Make, state: Make) -> None:
@@ -338,16 +335,6 @@ def test_what_helios_wrote_is_never_written_over(opened: Make, state: Make) -> N
 
     assert store.save("a.pth", state(2)).path.name == "a-2.pth"
     assert storage.verify(former.path) == former
-
-
-def test_a_name_that_another_store_writes_under_is_refused(opened: Make, state: Make) -> None:
-    store, other = opened(), opened("run-2")
-    with pytest.raises(ValueError, match="checkpoints of run 'run-2'"):
-        store.write_as(ONE, "run-2")
-    other.close()
-    store.write_as(ONE, "run-2")
-    store.close()
-    opened("run-2")
 
 
 def test_a_measurement_after_the_save_travels_with_the_file(tmp_path: Path, opened: Make, state: Make) -> None:
@@ -408,17 +395,3 @@ def test_a_late_judgement_needs_room_for_a_second_file(opened: Make, state: Make
 
     assert info.value.errno == errno.ENOSPC
     assert (names(), entry.path.read_bytes()) == (["a.pth"], before)
-
-
-def test_a_link_stays_one_if_the_checkpoint_is_judged(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
-    store = opened()
-    entry = store.save("a.pth", state(1))
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    entry.path.rename(elsewhere / "moved.pth")
-    entry.path.symlink_to(elsewhere / "moved.pth")
-    store.judge(entry, ("validation/loss", "min", 0.5))
-
-    assert entry.path.is_symlink()
-    assert [path.name for path in elsewhere.iterdir()] == ["moved.pth"]
-    assert storage.verify(entry.path).judged_by == ("validation/loss", "min", 0.5)

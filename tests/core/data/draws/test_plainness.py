@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.data.draws import users_code
-from heliograph.core.data.draws.users_code import Plainness
+from heliograph.core.data.draws.users_code import is_plain_data
 from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
@@ -96,66 +96,38 @@ NOT_PLAIN: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("collate", [default_collate, default_convert])
 def test_data_alone(name: str, collate: Any) -> None:
-    assert Plainness().of(PLAIN[name](), collate)
+    assert is_plain_data(PLAIN[name](), collate)
 
 
 @pytest.mark.parametrize("name", NOT_PLAIN)
 def test_what_may_run_code(name: str) -> None:
-    assert not Plainness().of(NOT_PLAIN[name](), default_collate)
+    assert not is_plain_data(NOT_PLAIN[name](), default_collate)
 
 
 def test_what_contains_itself() -> None:
     data: list[Any] = [1]
     data += [data] * 3
 
-    assert not Plainness().of(data, default_collate)
+    assert not is_plain_data(data, default_collate)
 
 
 @pytest.mark.parametrize("collate", [lambda batch: batch, len])
 def test_another_collate_function(collate: Any) -> None:
-    assert not Plainness().of(tensors(), collate)
+    assert not is_plain_data(tensors(), collate)
 
 
 @pytest.mark.parametrize("kind", [int, Point])
 def test_a_function_of_the_user_in_torchs_registry(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(default_collate_fn_map, kind, lambda batch, *, collate_fn_map=None: batch)
 
-    assert not Plainness().of(tensors(), default_collate)
-
-
-def test_what_changes_is_looked_at_again() -> None:
-    known, short, long = Plainness(), [1], [1] * 2000
-
-    assert known.of(short, default_collate)
-    assert known.of(long, default_collate)
-    short[0] = object()  # type: ignore[call-overload]
-    long.append(object())  # type: ignore[arg-type]
-    assert not known.of(short, default_collate)
-    assert not known.of(long, default_collate)
-
-
-def test_an_item_of_a_long_list_that_is_replaced_is_noticed() -> None:
-    known, long = Plainness(), [{"x": 1.0} for _ in range(2000)]
-
-    assert known.of(long, default_collate)
-    long[3] = OrderedDict(x=1.0)
-    assert not known.of(long, default_collate)
-
-
-def test_what_is_in_the_items_of_a_long_list_is_looked_at_once() -> None:
-    known, long = Plainness(), [[1] for _ in range(2000)]
-    assert known.of(long, default_collate)
-    long[0][0] = object()  # type: ignore[call-overload]  # as the search for generators, it goes by the length
-
-    assert known.of(long, default_collate)
-    assert not Plainness().of(long, default_collate)
+    assert not is_plain_data(tensors(), default_collate)
 
 
 def test_no_list_of_all_values_is_made() -> None:
     data = [[7] * 1000] * 1000
     tracemalloc.start()
     try:
-        assert Plainness().of(data, default_collate)
+        assert is_plain_data(data, default_collate)
         assert tracemalloc.get_traced_memory()[1] < 200_000  # the values alone take 8 MB as one list
     finally:
         tracemalloc.stop()
@@ -170,14 +142,6 @@ def test_the_look_ends_at_the_first_that_is_not_data(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(users_code, "_is_data", counted)
 
-    assert not Plainness().of([[1], [object()], [2]], default_collate)
+    assert not is_plain_data([[1], [object()], [2]], default_collate)
     assert looks[1:] == [[1], looks[2]]
     assert len(looks) == 3
-
-
-def test_no_list_is_kept_that_is_not_read_any_more() -> None:
-    known, first = Plainness(), [1] * 2000
-    known.of(first, default_collate)
-    known.of([2] * 2000, default_collate)
-
-    assert first not in [holder for holder, _ in known._known.values()]

@@ -12,7 +12,6 @@ import pytest
 import torch
 from heliograph.core.data.training_data import TrainingData
 from heliograph.events import Progress
-from heliograph.tests.messages import assert_facts
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 Make = Callable[..., Any]
@@ -195,36 +194,10 @@ class CountingBatches:
         return 2
 
 
-class Unseekable:
-    """Promises an order by (seed, epoch), and does not keep that."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def __len__(self) -> int:
-        return 8
-
-    def indices(self, seed: int, epoch: int, start: int) -> Any:
-        self.times += 1
-        return iter([(each + self.times) % 8 for each in range(start, 8)])
-
-
-def test_a_sampler_with_a_state_is_accused_and_not_the_dataset() -> None:
-    (sentence,) = found(By(PURE["index"]), sampler=Unseekable())
-
-    assert_facts(sentence, "Unseekable", "order", "cannot be seeded")
-
-
 @pytest.mark.parametrize("how", [{"sampler": Counting()}, {"batch_size": 1, "batch_sampler": CountingBatches()}])
 def test_a_sampler_without_indices_is_not_accused(how: dict[str, Any]) -> None:
     assert found(By(count), **how) == [LOADS]
     assert found(By(PURE["index"]), **how) == []
-
-
-def test_a_sampler_and_a_dataset_with_a_state_are_both_accused() -> None:
-    sentences = found(By(count), sampler=Unseekable())
-
-    assert [sentence.split(" ", 1)[0] for sentence in sentences] == ["Unseekable", "By"]
 
 
 def test_an_epoch_without_batches_shows_nothing() -> None:

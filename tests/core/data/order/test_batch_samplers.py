@@ -14,7 +14,6 @@ from heliograph.core.data.order.dealt import (
     DealtSamples,
     OpaqueOrder,
     SeekableOrder,
-    SingleOrder,
     order_of,
 )
 from heliograph.core.data.order.sizes import Share
@@ -317,9 +316,9 @@ def test_which_order_stands_in(drawing: Make) -> None:
         ),
         (
             DataLoader(data, batch_size=None),
-            SingleOrder,
+            SeekableOrder,
             1,
-            {"order": "sequential", "seed": None, "samples": 22},
+            {"order": "sequential", "seed": None, "samples": 22, "drop_last": False},
         ),
         (
             DataLoader(data, 4, sampler=WeightedRandomSampler([1.0], 9)),
@@ -352,4 +351,3 @@ def test_which_order_stands_in(drawing: Make) -> None:
         assert order.kind == facts
         assert order.batch_size == batch_size
         assert order.length == len(loader)
-        assert order.draws is (kind not in (SeekableOrder, SingleOrder))

@@ -103,7 +103,7 @@ def test_any_number_of_ranks_reads_the_same_samples_in_the_same_order(kind: str,
     sizes = [each for each in (1, 2, 3, 4, 6, 12) if not (whole // other) % each]
     size_then = whole // one if one == other else data.draw(st.sampled_from(sizes))
     after = [source_of(loader_of(kind, size, size_then), share) for share in shares(other)]
-    moved, _ = convert_progress(progress, before[0].layout, after[0].layout)
+    moved = convert_progress(progress, before[0].layout, after[0].layout)
     rest = [read(source, batch=moved["batch"]) for source in after]
 
     consumed = in_order([each[:place] for each in batches])
@@ -304,7 +304,7 @@ def layout(world_size: int, batch_size: int | None, batches: int | None = None, 
 
 
 def moved(batch: int, before: Layout, now: Layout, **more: Any) -> dict[str, Any]:
-    return convert_progress(Progress(batch=batch, **more).state_dict(), before, now)[0]
+    return convert_progress(Progress(batch=batch, **more).state_dict(), before, now)
 
 
 def test_a_position_is_the_same_to_the_sample() -> None:

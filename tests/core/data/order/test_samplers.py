@@ -164,14 +164,14 @@ def test_sizes(kind: Any, size: Any) -> None:
 @pytest.mark.parametrize("kind", [RandomSampler, SequentialSampler])
 @pytest.mark.parametrize("size", [True, 5.0, None, iter([1])])
 def test_no_size(kind: Any, size: Any) -> None:
-    with pytest.raises(TypeError, match="needs a dataset"):
+    with pytest.raises(ValueError, match="needs a dataset"):
         kind(size)
 
 
 @pytest.mark.parametrize("kind", [RandomSampler, SequentialSampler])
 @pytest.mark.parametrize("size", [0, -1, []])
 def test_no_samples(kind: Any, size: Any) -> None:
-    with pytest.raises(ValueError, match=r"1 sample, got (0|-1)"):
+    with pytest.raises(ValueError, match="at least 1 sample"):
         kind(size)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.data.draws import generators, keyed_generators
-from heliograph.core.data.draws.users_code import Plainness
+from heliograph.core.data.draws import keyed_generators
+from heliograph.core.data.sources import dataloader
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Reading
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset, TensorDataset
@@ -104,19 +104,10 @@ def test_the_batches_are_those_of_a_keyed_source(name: str, how: str, epoch: int
 def test_nothing_is_seeded_or_set_aside(name: str, monkeypatch: pytest.MonkeyPatch, training_stream: Any) -> None:
     batches = source_of(DataLoader(DATA[name](), 4, shuffle=True)).open(READING)
     before = training_stream()
-    monkeypatch.setattr(generators._Isolation, "__enter__", None)
+    monkeypatch.setattr(dataloader, "isolated", None)
 
     assert len(list(batches)) == (8 if name == "parts" else 6)
     assert training_stream() == before
-
-
-@pytest.mark.usefixtures("unkeyed")
-def test_of_the_first_batch_only_the_rest_is_read() -> None:
-    loader = DataLoader(tensors(), 4, shuffle=True)
-    whole, rest = (list(source_of(loader).open(replace(READING, batch=2, within=within))) for within in (0, 3))
-
-    assert rest[0][0].tolist() == whole[0][0].tolist()[3:]
-    assert texts(rest[1:]) == texts(whole[1:])
 
 
 def drawing_rows() -> list[Row]:
@@ -186,23 +177,3 @@ def test_a_loader_of_the_users_class_is_kept_apart(training_stream: Any) -> None
 
     assert len(list(source.open(READING))) == 6
     assert training_stream() == before
-
-
-@pytest.mark.parametrize(("loader", "looks"), [(OwnLoader, 1), (DataLoader, 3)])
-def test_data_are_looked_through_only_where_that_can_matter(
-    loader: Callable[..., Any], looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A loader that is keyed in any case asks once, whether a comparison of the first batch can show anything."""
-    look, seen = Plainness.of, list[Any]()
-
-    def counted(self: Plainness, dataset: Any, collate: Any) -> bool:
-        seen.append(dataset)
-        return look(self, dataset, collate)
-
-    monkeypatch.setattr(Plainness, "of", counted)
-    source = source_of(loader(tensors(), 4))
-    for epoch in range(3):
-        source.open(replace(READING, epoch=epoch, probes=True))
-
-    assert len(seen) == looks
-    assert source.hidden() == (0.0, [])

@@ -35,7 +35,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
-    RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
 )
@@ -161,13 +160,6 @@ def test_nodes_continue_in_every_resume(sampler: Any, cuts: tuple[int, ...], fit
         saved = part.cuts.get(stop)
     assert part.weights == whole.weights
     assert part.result.resume.reasons
-
-
-def test_a_sampler_in_nodes_that_keeps_no_state_is_not_believed(fit: Make) -> None:
-    cut = fit(nodes(RandomSampler), cut_at=[3]).cuts[3]
-    resume = fit(nodes(RandomSampler), saved=cut).result.resume
-    assert resume.reasons
-    assert "RandomSampler" in resume.reasons[0]
 
 
 class Stale(Shards):

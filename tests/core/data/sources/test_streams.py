@@ -70,9 +70,9 @@ def test_each_stream_comes_in_its_own_order(drawing: Make, read: Read) -> None:
     assert len(set(chain(*passes.values()))) == 8
 
     mixed = read(made(mode="weighted", length=12), epochs=[0])
-    source = source_of(made(mode="weighted", length=12))
+    source: Any = source_of(made(mode="weighted", length=12))
     list(source.open(reading(0, 0)))
-    chosen = [source.chosen(number) for number in range(12)]  # type: ignore[attr-defined]  # of several streams only
+    chosen = [source.chosen(number) for number in range(12)]
     for name in ("one", "two"):
         own = [indices(batch) for batch, of in zip(mixed, chosen, strict=True) if of == name]
         assert own[:3] == list(passes[name][0])
@@ -279,17 +279,6 @@ def test_a_stream_that_ends_before_its_length_is_named() -> None:
         list(source.open(reading(0, 0)))
 
 
-def test_how_often_an_epoch_reads_a_stream_again_is_reported_for_all_together() -> None:
-    source = source_of(
-        Streams({"a": DataLoader(Flow(6), None), "b": DataLoader(Flow(4), None), "c": [1] * 6}, mode="max")
-    )
-    source.load_state_dict({"streams": {}, "places": {"a": [0, 3, False], "b": [0, 3, False], "c": [0, 3, False]}})
-    reported: list[tuple[int, int]] = []
-    again = Reading(5, 0, 3, True, lambda done, batches: reported.append((done, batches)))
-    assert [flat(batch)["c"] for batch in source.open(again)] == [1, 1, 1]
-    assert reported == [(number, 6) for number in (0, 1, 2, 3, 4, 5, 6)]
-
-
 def test_what_is_read_again_is_compared_with_the_streams_that_were() -> None:
     """The other streams' parts are not read again."""
     compared: list[Any] = []
@@ -297,7 +286,7 @@ def test_what_is_read_again_is_compared_with_the_streams_that_were() -> None:
         source = source_of(Streams({"a": [7] * 4, "b": DataLoader(Epochs(2), None)}, mode=mode))  # type: ignore[arg-type]
         batches = source.open(reading(0, 0))
         *_, last = (next(batches) for _ in range(position))
-        parts = source.compared(last, position)  # type: ignore[attr-defined]  # of several streams only
+        parts = source.compared(last, position)
         assert list(parts) == list(expected)
         compared.clear()
         source.open(reading(0, position, check=compared.append))

@@ -7,18 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from heliograph.core.data.loaders import evaluation_loader
-from heliograph.core.data.sources import dataloader
-from heliograph.core.data.sources.dataloader import IterableSource, copy_loader, prepare_worker, shield_workers
-from torch.utils.data import DataLoader, IterableDataset
+from heliograph.core.data.sources.dataloader import copy_loader, prepare_worker, shield_workers
+from torch.utils.data import DataLoader
 
 FORK = multiprocessing.get_context("fork")
 
@@ -116,55 +113,6 @@ def test_a_worker_that_starts_ends_with_its_killed_main_process(context: str, lo
                     os.killpg(main.pid, signum)
 
 
-MAIN, SERVER, OTHER = 100, 200, 1
-
-
-@pytest.mark.parametrize(
-    ("parents", "exists", "looks"),
-    [
-        ([MAIN, MAIN, MAIN], True, None),
-        ([MAIN, MAIN, OTHER], True, 2),
-        ([SERVER, SERVER, SERVER], True, None),
-        ([SERVER, OTHER, OTHER], True, None),  # the fork server has ended: that says nothing
-        ([OTHER, OTHER, OTHER], False, 1),  # the main process had ended before
-    ],
-)
-def test_it_ends_although_another_process_holds_the_sentinel(
-    parents: list[int], exists: bool, looks: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Ended(BaseException):
-        """Replaces the process end."""
-
-    def end(status: int) -> None:
-        raise Ended
-
-    looked: list[Any] = []
-
-    def look(sentinels: list[int], seconds: float) -> list[int]:
-        if len(looked) == len(parents) - 1:
-            raise TimeoutError
-        looked.append((sentinels, seconds))
-        return []
-
-    monkeypatch.setattr(dataloader, "wait", look)
-    monkeypatch.setattr(dataloader, "_exists", {MAIN: exists}.__getitem__)
-    monkeypatch.setattr(os, "getppid", lambda: parents[len(looked)])
-    monkeypatch.setattr(os, "_exit", end)
-    with pytest.raises(TimeoutError if looks is None else Ended):
-        dataloader._follow(SimpleNamespace(pid=MAIN, sentinel=7))
-    assert looked == [([7], dataloader.LOOK)] * (2 if looks is None else looks)
-
-
-def test_which_processes_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = FORK.Process()
-    process.start()
-    process.join()
-    assert process.pid is not None
-    assert [dataloader._exists(pid) for pid in (os.getpid(), os.getppid(), 1, process.pid)] == [True, True, True, False]
-    monkeypatch.setattr(os, "name", "nt")  # where signal 0 is not a mere question
-    assert dataloader._exists(process.pid)
-
-
 # Loaders.
 
 
@@ -182,15 +130,3 @@ def test_loaders_are_shielded_once_and_the_user_s_own_stays_as_it_is() -> None:
         assert isinstance(own.worker_init_fn, partial)
         assert (own.worker_init_fn.func, own.worker_init_fn.keywords) == (prepare_worker, {"then": init})
     assert loader.worker_init_fn is init
-
-
-def test_workers_that_only_a_resume_brings_are_shielded() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter([1, 2])
-
-    source = IterableSource(DataLoader(Stream()))
-    source.load_state_dict({"workers": 2})
-    assert source._copy.num_workers == 2
-    assert isinstance(source._copy.worker_init_fn, partial)
-    assert source._copy.worker_init_fn.func is prepare_worker

@@ -109,26 +109,14 @@ def _checkpoint(run: Run, attribute: str) -> Any:
     return getattr(checkpoints[0], attribute) if checkpoints else None
 
 
-def _schedules(run: Run, kind: Schedule) -> list[tuple[Filter, bool]]:
-    schedules = [(schedule.filter, schedule.at_end) for schedule in _plugins(run, kind)]
+def _schedules(run: Run, kind: Schedule) -> list[Filter]:
     every = [checkpoint.every for checkpoint in _plugins(run, Checkpoint)] if kind is SaveSchedule else []
-    return [*schedules, *((interval, True) for interval in every if interval is not None)]
-
-
-def last_flags(run: Run) -> set[str]:
-    kinds: dict[str, Schedule] = {"should_save": SaveSchedule}
-    if run.data.validation_sets:
-        kinds["should_evaluate"] = ValidationSchedule
-    return {
-        flag
-        for flag, kind in kinds.items()
-        if any(at_end and when.unit != "epochs" for when, at_end in _schedules(run, kind))
-    }
+    return [*(schedule.filter for schedule in _plugins(run, kind)), *(interval for interval in every if interval)]
 
 
 def _interval(kind: Schedule) -> Callable[[Run], int | None]:
     def read(run: Run) -> int | None:
-        intervals = [when for when, _ in _schedules(run, kind) if when.unit == "steps"]
+        intervals = [when for when in _schedules(run, kind) if when.unit == "steps"]
         return int(intervals[0].values[0]) if intervals else None
 
     return read
@@ -138,7 +126,7 @@ def _strategy(kind: Schedule) -> Callable[[Run], str]:
     def read(run: Run) -> str:
         if run.report.is_replay:
             return "steps"
-        units = {when.unit for when, _ in _schedules(run, kind)}
+        units = {when.unit for when in _schedules(run, kind)}
         if units == {"epochs"}:
             return "epoch"
         return "steps" if kind.asks[0] in run.plugins.declared("asks") else "no"

@@ -12,21 +12,10 @@ from heliograph.events import Pending
 from heliograph.spi import require
 
 from ...own_states import OwnStates
-from .arguments import last_flags
 
 DECLARED = ("stop", "save", "validation", "log")  # the verbs allowed in `asks` of a plugin
-BOUNDARY = ("should_log", "should_evaluate", "should_save")
-# Flags that the Trainer has already read when it calls a method, or clears before it reads them. Such a flag is no
-# request. It stays set until the next step, and is read again only if the epoch ends before that.
-LATE: Mapping[str, tuple[str, ...]] = {
-    "on_init_end": (*BOUNDARY, "should_training_stop", "should_epoch_stop"),
-    "on_train_begin": (*BOUNDARY, "should_epoch_stop"),
-    "on_epoch_begin": BOUNDARY,
-    "on_log": ("should_log",),
-    "on_prediction_step": ("should_log", "should_evaluate"),
-    "on_evaluate": ("should_log", "should_evaluate"),
-    "on_save": BOUNDARY,
-}
+# Flags that ask for what is being done: as in the Trainer, they have no effect.
+IGNORED = {"on_log": "should_log", "on_evaluate": "should_evaluate", "on_save": "should_save"}
 Shown = dict[str, bool]
 METHODS = (
     "on_init_end",
@@ -64,7 +53,7 @@ FLAGS = (
 )
 
 
-def show(theirs: Any, control: Control, set_here: Iterable[str], clears: tuple[str, ...]) -> Shown:
+def show(theirs: Any, control: Control) -> Shown:
     shown = {
         "should_training_stop": control.should_stop,
         "should_epoch_stop": control.should_end_epoch,
@@ -72,10 +61,6 @@ def show(theirs: Any, control: Control, set_here: Iterable[str], clears: tuple[s
         "should_evaluate": control.should_validate,
         "should_log": control.should_log,
     }
-    for name in set_here:
-        shown[name] = True
-    for name in clears:
-        shown[name] = False
     vars(theirs).update(shown)
     return shown
 
@@ -123,8 +108,6 @@ class CallbackCaller:
         run: the current run.
         args: its `args`.
         keywords: its keyword arguments.
-        late: the flags that were set too late to be requests, with the number of micro-batches at that time.
-        logged_at: the step of the last log.
     """
 
     def __init__(self, callback: Any, base: type, own_states: OwnStates) -> None:
@@ -143,9 +126,6 @@ class CallbackCaller:
 
     def begin(self) -> None:
         self.called: set[str] = set()
-        self.late: dict[str, int] = {}
-        self.logged_at = 0
-        self._last: set[str] | None = None  # flags of schedules that still act at the end of the training
 
     def meet(self, run: Run, args: Any, keywords: Mapping[str, Any]) -> None:
         self.run: Run | None = run
@@ -160,21 +140,13 @@ class CallbackCaller:
     def uncalled(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name in self.methods and name not in self.called]
 
-    def __call__(self, run: Run, name: str, state: Any, clears: tuple[str, ...] = (), **more: Any) -> None:
-        is_over = 0 < state.max_steps <= state.global_step
-        if is_over and self._last is None:
-            self._last = last_flags(run)
-        for cleared in clears if self.late or self._last else ():
-            self.late.pop(cleared, None)
-            (self._last or set()).discard(cleared)
+    def __call__(self, run: Run, name: str, state: Any, **more: Any) -> None:
         method = self.methods.get(name)
         if method is None:
             return
         self.called.add(name)
         control = self._control
-        shown = show(control, run.control, self._set_here(run, name, is_over=is_over), clears)
-        if shown["should_epoch_stop"]:  # the Trainer keeps this flag until the next epoch
-            self.late["should_epoch_stop"] = run.progress.batches
+        shown = show(control, run.control)
         returned = method(self.args, state, control, **self.keywords, **more)
         if returned is not None and returned is not control:
             if not isinstance(returned, type(control)):
@@ -182,29 +154,9 @@ class CallbackCaller:
                     f"{self.kind}.{name} returned {returned!r}: a callback must return its control, or None."
                 )
             self._control = control = returned
-        late = LATE.get(name, ())
-        if name == "on_epoch_end" and self.logged_at == run.progress.steps:
-            late = ("should_log",)  # the Trainer logs a step once
         for flag, value in changes(control, shown):
-            if flag.name not in late:
+            if flag.name != IGNORED.get(name):
                 self._apply(run, flag, name, value=value)
-            self.late.pop(flag.name, None)
-            if value and (flag.name in late or flag.verb == "end_epoch"):
-                self.late[flag.name] = run.progress.batches
-
-    def end_epoch(self, run: Run) -> None:
-        done = {"log"} if self.logged_at == run.progress.steps else set()
-        for flag in FLAGS[2:] if self.late else ():
-            if self.late.get(flag.name) == run.progress.batches and flag.verb not in done:
-                flag.ask(run.control, f"{flag.name} = True in {self.kind}")
-
-    def _set_here(self, run: Run, name: str, *, is_over: bool) -> list[str]:
-        names = [flag for flag, batches in self.late.items() if batches == run.progress.batches]
-        if is_over:
-            names += ["should_training_stop", *(self._last or ())]
-        if name in LATE and run.phase == "validation" and run.optimizer is not None:
-            names.append("should_evaluate")
-        return names
 
     def _apply(self, run: Run, flag: Any, name: str, *, value: bool) -> None:
         reason = f"{flag.name} = {value} in {self.kind}.{name}"

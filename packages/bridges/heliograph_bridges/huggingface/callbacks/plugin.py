@@ -1,4 +1,4 @@
-"""The plugin for a callback of the Hugging Face Trainer."""
+"""The plugin for a callback of the Hugging Face Trainer, and the `TrainerState` that the callback sees."""
 
 from __future__ import annotations
 
@@ -35,12 +35,93 @@ from heliograph import (
 )
 from heliograph.events import Event
 from heliograph.plugins import snake_case
-from heliograph.spi import ended_for_good, require
+from heliograph.spi import ended_for_good, known_names, require
 
 from ...own_states import OwnStates
-from .arguments import arguments, keywords, rate_of
-from .calls import BOUNDARY, CallbackCaller, asks_of, names_in
-from .state import GRAD_NORM, StateKeeper, their_names
+from .arguments import arguments, epochs, keywords, rate_of
+from .calls import CallbackCaller, asks_of, names_in
+
+PREFIXES = {"train": "", "validation": "eval_", "test": "test_", "predict": "test_"}
+GRAD_NORM = "grad_norm"
+RENAMED = {"train/gradient_norm": GRAD_NORM}
+
+LONGEST = 10_000  # rows of the log history, as in `RunResult.log_history`
+SAVED = (
+    "epoch",
+    "global_step",
+    "num_input_tokens_seen",
+    "log_history",
+    "best_metric",
+    "best_global_step",
+    "best_model_checkpoint",
+)
+
+
+def their_name(name: str) -> str:
+    if name in RENAMED:
+        return RENAMED[name]
+    phase, slash, metric = name.partition("/")
+    if not slash or phase not in PREFIXES:
+        return name
+    return PREFIXES[phase] + metric.replace("/", "_")
+
+
+def their_names(metrics: Mapping[str, float]) -> dict[str, Any]:
+    return {their_name(name): value for name, value in metrics.items()}
+
+
+class StateKeeper:
+    """Creates a `transformers.TrainerState` for each run and updates it."""
+
+    def __init__(self) -> None:
+        self.state = _new()
+
+    def begin(self, run: Run, args: Any) -> None:
+        self.state = _new()
+        state, engine = self.state, run.engine
+        state.max_steps, state.num_train_epochs = run.length.planned_steps or 0, epochs(run)
+        state.train_batch_size = getattr(args, "per_device_train_batch_size", None)
+        state.compute_steps(args, state.max_steps)
+        state.is_world_process_zero, state.is_local_process_zero = engine.is_main, engine.is_local_main
+
+    def refresh(self, run: Run) -> None:
+        progress, fraction = run.progress, run.length.epoch_fraction
+        self.state.global_step, self.state.num_input_tokens_seen = progress.steps, progress.tokens
+        self.state.epoch = float(progress.epoch) if fraction is None else fraction
+
+    def add_log(self, logs: dict[str, Any]) -> None:
+        logs["epoch"] = self.state.epoch
+        history = self.state.log_history
+        history.append({**logs, "step": self.state.global_step})
+        del history[:-LONGEST]
+
+    def judge(self, run: Run, args: Any, metrics: Mapping[str, float], *, is_read: bool) -> None:
+        if (metric := getattr(args, "metric_for_best_model", None)) is None:
+            return
+        name = their_name(metric)
+        name = name if name.startswith("eval_") else f"eval_{name}"
+        if name not in metrics:
+            if is_read:
+                run.warn(
+                    f"A validation has no metric {name!r} (args.metric_for_best_model), so the callback cannot "
+                    f"compare it.{known_names(name, metrics)}"
+                )
+            return
+        value, best = metrics[name], self.state.best_metric
+        if best is None or (value > best if args.greater_is_better else value < best):
+            self.state.best_metric, self.state.best_global_step = value, self.state.global_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self.state, name) for name in SAVED}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in SAVED:
+            setattr(self.state, name, state[name])
+
+
+def _new() -> Any:
+    return require("transformers", "from_huggingface", extra="transformers").TrainerState()
+
 
 STEPS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
 # Events that only some methods need; all other events update the state.
@@ -118,12 +199,12 @@ class HuggingFacePlugin(Plugin):
     def begin_epoch(self, run: Run, event: EpochStart) -> None:
         if not event.resumed:
             self._keeper.refresh(run)
-            self._call(run, "on_epoch_begin", self._keeper.state, ("should_epoch_stop",))
+            self._call(run, "on_epoch_begin", self._keeper.state)
 
     @on(BatchStart)
     def begin_step(self, run: Run, event: BatchStart) -> None:
         if not run.stepping.window:
-            self._call(run, "on_step_begin", self._keeper.state, BOUNDARY)
+            self._call(run, "on_step_begin", self._keeper.state)
 
     @on(GradientsReady, lane=Lane.REPORT)
     def look_at_gradients(self, run: Run, event: GradientsReady) -> None:
@@ -148,13 +229,11 @@ class HuggingFacePlugin(Plugin):
         if run.progress.steps > self._steps:
             self._end_step(run)
         self._keeper.refresh(run)
-        self._call.end_epoch(run)
         self._call(run, "on_epoch_end", self._keeper.state)
 
     @on(Log, optional=True)
     def log(self, run: Run, event: Log) -> None:
         self._keeper.refresh(run)
-        self._call.logged_at = run.progress.steps
         logs = their_names(event.metrics)
         measured_by = None if run.report.is_replay else run.plugins.declared("exclusive").get("gradient_norm")
         latest = None if measured_by is None else getattr(run.plugins[measured_by], "latest_norm", None)
@@ -174,7 +253,7 @@ class HuggingFacePlugin(Plugin):
         if run.optimizer is not None:
             self._keeper.refresh(run)
         metrics = self._report(run, their_names(event.metrics))
-        self._call(run, "on_evaluate", self._keeper.state, ("should_evaluate",), metrics=metrics)
+        self._call(run, "on_evaluate", self._keeper.state, metrics=metrics)
         self._keeper.judge(run, self._call.args, metrics, is_read=self._reads_best)
 
     @on(TestEnd, PredictEnd)
@@ -185,12 +264,12 @@ class HuggingFacePlugin(Plugin):
     def save(self, run: Run, event: CheckpointSaved) -> None:
         if run.checkpoints.best is not None:
             self._keeper.state.best_model_checkpoint = str(run.checkpoints.best)
-        self._call(run, "on_save", self._keeper.state, ("should_save",))
+        self._call(run, "on_save", self._keeper.state)
 
     @on(TrainEnd)
     def end_training(self, run: Run, event: TrainEnd) -> None:
         self._keeper.refresh(run)
-        self._call(run, "on_train_end", self._keeper.state, ("should_log",))  # the Trainer's last log has cleared it
+        self._call(run, "on_train_end", self._keeper.state)
 
     @on(ValidationStart, TestStart, PredictStart, optional=True)
     def begin_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
@@ -212,7 +291,6 @@ class HuggingFacePlugin(Plugin):
         return {
             "trainer": self._keeper.state_dict(),
             "callback": self._own_states.state_dict(self._call.run),
-            "late": dict(self._call.late),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -221,7 +299,6 @@ class HuggingFacePlugin(Plugin):
             return
         self._keeper.load_state_dict(state["trainer"])
         self._own_states.load_state_dict(state["callback"])
-        self._call.late = dict(state["late"])
 
     def close(self) -> None:
         self._call.leave()
@@ -235,7 +312,7 @@ class HuggingFacePlugin(Plugin):
 
     def _begin_training(self, run: Run) -> None:
         self._has_begun = True
-        self._call(run, "on_train_begin", self._keeper.state, ("should_training_stop",))
+        self._call(run, "on_train_begin", self._keeper.state)
 
     def _end_step(self, run: Run) -> None:
         self._steps = run.progress.steps
@@ -244,7 +321,7 @@ class HuggingFacePlugin(Plugin):
 
     def _report(self, run: Run, logs: dict[str, Any]) -> dict[str, Any]:
         self._keeper.add_log(logs)
-        self._call(run, "on_log", self._keeper.state, ("should_log",), logs=logs)
+        self._call(run, "on_log", self._keeper.state, logs=logs)
         return logs
 
 

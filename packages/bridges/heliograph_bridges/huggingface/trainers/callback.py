@@ -9,19 +9,20 @@ from math import ceil
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Self
+from uuid import uuid4
 
+import torch
 from heliograph import GradientsReady
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
 from ...hosted.host import HostLoop
-from ...hosted.run import TrainingFacts
-from ...hosted.saved import Position
+from ...hosted.run import HostedRun, TrainingFacts
+from ...hosted.saved import Position, capture, with_ranks
 from ...hosted.training import HostedTraining, PluginOwner, drop_gradients
 from .methods import TrainerPatches, of_log
 from .requests import FlagRequests
-from .saved import CheckpointState, read
 
 HOST = HostLoop(
     "transformers.Trainer",
@@ -38,6 +39,7 @@ HOST = HostLoop(
     },
 )
 
+FILE = "heliograph.pt"  # with the states of the plugins, in the folder of a checkpoint
 RESUMED, TRIAL = "resume_from_checkpoint", "trial"
 SAME = "those of this training"  # stands for `plugins` when the Trainer recreates callbacks from a checkpoint
 
@@ -102,6 +104,27 @@ def _changed(args: TrainingArguments) -> dict[str, Any]:
     }
 
 
+def write_state(run: HostedRun, folder: Path, save_id: str) -> None:
+    """Write the state of the plugins on all ranks, atomically. A collective."""
+    state = with_ranks(run, capture(run))
+    if run.engine.is_main:
+        partial = folder / f"{FILE}.partial"
+        torch.save({"id": save_id, "state": state}, partial)
+        partial.replace(folder / FILE)
+
+
+def read_state(save_id: str, folder: Path) -> dict[str, Any]:
+    path = folder / FILE
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}
+    if content.get("id") != save_id:
+        raise ValueError(
+            f"The checkpoint {folder} has no {FILE} that matches its trainer_state.json, so the states of plugins are "
+            f"missing: it was not completely written or copied. Resume from another checkpoint."
+        )
+    state: dict[str, Any] = content["state"]
+    return state
+
+
 class CallingTrainer(NamedTuple):
     """The Trainer that calls a callback.
 
@@ -160,13 +183,13 @@ class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
         self._training = HostedTraining(plugins, HOST)
         self._requests = FlagRequests(self._training)
         self._methods = TrainerPatches(self._training, self._requests)
-        self._state, self._epoch = CheckpointState(), 0
+        self._save_id, self._epoch = "", 0
 
     # A Trainer that restores callbacks itself sets `saved`; `on_train_begin` reads it.
 
     def state(self) -> dict[str, Any]:
-        run = self._training.run
-        saved = {} if run is None else {"saved": self._state.to_json(run)}
+        self._save_id = uuid4().hex  # the Trainer writes it to trainer_state.json and then calls `on_save`
+        saved = {} if self._training.run is None else {"saved": self._save_id}
         return {"args": {"plugins": SAME}, "attributes": saved}
 
     # The moments of the Trainer, in their order.
@@ -190,7 +213,9 @@ class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
         if checkpoint is not None:  # otherwise they belong to a previous attempt of auto_find_batch_size
             path, saved = Path(checkpoint), record["attributes"].get("saved")
         position = position_of(args, state, facts.batches)
-        leave = self._training.begin(facts, None if saved is None else read(saved, path), path, position)
+        leave = self._training.begin(
+            facts, None if path is None or saved is None else read_state(saved, path), path, position
+        )
         self._epoch = position.epoch
         if is_late:
             self._training.active.note(
@@ -252,7 +277,7 @@ class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
             return
         run.boundary_is_open = True  # even if it was closed, because ShouldStop follows this save
         folder = self._folder / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        self._state.write(run, folder)
+        write_state(run, folder, self._save_id)
         self._training.save(folder, is_best=state.best_global_step == state.global_step)
         self._requests.serve("save", control)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import ceil
-from time import perf_counter
 from typing import Any, NoReturn
 
 from heliograph import Run
@@ -63,8 +62,6 @@ class RunEngine(Engine):
         role: `trainer` or `evaluator`.
         run_in_hand: the current run, if any.
         handlers: the distinct handlers whose states the plugin saves.
-        started: the start of the run, by `perf_counter`.
-        epoch_started: the start of the epoch.
     """
 
     def __init__(self, role: str, moment: LastEvent) -> None:
@@ -110,7 +107,6 @@ class RunEngine(Engine):
         self.should_terminate = self.should_terminate_single_epoch = False
         self.last_event_name = None
         self._moment.text = LastEvent.text
-        self.started = self.epoch_started = 0.0
         vars(self.state).update(vars(State()))
 
     def terminate(self, skip_completed: bool = False) -> None:
@@ -153,7 +149,6 @@ class RunEngine(Engine):
         state.epoch_length, state.metrics = run.length.batches_per_epoch, {}
         state.dataloader = Absent("the loader") if run.report.is_replay else run.data.train_loader
         state.seed = None if run.report.is_replay else run.data.seed
-        self.begin_timing()
         self.go_to(run)
 
     def begin_evaluation(self, run: Run) -> None:
@@ -161,7 +156,6 @@ class RunEngine(Engine):
         state.epoch, state.iteration, state.max_epochs, state.max_iters = 0, 0, 1, None
         state.epoch_length, state.metrics, state.output = run.data.evaluation_batches, {}, None
         self.should_terminate = False
-        self.begin_timing()
 
     def go_to(self, run: Run) -> None:
         progress = run.progress
@@ -174,16 +168,6 @@ class RunEngine(Engine):
     def leave(self) -> None:
         self.run_in_hand, state = None, self.state
         state.dataloader = state.batch = state.output = None
-
-    def begin_timing(self) -> None:
-        self.started = self.epoch_started = perf_counter()
-
-    def begin_epoch_timing(self) -> None:
-        self.epoch_started = perf_counter()
-
-    def take_time(self, event: Any) -> None:
-        since = self.epoch_started if event == Events.EPOCH_COMPLETED else self.started
-        self.state.times[event.name] = perf_counter() - since
 
     def take_metrics(self, metrics: dict[str, float]) -> None:
         prefix = PHASES[self.role]

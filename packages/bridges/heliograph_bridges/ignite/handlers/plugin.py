@@ -38,16 +38,23 @@ LOOKS_ONLY = (BaseHandler, BaseLogger, Timer)
 BATCH = (Events.GET_BATCH_COMPLETED, Events.ITERATION_STARTED)
 # Heliograph events that only some Ignite events need.
 OF_TRAINER: Mapping[type[Event], tuple[Events, ...]] = {
-    EpochStart: (Events.EPOCH_STARTED, Events.EPOCH_COMPLETED),  # the latter for its time
+    EpochStart: (Events.EPOCH_STARTED,),
     BatchStart: BATCH,
     BatchEnd: (Events.ITERATION_COMPLETED,),
     EpochEnd: (Events.EPOCH_COMPLETED, Events.TERMINATE_SINGLE_EPOCH),
     TrainEnd: (Events.COMPLETED, Events.TERMINATE),
     RunFailed: (Events.EXCEPTION_RAISED,),
 }
-ENDS = (Events.EPOCH_COMPLETED, Events.COMPLETED, Events.TERMINATE)
 OF_EVALUATOR: Mapping[type[Event], tuple[Events, ...]] = {
-    ValidationStart: (Events.STARTED, Events.EPOCH_STARTED, *BATCH, Events.ITERATION_COMPLETED, *ENDS),
+    ValidationStart: (
+        Events.STARTED,
+        Events.EPOCH_STARTED,
+        *BATCH,
+        Events.ITERATION_COMPLETED,
+        Events.EPOCH_COMPLETED,
+        Events.COMPLETED,
+        Events.TERMINATE,
+    ),
     ValidationBatchStart: BATCH,
     ValidationBatchEnd: (Events.ITERATION_COMPLETED,),
     ValidationEnd: (Events.EPOCH_COMPLETED, Events.COMPLETED),
@@ -114,7 +121,6 @@ class IgnitePlugin(Plugin):
     @on(EpochStart)
     def begin_epoch(self, run: Run, event: EpochStart) -> None:
         self._trainer.begin_epoch(run)
-        self._trainer.begin_epoch_timing()
         if not event.resumed:
             self._trainer.fire(Events.EPOCH_STARTED)
 
@@ -137,7 +143,6 @@ class IgnitePlugin(Plugin):
         ended, engine.should_terminate_single_epoch = engine.should_terminate_single_epoch, False
         if ended:
             engine.fire(Events.TERMINATE_SINGLE_EPOCH, iter_counter=engine.state.iteration)
-        engine.take_time(Events.EPOCH_COMPLETED)
         if ended != "skip_epoch_completed":
             engine.fire(Events.EPOCH_COMPLETED)
         engine.state.output = None
@@ -152,7 +157,6 @@ class IgnitePlugin(Plugin):
         engine.go_to(run)
         if run.control.should_stop:
             engine.fire(Events.TERMINATE)
-        engine.take_time(Events.COMPLETED)
         if engine.should_terminate != "skip_completed":
             engine.fire(Events.COMPLETED)
 
@@ -178,14 +182,12 @@ class IgnitePlugin(Plugin):
     @on(ValidationEnd, lane=Lane.MEASURE)
     def measure(self, run: Run, event: ValidationEnd) -> None:
         self._evaluator.take_metrics(event.metrics)
-        self._evaluator.take_time(Events.EPOCH_COMPLETED)
         self._evaluator.fire(Events.EPOCH_COMPLETED)
         self._evaluator.give_metrics(event.metrics)
 
     @on(ValidationEnd)
     def end_validation(self, run: Run, event: ValidationEnd) -> None:
         self._evaluator.take_metrics(event.metrics)  # other plugins may have added some
-        self._evaluator.take_time(Events.COMPLETED)
         self._evaluator.fire(Events.COMPLETED)
 
     @on(ValidationCut)

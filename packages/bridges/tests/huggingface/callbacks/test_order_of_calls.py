@@ -8,7 +8,6 @@ from typing import Any
 import heliograph as h
 import pytest
 from heliograph.packages.bridges.tests.huggingface.callbacks.training import Call, Tracer, train_here, train_there
-from heliograph_bridges.huggingface import from_huggingface
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 BY_THE_CLOCK = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
@@ -132,74 +131,6 @@ STEPS: dict[str, Any] = {
     "save_strategy": "steps",
     "save_steps": 3,
 }
-
-
-def flags_of(folder: Path, there: dict[str, Any], plugins: list[Any], sets: Any = ("", "", 0), **here: Any) -> Any:
-    """Return the calls in the Trainer and here, each with the flags that are set."""
-    theirs, ours = Tracer(sets), Tracer(sets)
-    train_there(folder / "there", [theirs], 3, **there)
-    bridged = from_huggingface(ours)
-    bridged.asks = ("stop", "save", "validation", "log")  # the code names no flag
-    train_here(bridged, *plugins, train=3, **here)  # the order does not matter
-    return theirs.flags, ours.flags
-
-
-def by_steps(folder: Path) -> list[Any]:
-    return [
-        h.LogSchedule(steps=2),
-        h.ValidationSchedule(steps=3, at_end=False),
-        h.SaveSchedule(steps=3, at_end=False),
-        h.Checkpoint(folder / "here"),
-    ]
-
-
-@pytest.mark.parametrize(
-    "sets",
-    [
-        ("", "", 0),
-        ("should_log", "on_evaluate", 3),  # the end of an epoch, at which the step is logged
-        ("should_evaluate", "on_evaluate", 3),
-        ("should_save", "on_save", 3),
-        ("should_evaluate", "on_log", 2),
-        ("should_log", "on_log", 2),
-        ("should_save", "on_epoch_begin", 3),
-        ("should_epoch_stop", "on_log", 2),
-    ],
-)
-def test_the_flags_are_those_of_the_trainer_at_every_call(tmp_path: Path, sets: Any) -> None:
-    """A flag that is set after the Trainer has read it lasts until the next step, or is read at the end of an epoch."""
-    theirs, ours = flags_of(tmp_path, STEPS, by_steps(tmp_path), sets, epochs=2)
-
-    assert ours == theirs
-    assert "on_prediction_step 3 evaluate save" in ours
-
-
-def test_the_flags_are_those_of_the_trainer_where_epochs_decide(tmp_path: Path) -> None:
-    there: dict[str, Any] = {"num_train_epochs": 2, "gradient_accumulation_steps": 2}
-    there |= dict.fromkeys(("logging_strategy", "eval_strategy", "save_strategy"), "epoch")
-    plugins = [
-        h.GradientAccumulation(2),
-        h.LogSchedule(epochs=1),
-        h.ValidationSchedule(epochs=1),
-        h.Checkpoint(tmp_path / "here", every=h.Every(epochs=1)),
-    ]
-    theirs, ours = flags_of(tmp_path, there, plugins, epochs=2)
-
-    assert ours == theirs
-    assert ours[-1] == "on_train_end 4 training_stop"
-
-
-def test_the_flags_of_the_last_step_are_those_of_the_trainer(tmp_path: Path) -> None:
-    """What is done at the end is shown from the last step on, and done after the end of the epoch."""
-    there = STEPS | {"eval_steps": 4, "save_steps": 4}
-    every = h.Every(steps=4)
-    plugins = [h.LogSchedule(steps=2), h.ValidationSchedule(every), h.Checkpoint(tmp_path / "here", every=every)]
-    theirs, ours = flags_of(tmp_path, there, plugins, epochs=2)
-
-    last = theirs.index("on_step_end 6 evaluate log save training_stop") + 2  # a log follows
-    assert ours[:last] == theirs[:last]
-    assert {line.split()[0] for line in ours[last:]} == {line.split()[0] for line in theirs[last:]}
-    assert ours[-1] == theirs[-1] == "on_train_end 6 training_stop"
 
 
 def test_the_norm_that_is_logged_is_that_of_the_last_step(tmp_path: Path) -> None:

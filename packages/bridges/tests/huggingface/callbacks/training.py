@@ -63,34 +63,21 @@ def batches(count: int, seed: int = 0, size: int = 2) -> list[tuple[Tensor, Tens
 
 
 class Tracer(TrainerCallback):
-    """Notes every call: the method, the step, the epoch, the names of what is logged or measured; and the flags.
+    """Notes every call: the method, the step, the epoch, the names of what is logged or measured."""
 
-    Args:
-        sets: a flag, with the method and the step at which to set it.
-    """
-
-    def __init__(self, sets: tuple[str, str, int] = ("", "", 0)) -> None:
+    def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.flags: list[str] = []
-        self.sets = sets
 
-    def note(
-        self, method: str, state: TrainerState, control: TrainerControl, values: dict[str, Any] | None = None
-    ) -> None:
+    def note(self, method: str, state: TrainerState, values: dict[str, Any] | None = None) -> None:
         names = () if values is None else tuple(sorted(values))
         self.calls.append((method, state.global_step, round(float(state.epoch), 3), *names))
-        if "train_runtime" not in names and method != "on_init_end":
-            flags = sorted(name.removeprefix("should_") for name, value in vars(control).items() if value)
-            self.flags.append(" ".join([method, str(state.global_step), *flags]))
-        if self.sets[1:] == (method, state.global_step):
-            setattr(control, self.sets[0], True)
 
 
 def _method(name: str) -> Any:
     def method(
         self: Tracer, args: Any, state: TrainerState, control: TrainerControl, **given: Any
     ) -> TrainerControl | None:
-        self.note(name, state, control, given.get("logs") or given.get("metrics"))
+        self.note(name, state, given.get("logs") or given.get("metrics"))
         return None
 
     return method

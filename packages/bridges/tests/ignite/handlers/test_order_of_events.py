@@ -144,7 +144,7 @@ def test_the_state_of_an_engine() -> None:
 
     def look(engine: Engine) -> None:
         state = engine.state
-        seen.update(vars(state), output=state.output, batch=state.batch, times=dict(state.times))
+        seen.update(vars(state), output=state.output, batch=state.batch)
 
     batches = class_batches(3)
     schedule = h.LogSchedule(steps=2)
@@ -157,31 +157,6 @@ def test_the_state_of_an_engine() -> None:
     assert seen["output"].shape == ()
     assert not seen["output"].requires_grad
     assert set(seen["metrics"]) == {"loss"}
-
-
-def test_times() -> None:
-    seen: list[dict[str, Any]] = []
-    plugin = from_ignite(lambda engine: seen.append(dict(engine.state.times)), Events.COMPLETED)
-    h.Trainer([plugin, from_ignite(lambda: None, Events.EPOCH_COMPLETED).named("ends")], device="cpu").fit(
-        linear_classifier(), class_batches(2), optimizer=sgd(), epochs=1
-    )
-    assert seen[0]["COMPLETED"] > 0
-
-
-def test_the_time_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that a batch moves by one."""
-    clock, seen = [0], list[dict[str, Any]]()
-    monkeypatch.setattr("heliograph_bridges.ignite.handlers.engine.perf_counter", lambda: clock[0])
-
-    def script(trainer: Engine) -> None:
-        trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: seen.append(dict(trainer.state.times)))
-        trainer.add_event_handler(Events.COMPLETED, lambda: seen.append(dict(trainer.state.times)))
-
-    trainer = h.Trainer([from_ignite(script)], device="cpu")
-    trainer.bus.on(h.BatchEnd, lambda run, event: clock.__setitem__(0, clock[0] + 1))
-    trainer.fit(linear_classifier(), class_batches(3), optimizer=sgd(), epochs=2)
-    assert [each["EPOCH_COMPLETED"] for each in seen] == [3, 3, 3]
-    assert seen[-1]["COMPLETED"] == 6
 
 
 def test_a_handler_may_replace_the_batch() -> None:

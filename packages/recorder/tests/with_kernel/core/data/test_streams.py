@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import heliograph as h
-from heliograph.packages.tests.facts import assert_each
 from heliograph.tests.core.data.test_streams import LOADING, Samples, fitted
 from heliograph_recorder import Recorder, replay
 
@@ -28,5 +27,5 @@ def test_a_replay_says_that_streams_are_not_recorded(tmp_path: Path) -> None:
     fitted({"a": Samples(4), "b": Samples(4)}, Recorder(tmp_path), loader_params=LOADING)
     counts, stream = Asks(lambda run: run.progress.streams["a"]), Asks(lambda run: run.data.stream)
     replay(tmp_path, [counts, stream.named("stream")])
-    assert_each(counts.errors, *[("not hold", "number of batches", "stream")] * 4)
-    assert_each(stream.errors, *[("not hold", "stream of a batch")] * 4)
+    assert counts.errors == ["A recording does not hold the number of batches of each stream."] * 4
+    assert stream.errors == ["A recording does not hold 'stream' of the data."] * 4

@@ -1,1 +1,0 @@
-"""The language of rules: read, checked and evaluated."""
