@@ -301,7 +301,7 @@ def test_the_reason_names_the_best_that_are_kept_too(fit: Make, tmp_path: Path) 
 
     removed = removals.of(CheckpointPruned)
     assert [each[:2] for each in removed] == [("pruned", "1"), ("pruned", "3")]
-    assert_each([each[2] for each in removed], *[("keep_last=2", "keep_best=1", "validation/loss")] * 2)
+    assert_each([each[2] for each in removed], *[("keep_last=2", "keep_best=1")] * 2)
 
 
 def test_what_is_kept_or_pinned_is_not_reported(fit: Make, tmp_path: Path) -> None:
