@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from ..core.host import is_preempted
 from ..events import Lane, Progress, Run
@@ -15,6 +15,22 @@ from ..plugins.filters import Filter, Recurrence, is_unsaved, make_filter, momen
 
 if TYPE_CHECKING:
     from ..events.alarms import Alarm
+
+
+class Counter(TypedDict, total=False):
+    """The counters of `Every`; a schedule takes one of them."""
+
+    batches: int
+    epochs: int
+    samples: int
+    seconds: float
+    skipped_steps: int
+    steps: int
+    tokens: int
+    validations: int
+    emissions: int
+    fraction: float
+    after: int | float
 
 
 class Schedule(Plugin):
@@ -47,7 +63,7 @@ class Schedule(Plugin):
         *,
         at_start: bool = False,
         at_end: bool | None = None,
-        **counter: float,
+        **counter: Unpack[Counter],
     ) -> None:
         self.filter, self.at_start = make_filter(type(self).__name__, when, counter, *self.options), at_start
         if at_end is not None:
@@ -154,7 +170,7 @@ class ValidationSchedule(Schedule):
         at_start: bool = False,
         at_end: bool | None = None,
         required: bool = True,
-        **counter: float,
+        **counter: Unpack[Counter],
     ) -> None:
         super().__init__(when, at_start=at_start, at_end=at_end, **counter)
         check_flag("required", required)

@@ -32,7 +32,7 @@ NEEDS = {
     "save": "no plugin requests a save: add SaveSchedule(epochs=1), or give Checkpoint every=Every(epochs=1).",
     "log": "no plugin requests a log: add LogSchedule(steps=50).",
 }
-CALLED = {"validation": "fit was given validation data"}
+CALLED = {"validation": "fit was given validation data, but"}
 
 
 class FitOptions(TypedDict, total=False):
@@ -224,7 +224,7 @@ def check_needs(settings: Settings, plugins: Plugins) -> None:
         if word == "validation data":
             raise ValueError(f"Plugin {name!r} would never act without validation data: pass validation= to fit.")
         if word == "stop" or word not in off:
-            who = f"{CALLED.get(word, 'As fit was called')}," if name is None else f"Plugin {name!r} would never act:"
+            who = CALLED.get(word, "As fit was called,") if name is None else f"Plugin {name!r} would never act:"
             remedy = (
                 f"Plugin {off[word]!r} is disabled" if word in off else f"Your own plugin declares asks = ({word!r},)"
             )

@@ -17,8 +17,9 @@ from types import ModuleType
 
 import heliograph
 import pytest
-from heliograph.__main__ import main
+from heliograph.__main__ import GROUP, KERNEL, main
 from heliograph.plugins.discovery import VARIABLE
+from heliograph.plugins.providers import ENTRY_POINTS
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(page for page in (ROOT / "docs").rglob("*.md") if not {"_build", "examples"} & {*page.parts})
@@ -151,6 +152,9 @@ def test_subcommands_exist(command: str) -> None:
 
 def test_the_subcommands_are_documented() -> None:
     assert {"demo", "events", "plugins", "verify-resume"} <= set(mentioned(r"python -m heliograph ([a-z-]+)"))
+    page = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`([a-z][a-z-]*)[^`]*`", "".join(re.findall(r"^\| (`.*?) \| ", page, re.MULTILINE))))
+    assert documented == KERNEL.keys() | ENTRY_POINTS[GROUP].keys()
 
 
 def test_scripts_and_modules_in_commands_exist() -> None:
@@ -173,6 +177,17 @@ def test_every_public_name_is_documented() -> None:
     documented |= {event.__name__ for event in heliograph.events.CATALOGUE}  # by the directive `event-table`
     assert "{event-table}" in text
     assert set(dir(heliograph)) <= documented
+
+
+def test_the_errors_on_the_page_are_texts_of_the_code() -> None:
+    page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^### `(.*)`$", page, re.MULTILINE)
+    files = [
+        file for room in ("core", "events", "plugins", "builtin_callbacks") for file in (ROOT / room).rglob("*.py")
+    ]
+    texts = "".join(re.sub(r'"\s+f?"', "", file.read_text(encoding="utf-8")) for file in files)  # joins their lines
+    assert len(headings) > 25
+    assert [heading for heading in headings if any(part.strip() not in texts for part in heading.split("..."))] == []
 
 
 @pytest.mark.parametrize("name", ["names", "pages"])

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any
 
+from torch import Tensor
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -67,9 +69,15 @@ class SampleCounter:
     def __call__(self, batch: Any) -> int:
         if self._streams and isinstance(batch, Mapping) and batch.keys() in self._streams:
             return sum(self(part) for part in batch.values() if part is not None)
-        parts = batch if isinstance(batch, tuple | list) else batch.values() if isinstance(batch, Mapping) else (batch,)
+        kind = batch.__class__
         try:
-            sizes: set[int] = {part.shape[0] for part in parts}  # nearly always tensors
+            if kind is tuple or kind is list:  # nearly always, mostly a pair: the general case takes 0.2 us longer
+                if len(batch) == 2 and (size := batch[0].shape[0]) == batch[1].shape[0]:
+                    return int(size)
+                parts = batch
+            else:
+                parts = batch.values() if kind is not Tensor and isinstance(batch, Mapping) else (batch,)
+            sizes: set[int] = {part.shape[0] for part in parts}
             if len(sizes) == 1:
                 return sizes.pop()
         except (AttributeError, IndexError, RuntimeError, TypeError):  # the batch has another structure

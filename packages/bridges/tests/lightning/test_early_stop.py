@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -58,6 +59,12 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
+def rounded(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state without the last digits: Lightning adds in float32, and this loop in float64."""
+    message = re.sub(r"\d+\.\d{6,}", lambda number: f"{float(number[0]):.5f}", state["stopping_reason_message"] or "")
+    return {**state, "best_score": round(state["best_score"].item(), 5), "stopping_reason_message": message}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_it_stops_at_the_epoch_where_it_stops_there(case: str, lightning_fit: Callable[..., Any]) -> None:
     options, epochs = CASES[case]
@@ -66,7 +73,7 @@ def test_it_stops_at_the_epoch_where_it_stops_there(case: str, lightning_fit: Ca
     with_sanity_check = {"num_sanity_val_steps": 0, "max_epochs": len(VALUES)}
     trainer = lightning_fit([there], ScriptedThere(VALUES), train=2, **with_sanity_check)
     assert (result.progress.epoch, trainer.current_epoch) == (epochs, epochs)
-    assert here.state_dict() == there.state_dict()
+    assert rounded(here.state_dict()) == rounded(there.state_dict())
     assert here.stopped_epoch == there.stopped_epoch
     assert result.stopped_by == (None if case == "never" else "lightning_early_stopping")
     assert case == "never" or (here.stopping_reason_message or "").startswith(result.reason)
