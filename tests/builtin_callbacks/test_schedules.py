@@ -108,10 +108,10 @@ def test_a_counter_is_in_the_words_of_the_plan_as_its_filter_is() -> None:
         (lambda: LogSchedule(), TypeError, "takes an interval.*got nothing"),
         (lambda: LogSchedule(at_end=True), TypeError, "LogSchedule takes an interval"),
         (
-            lambda: LogSchedule(step=2),
+            lambda: LogSchedule(step=2),  # type: ignore[call-arg]  # a mistake
             TypeError,
-            "LogSchedule has no argument 'step'. Did you mean 'steps'",
-        ),  # a mistake
+            "'step'. Did you mean 'steps'",
+        ),
         (lambda: LogSchedule(steps=2, epochs=1), ValueError, "Every takes exactly one counter, got steps, epochs"),
         (lambda: LogSchedule(steps=0), ValueError, "must be a whole number, at least 1; got 0"),
     ],
@@ -483,9 +483,9 @@ def test_required_is_a_flag_of_validations_only() -> None:
     with pytest.raises(TypeError, match="False, got 1"):
         ValidationSchedule(epochs=1, required=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="LogSchedule has no argument"):
-        LogSchedule(epochs=1, required=False)
+        LogSchedule(epochs=1, required=False)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"argument 'requird'\. Did"):
-        ValidationSchedule(epochs=1, requird=False)
+        ValidationSchedule(epochs=1, requird=False)  # type: ignore[call-arg]
 
 
 def test_whether_data_are_required_may_change_at_a_resume(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:

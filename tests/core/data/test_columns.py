@@ -187,7 +187,7 @@ def test_a_batch_that_does_not_fit_is_refused(options: Any, batch: Any, error: s
         ),
         (
             {"inputs": "image", "targets": ("a", "b")},
-            r"targets=.*one column.*got \('a'",
+            r"targets= one name.*'a', 'b'",
         ),
     ],
 )
