@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON, too")
     parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw the first table, too")
     parser.add_argument(
-        "--page", action="store_true", help="write the figures into docs/explanation/performance.md, with its chart"
+        "--page", action="store_true", help="write the figures into docs/developers/benchmarks.md, and draw the charts"
     )
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--share", type=float, default=WHOLE, help=argparse.SUPPRESS)

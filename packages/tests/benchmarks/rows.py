@@ -29,7 +29,7 @@ from heliograph.packages.tests.benchmarks.figures import Figure
 from heliograph.packages.tests.benchmarks.harness import Seconds, differences
 
 Worker = Callable[[int], Any]  # measures in a fresh process, with a seed for the order of the turns
-FAR = "a resume during an epoch of 1,000,000,000 samples, beyond a fresh start"
+FAR = "a resume during an epoch of 10^9 samples, beyond a fresh start"
 BESIDE_MANY = "a start beside 10,000 checkpoints, beyond an empty folder"
 DIGESTS = f"{recording.DIGESTS}, beyond {recording.RECORDER}"
 WITH_RECORDER = "the usual set with a Recorder, beyond it without"
