@@ -82,11 +82,28 @@ def _refuse_rate(run: Run, rate: float, optimizer: str) -> str:
                 f"the scheduler {type(scheduler).__name__} is not a torch LRScheduler, so it cannot be rescaled and "
                 f"would undo the change at its next step."
             )
+        if refusal := _refuse_size(rate, optimizers[name]):
+            return refusal
         if present[name] == 0.0:
             return (
                 f"the learning rate is 0 now, and no factor scales its schedule from 0 to {rate:g}. Repeat the request "
                 f"when the rate is above 0."
             )
+    return ""
+
+
+def _refuse_size(rate: float, optimizer: Any) -> str:
+    # A larger rate makes this step fail, and every resumed run too. The square root leaves room for the factors of an
+    # optimizer.
+    first = _rate(optimizer)
+    for group in optimizer.param_groups:
+        scaled = rate * float(group["lr"]) / first if first else rate
+        for dtype in {
+            parameter.dtype for parameter in group["params"] if parameter.is_floating_point() or parameter.is_complex()
+        }:
+            if scaled > (largest := torch.finfo(dtype).max ** 0.5):
+                allowed = f"the learning rate of {dtype} parameters is at most {largest:.2g}"
+                return f"{allowed}; with {rate:g} it would be {scaled:g}."
     return ""
 
 

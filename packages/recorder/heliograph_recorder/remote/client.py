@@ -9,14 +9,15 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
 from reprlib import repr as shorten
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 from heliograph.spi import check_number
 
-from .messages import LONGEST, REASON, STATUS, encode
+from .messages import LONGEST, NAME, REASON, STATUS, encode
 from .sockets import check_token, connect, host_name, parse_address, peer, sockets_in
 
 State = Literal["queued", "accepted", "served", "refused", "unserved", "lost"]
@@ -142,20 +143,28 @@ class RemoteRun:
             ValueError: the rate is not above 0, or as for `stop`.
             OSError: the run cannot be reached.
         """
-        value = check_number("rate", rate, more_than=0)
+        is_flag = str(getattr(rate, "dtype", type(rate).__name__)).endswith("bool")
+        if is_flag or not isinstance(rate, SupportsFloat):  # a scalar of NumPy or torch is a number
+            raise TypeError(f"A learning rate is a number above 0, such as 0.01; got {shorten(rate)}.")
+        try:
+            value = float(rate)
+        except OverflowError:
+            value = inf
+        if not (isfinite(value) and value > 0):
+            raise ValueError(f"A learning rate is a number above 0, such as 0.01; got {value:g}.")
         return self._ask("set-lr", reason, wait=wait, timeout=timeout, value=value, target=optimizer)
 
     def enable(
         self, plugin: str, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None
     ) -> RemoteAnswer:
         """Request that a plugin is enabled, by its name; see `stop` for the other arguments."""
-        return self._ask("enable", reason, wait=wait, timeout=timeout, target=plugin)
+        return self._ask("enable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
 
     def disable(
         self, plugin: str, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None
     ) -> RemoteAnswer:
         """Request that a plugin is disabled, by its name; see `stop` for the other arguments."""
-        return self._ask("disable", reason, wait=wait, timeout=timeout, target=plugin)
+        return self._ask("disable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
 
     def _ask(self, word: str, reason: str, *, wait: bool, timeout: float | None, **fields: Any) -> RemoteAnswer:
         if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON:
@@ -209,6 +218,12 @@ class RemoteRun:
 
 def _check_timeout(timeout: float) -> float:
     return check_number("timeout", timeout, of="seconds", more_than=0, at_most=LONGEST_WAIT)
+
+
+def _check_plugin(name: str) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= NAME or not name.isprintable():
+        raise ValueError(f"The name of a plugin has 1 to {NAME} printable characters; got {shorten(name)}.")
+    return name
 
 
 def _seconds_until(deadline: float) -> float:

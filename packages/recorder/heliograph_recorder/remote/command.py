@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client import RemoteAnswer, RemoteRun
@@ -26,6 +26,8 @@ ASKED = "asked on the command line"
 def ask(arguments: Sequence[str]) -> int:
     """Ask a running training to stop, save, validate, change its learning rate and more."""
     options = _parser().parse_args(arguments)
+    if options.verb == "status" and (options.reason or options.wait):
+        options.parser.error(f"status takes no {'--reason' if options.reason else '--wait'}")
     try:
         return _answer(options)
     except KeyboardInterrupt:
@@ -35,26 +37,42 @@ def ask(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="heliograph ask", description=EXITS)
+    _add_options(parser, reason=None, wait=False, timeout=None, token_file=None)
     parser.add_argument("address", metavar="RUN", help="the folder of the run, its socket, or host:port")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, text in PLAIN.items():
         verbs.add_parser(verb, help=text, description=EXITS)
     rate = verbs.add_parser("set-lr", help="set the learning rate", description=EXITS)
-    rate.add_argument("rate", type=float, help="of the first parameter group; the ratios between groups stay the same")
+    rate.add_argument("rate", type=_rate, help="of the first parameter group; the ratios between groups stay the same")
     rate.add_argument("--optimizer", metavar="NAME", default="", help="needed if optimizers have different rates")
     for verb in ("enable", "disable"):
         switch = verbs.add_parser(verb, help=f"{verb} a plugin", description=EXITS)
         switch.add_argument("plugin", help="its name")
-    for verb_parser in verbs.choices.values():
-        verb_parser.add_argument("--reason", default=ASKED, help="why, for the history of the run (%(default)s)")
-        verb_parser.add_argument("--wait", action="store_true", help="wait for the outcome of the request")
     verbs.add_parser("status", help="print the status of the run as JSON", description=EXITS)
     for verb_parser in verbs.choices.values():
-        verb_parser.add_argument("--timeout", metavar="SECONDS", type=float, help="wait at most so long in all")
-        verb_parser.add_argument(
-            "--token-file", metavar="FILE", type=Path, help="the token for TCP; by default $HELIOGRAPH_TOKEN"
-        )
+        verb_parser.set_defaults(parser=verb_parser)
+        _add_options(verb_parser)
     return parser
+
+
+def _rate(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a learning rate is a number above 0, such as 0.01; got {text!r}") from None
+
+
+def _add_options(parser: argparse.ArgumentParser, **defaults: object) -> None:
+    """Add the options that are accepted before and after the verb; only the parser before it has defaults."""
+
+    def add(name: str, help: str, **options: Any) -> None:  # noqa: A002  # as argparse calls it
+        default = defaults.get(name.removeprefix("--").replace("-", "_"), argparse.SUPPRESS)
+        parser.add_argument(name, help=help, default=default, **options)
+
+    add("--reason", f"why, for the history of the run; by default {ASKED!r}")
+    add("--wait", "wait for the outcome of the request", action="store_true")
+    add("--timeout", "wait at most so long in all", metavar="SECONDS", type=float)
+    add("--token-file", "the token for TCP; by default $HELIOGRAPH_TOKEN", metavar="FILE", type=Path)
 
 
 def _answer(options: argparse.Namespace) -> int:
@@ -83,9 +101,14 @@ def _answer(options: argparse.Namespace) -> int:
 
 
 def _request(run: RemoteRun, options: argparse.Namespace) -> RemoteAnswer:
+    reason = ASKED if options.reason is None else options.reason
     limits = {"wait": options.wait, "timeout": options.timeout}
-    if options.verb == "set-lr":
-        return run.set_learning_rate(options.rate, options.reason, optimizer=options.optimizer, **limits)
-    names = [options.plugin] if options.verb in ("enable", "disable") else []
-    answer: RemoteAnswer = getattr(run, options.verb.replace("-", "_"))(*names, options.reason, **limits)
+    match options.verb:
+        case "set-lr":
+            return run.set_learning_rate(options.rate, reason, optimizer=options.optimizer, **limits)
+        case "enable":
+            return run.enable(options.plugin, reason, **limits)
+        case "disable":
+            return run.disable(options.plugin, reason, **limits)
+    answer: RemoteAnswer = getattr(run, options.verb.replace("-", "_"))(reason, **limits)
     return answer

@@ -98,11 +98,18 @@ def read_command(line: bytes) -> Command:
 
 
 def _check(command: Command) -> None:
-    if command.word == STATUS:
+    word = command.word
+    if word == STATUS:
+        if command.reason or command.target or command.value or command.waits:
+            raise ValueError("status takes no other fields.")
         return
     if not command.reason or len(command.reason) > REASON:
         raise ValueError(f"a request needs a reason of 1 to {REASON} characters.")
     if len(command.target) > NAME or not command.target.isprintable() or len(command.user) > NAME:
         raise ValueError(f"a name has at most {NAME} printable characters.")
-    if command.word == "set-lr" and not (isfinite(command.value) and command.value > 0):
+    if bool(command.target) != (word in ("enable", "disable")) and word != "set-lr":
+        raise ValueError("enable and disable need the name of a plugin; only set-lr may also have a target.")
+    if word != "set-lr" and command.value:
+        raise ValueError("only set-lr takes a value.")
+    if word == "set-lr" and not (isfinite(command.value) and command.value > 0):
         raise ValueError(f"set-lr takes a learning rate above 0; got {command.value:g}.")

@@ -33,6 +33,7 @@ class FollowedCommand:
         origin: of the run; another one later means a roll-back.
         history_length: of the control.
         saves: the number of saves so far.
+        remark: why the command changes nothing; empty if it does.
     """
 
     source: ClientCommand
@@ -40,6 +41,7 @@ class FollowedCommand:
     origin: Progress
     history_length: int
     saves: int
+    remark: str
 
 
 class Outcomes:
@@ -62,16 +64,18 @@ class Outcomes:
         """Make the request; return the answer, and whether it is the outcome."""
         try:
             check_command(run, source.command, self._plugin)
+            remark = _no_change(run, source.command)
             request = make_request(run, source.command, source.by)
         except (RefusedCommandError, RuntimeError) as error:  # RuntimeError: the loop of another framework
             return {"state": "refused", "text": str(error), **position_of(run)}, True
-        if request.verb == "end_epoch" or request.verb in CHANGES:
+        if request.verb == "end_epoch" or (request.verb in CHANGES and not remark):
             self._request_save(run, request)
         waits = source.command.waits and len(self.followed) < MOST_FOLLOWED
         if waits:
             length = run.control.history.total
-            self.followed.append(FollowedCommand(source, request, run.origin, length, self._saves))
-        return {"state": "accepted", "text": f"{request.what} is requested.", **position_of(run)}, not waits
+            self.followed.append(FollowedCommand(source, request, run.origin, length, self._saves, remark))
+        text = f"{request.what} is requested{remark and f': nothing will change, {remark}'}."
+        return {"state": "accepted", "text": text, **position_of(run)}, not waits
 
     def count_save(self) -> None:
         self._saves += 1
@@ -81,7 +85,8 @@ class Outcomes:
             request = followed.request
             if (request.verb, request.target, request.value) == (event.verb, event.target, event.value):
                 refused = {"state": "refused", "text": event.refusal}
-                served = {"state": "served", "text": f"{request.what}: done."}
+                done = f"nothing has changed, {followed.remark}" if followed.remark else "done"
+                served = {"state": "served", "text": f"{request.what}: {done}."}
                 yield self._settle(followed, {**(refused if event.refusal else served), **position_of(run)})
 
     def follow(self, run: Run) -> Iterator[tuple[ClientCommand, Answer]]:
@@ -136,6 +141,19 @@ class Outcomes:
 def position_of(run: Run) -> Answer:
     progress = run.progress
     return {"epoch": progress.epoch, "batch": progress.batch, "step": progress.steps}
+
+
+def _no_change(run: Run, command: Command) -> str:
+    """Return why a command changes nothing; empty if it does, or if an open request comes first."""
+    word, target, rate = command.word, command.target, command.value
+    changes = [request for request in run.control.open_requests().values() if request.verb in CHANGES]
+    if word in ("enable", "disable") and target not in {request.target for request in changes}:
+        return f"{target} is {word}d already" if run.plugins.is_enabled(target) == (word == "enable") else ""
+    if word == "set-lr" and "set_learning_rate" not in {request.verb for request in changes}:
+        names = [target] if target else run.optimizers
+        rates = {float(run.optimizers[name].param_groups[0]["lr"]) for name in names}
+        return f"the learning rate is {rate!r} already" if rates == {rate} else ""
+    return ""
 
 
 def check_command(run: Run, command: Command, receiver: str = "") -> None:

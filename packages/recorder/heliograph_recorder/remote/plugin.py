@@ -25,6 +25,7 @@ from heliograph import (
     ValidationBatchEnd,
     on,
 )
+from heliograph.plugins import Policy
 from heliograph.spi import check_path
 
 from .outcomes import Answer, Outcomes, position_of
@@ -33,6 +34,10 @@ from .sockets import BACKLOG, check_token, host_name, listen, parse_address, wri
 
 METRICS = 100  # in a status
 logger = logging.getLogger("heliograph")
+
+
+class PortError(OSError):
+    pass
 
 
 class Remote(Plugin):
@@ -50,8 +55,7 @@ class Remote(Plugin):
 
     The main rank listens on a Unix socket in the folder of the run, which only its user and root can open. TCP is for
     other machines, and off by default. Everybody who sends the token may make requests, and nothing is encrypted, so
-    listen on 127.0.0.1 and use an SSH tunnel. If no socket can be made in the folder, or the port is taken, the result
-    has a warning.
+    listen on 127.0.0.1 and use an SSH tunnel. If no socket can be made in the folder, the result has a warning.
 
     Args:
         folder: of the run, for the socket; created if missing.
@@ -62,9 +66,10 @@ class Remote(Plugin):
     Raises:
         TypeError: the folder is not a path.
         ValueError: the port is invalid, or the token is too short or given without TCP.
+        OSError: the port is taken when a training starts.
     """
 
-    policy = "observer"
+    policy: Policy = "observer"
     draws = False
     ranks = "main"
     rehearses = False
@@ -90,11 +95,18 @@ class Remote(Plugin):
         addresses += [] if self.address is None else ["{}:{}".format(*self.address)]
         return f"accepts requests at {' and '.join(addresses)}"
 
+    def reset(self) -> None:
+        self.policy = "observer"
+
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         if run.report.is_replay:
             raise NotRecorded("connections to `Remote`, only the requests")
-        self._begin(run)
+        try:
+            self._begin(run)
+        except PortError:
+            self.policy = "critical"  # the error of an observer would only be visible at the end of the run
+            raise
 
     @on(BatchEnd)
     def look(self, run: Run, event: BatchEnd) -> None:
@@ -132,7 +144,7 @@ class Remote(Plugin):
             run.warn(f"Remote stopped listening: {type(server.error).__name__}: {server.error}.")
         while server.inbox:
             answer = {"state": "unserved", "text": f"the run ended first, {event.status}.", **position_of(run)}
-            server.inbox.popleft().client.send(answer, outcomes=1)
+            server.answer(server.inbox.popleft().client, answer, is_outcome=True)
 
     def close(self) -> None:
         server, self._server, self._inbox, self._run = self._server, None, (), None
@@ -192,11 +204,10 @@ class Remote(Plugin):
             family = socket.AF_INET6 if ":" in self.tcp[0] else socket.AF_INET
             over_tcp = socket.create_server(self.tcp, family=family, backlog=BACKLOG)
         except OSError as error:
-            run.warn(
+            raise PortError(
                 f"Remote cannot listen on {self.tcp[0]}:{self.tcp[1]}: {error.strerror or error}. Give another port, "
                 f"or tcp=0 for a free port."
-            )
-            return
+            ) from None
         self.address = over_tcp.getsockname()[:2]
         token = self._token or token_urlsafe(32)
         file = self.path or self.folder.absolute() / f"remote-{host_name()}-{self.address[1]}"
@@ -210,11 +221,12 @@ class Remote(Plugin):
         while server is not None and server.inbox:
             command = server.inbox.popleft()
             answer, is_outcome = self._outcomes.accept(run, command)
-            command.client.send(answer, outcomes=is_outcome)
+            server.answer(command.client, answer, is_outcome=is_outcome)
 
     def _answer(self, outcomes: Iterable[tuple[ClientCommand, Answer]]) -> None:
         for command, answer in outcomes:
-            command.client.send(answer, outcomes=1)
+            if self._server is not None:
+                self._server.answer(command.client, answer, is_outcome=True)
 
     def _note_facts(self, run: Run) -> None:
         """Copy the part of the status that only the training's thread may read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import heliograph as h
+import numpy as np
 import pytest
+import torch
 from heliograph.__main__ import main
 from heliograph.packages.recorder.tests.remote.conversation import train
 from heliograph.packages.tests.facts import assert_facts
@@ -169,6 +172,24 @@ def test_ctrl_c_is_one_line(silent: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert err.count("\n") == 1
 
 
+def test_options_before_the_verb_and_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, given = RemoteRun(Path("nowhere")), list[Any]()
+
+    def stop(reason: str, *, wait: bool, timeout: float | None) -> RemoteAnswer:
+        given.append((reason, wait, timeout))
+        return RemoteAnswer("served", "done")
+
+    monkeypatch.setattr("heliograph_recorder.remote.client.attach", lambda *_, **__: run)
+    monkeypatch.setattr(run, "stop", stop)
+    monkeypatch.setattr(run, "status", lambda *, timeout: given.append(timeout))
+    options = ["--reason", "why", "--wait", "--timeout", "7"]
+    for number in (0, 2, 3, 5):
+        assert main(["ask", *options[:number], "x", "stop", *options[number:]]) == 0
+    assert given == [("why", True, 7.0)] * 4
+    assert main(["ask", "--timeout", "7", "x", "status"]) == main(["ask", "x", "status", "--timeout", "7"]) == 0
+    assert given[4:] == [7.0, 7.0]
+
+
 @pytest.mark.parametrize("address", [Path("nowhere"), ("nowhere", 1)])
 def test_the_time_counts_what_it_takes_to_connect(address: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     given = list[float]()
@@ -199,12 +220,22 @@ def test_to_find_a_run_waits_for_no_answer(silent: Path, monkeypatch: pytest.Mon
     assert given == [0.0]
 
 
+def test_what_changes_nothing_is_said(ask: Any) -> None:
+    verbs = (["enable", "ema"], ["set-lr", "0.5"], ["set-lr", "0.5"], ["disable", "ema"])
+    found, _ = ask(*([*verb, "--reason", "to see", "--wait"] for verb in verbs), plugins=(h.EMA(0.9),))
+    assert ["nothing has changed" in out for _, out, _ in found] == [True, False, True, False]
+    assert "set_learning_rate 0.5: done." in found[1][1]
+    ((_, out, _),), _ = ask(["enable", "ema", "--reason", "to see"], plugins=(h.EMA(0.9),))
+    assert "nothing will change" in out
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["x", "set-lr", "--reason", "y"],
         ["x", "dance"],
         ["x"],
+        ["--wait", "x", "status"],
         ["x", "status", "--reason", "y"],
     ],
 )
@@ -218,10 +249,13 @@ def test_a_wrong_command(words: list[str], capsys: pytest.CaptureFixture[str]) -
 def test_a_learning_rate_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["ask", "x", "set-lr", "fast", "--reason", "why"])
-    assert "'fast'" in capsys.readouterr().err
-    values: list[Any] = ["fast", True, -1.0, 0.0, float("nan"), float("inf")]
-    for value in values:
-        with pytest.raises(ValueError, match="rate must be a finite"):
+    assert "0.01; got 'fast'" in capsys.readouterr().err
+    given: list[Any] = ["fast", True, np.True_, torch.tensor(True)]
+    for rate in given:
+        with pytest.raises(TypeError, match=rf"0\.01; got {re.escape(repr(rate))}\.$"):
+            RemoteRun(Path("nowhere")).set_learning_rate(rate, "why")
+    for value in (-1.0, 0.0, float("nan"), float("inf"), 10**400):
+        with pytest.raises(ValueError, match=r"0\.01; got (-1|0|nan|inf)\.$"):
             RemoteRun(Path("nowhere")).set_learning_rate(value, "why")
 
 
@@ -231,6 +265,14 @@ def test_a_timeout_is_more_than_zero(timeout: Any) -> None:
     for ask in (lambda: run.status(timeout=timeout), lambda: run.log("why", timeout=timeout)):
         with pytest.raises(ValueError, match="timeout must be"):
             ask()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, "a\x1b[2J", 5])
+def test_a_plugin_has_a_name(name: Any) -> None:
+    run = RemoteRun(Path("nowhere"))
+    for ask in (run.enable, run.disable):
+        with pytest.raises(ValueError, match="1 to 100 printable"):
+            ask(name, "why")
 
 
 def test_a_reason_that_is_too_long_is_not_repeated() -> None:

@@ -72,9 +72,13 @@ def test_a_good_command_is_read(word: str) -> None:
     [
         ({"ask": "eval", "reason": "x"}, "one of stop, save,"),
         ({"ask": "stop"}, "1 to 500"),
+        ({"ask": "status", "reason": "x"}, "status takes no other"),
         ({"ask": "stop", "reason": "x" * 501}, "1 to 500"),
         ({"ask": "stop", "reason": "x", "more": 1.0}, "'more'"),
         ({"ask": "stop", "reason": 1.0}, "'reason' .* a str"),
+        ({"ask": "stop", "reason": "x", "target": "ema"}, "only set-lr may"),
+        ({"ask": "stop", "reason": "x", "value": 1.0}, "only set-lr takes"),
+        ({"ask": "enable", "reason": "x"}, "enable and disable need"),
         ({"ask": "enable", "reason": "x", "target": "a\x1b[2J"}, "printable"),
         ({"ask": "set-lr", "reason": "x"}, "set-lr takes"),
         ({"ask": "set-lr", "reason": "x", "value": 1e999}, "set-lr takes"),

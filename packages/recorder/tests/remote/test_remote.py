@@ -82,6 +82,7 @@ def test_the_end_of_an_epoch(tmp_path: Path) -> None:
         (lambda run: run.end_epoch("why", wait=True), "end_epoch"),
         (lambda run: run.set_learning_rate(0.05, "why", wait=True), "set_learning_rate 0.05"),
         (lambda run: run.disable("ema", "why", wait=True), "disable_plugin ema"),
+        (lambda run: run.enable("ema", "why", wait=True), None),  # which it is
         (lambda run: run.log("why", wait=True), None),
     ],
 )
@@ -492,7 +493,7 @@ def test_an_address_of_ipv6(tmp_path: Path) -> None:
     assert train(tmp_path, talk, remote=remote)[0] == "run"
 
 
-def test_a_port_that_is_taken_is_a_warning(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_fails_the_run_at_its_start(tmp_path: Path) -> None:
     remote, port = Remote(tmp_path, tcp=0), 0
     trainer = h.Trainer([remote], device="cpu")
 
@@ -502,8 +503,11 @@ def test_a_port_that_is_taken_is_a_warning(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         remote.tcp = "127.0.0.1", port
-        (warning,) = [text for text in fit().warnings if "Give another port" in text]
-    assert f"127.0.0.1:{port}" in warning
+        with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}: .+\. Give another"):
+            fit()
+    assert list(tmp_path.iterdir()) == []
+    remote.tcp = "127.0.0.1", 0
+    assert fit().status == "completed"  # it is an observer again
 
 
 @pytest.mark.parametrize(
