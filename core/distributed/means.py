@@ -66,7 +66,7 @@ def compute_together(objects: dict[str, Any], of_ranks: Sequence[Sequence[str]],
     names = sorted({name for names in of_ranks for name in names})
     if missing := {name for name in names if not all(name in rank_names for rank_names in of_ranks)}:
         copies: list[dict[str, Any]] = engine.gather_objects(
-            {name: fresh_copy(metric) for name, metric in objects.items() if name in missing}
+            {name: _without_samples(metric) for name, metric in objects.items() if name in missing}
         )
         for name in missing - objects.keys():
             objects[name] = deepcopy(next(metrics[name] for metrics in copies if name in metrics))
@@ -84,6 +84,25 @@ def compute_together(objects: dict[str, Any], of_ranks: Sequence[Sequence[str]],
                     f"metric object must sum its state over the ranks, as in torchmetrics."
                 )
     return numbers, objects_computed
+
+
+def _without_samples(metric: Any) -> Any:
+    """Return a copy of a metric object without samples that another rank can synchronize.
+
+    torchmetrics joins lists over the ranks as tensors: an empty list must have their type and dimensions, or the
+    collective fails.
+    """
+    copy = fresh_copy(metric)
+    if isinstance(copy, nn.Module):
+        for path, part in metric.named_modules():
+            empty = copy.get_submodule(path)
+            for name, state in getattr(part, "_defaults", {}).items():
+                samples = getattr(part, name)
+                if isinstance(state, list) and samples and isinstance(samples[0], Tensor) and samples[0].ndim:
+                    setattr(empty, name, [samples[0][:0].clone()])
+            if hasattr(part, "_update_count"):
+                vars(empty)["_update_count"] = 1  # else it warns that it was never updated
+    return copy
 
 
 # Of the values of one name: the numbers of their batches, the values, their weights, and whether they are sums.
