@@ -248,6 +248,18 @@ class ReplayRun(Unrecorded, LineVerbs):
         self._loss = value
 
     @property
+    def losses(self) -> Mapping[str, Any]:
+        if self.is_named:
+            raise NotRecorded("the losses of several optimizers")
+        return {self.optimizer_name: self.loss}
+
+    @property
+    def windows(self) -> Mapping[str, int]:
+        if self.is_named:
+            raise NotRecorded("the windows of several optimizers")
+        return {self.optimizer_name: self.window}
+
+    @property
     def unknown(self) -> str:
         return "" if self.planned_steps is not None else "the recording has no planned steps: record a run with steps="
 
