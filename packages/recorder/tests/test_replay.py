@@ -164,6 +164,8 @@ def test_a_replay_makes_the_requests_of_the_run(part: int) -> None:
     @settings(max_examples=25, database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(scenario=scenarios())
     def requests_the_same(scenario: Scenario) -> None:
+        # The save during which a run was killed is not recorded, so the states that the next attempt had are unknown.
+        assume(not any(end.kind == "kill" and end.event is h.SavePoint for end in scenario.ends))
         check(scenario)
 
     requests_the_same()

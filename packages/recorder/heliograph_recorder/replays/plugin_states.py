@@ -135,12 +135,17 @@ class Snapshots:
         """Return the snapshot of a checkpoint, given its path and counters.
 
         The path may be unknown, because a kill came between the write and its event. A later save may have replaced a
-        file. Therefore the counters have priority.
+        file. Therefore the counters with the clock have priority, then the path, then the counters alone.
         """
-        newest = list(reversed(self._snapshots))
-        equal = [snapshot for snapshot in newest if snapshot.progress == origin]
-        of_path = [snapshot for snapshot in newest if path is not None and snapshot.path == path]
-        return next(iter([*equal, *of_path]), None)
+
+        def rank(snapshot: Snapshot) -> tuple[bool, bool, bool]:
+            is_same = {**snapshot.progress, "earlier_seconds": 0} == {**origin, "earlier_seconds": 0}
+            is_exact = is_same and snapshot.progress["earlier_seconds"] == origin.get("earlier_seconds")
+            is_here = path is not None and snapshot.path == path
+            return is_exact, is_here, is_same and not is_here
+
+        best = max(reversed(self._snapshots), key=rank, default=None)
+        return best if best is not None and any(rank(best)) else None
 
     def restore(self, snapshot: Snapshot, run: ReplayRun, *, rolls_back: bool) -> None:
         """Restore a snapshot in the plugins and in the run, which has its new origin already."""
