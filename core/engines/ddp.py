@@ -332,7 +332,7 @@ def check_same(group: Exchange, modules: Mapping[str, nn.Module]) -> None:
 
 
 class ProcessOptions(ComputeOptions, total=False):
-    """Options of all engines of several processes: `ComputeOptions` and those of `ProcessEngine`."""
+    """Options of engines with several processes: `ComputeOptions`, and the options of `ProcessEngine`."""
 
     device: str | torch.device | None
     timeout: float

@@ -92,7 +92,7 @@ class Source:
         """Update a compound source from its parts, after the ranks have agreed on those."""
 
     def compared(self, batch: Any, number: int) -> Any:
-        """Return the part of a batch, the number of which is from 1, that is compared at a resume."""
+        """Return the part of a batch that a resume compares; batches count from 1."""
         return batch
 
     def certainty(self) -> Certainty:
