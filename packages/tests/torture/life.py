@@ -52,7 +52,7 @@ class Killer:
     """Ends this process where it is asked to.
 
     Args:
-        kill: where, None for nowhere.
+        kill: the place of the kill; None without one.
         journal: a file descriptor to which every batch is written.
         attempt: the number of this attempt.
         edited: a file that lists the state that the program sets differently at a resume.

@@ -99,7 +99,7 @@ class RecordedRun:
         return at if origin.step <= at < step else None
 
     def check_change(self, origin: Origin, change: Change | None, *, exact: bool) -> int | None:
-        """Return the step after which a rerun has to make the change of this fork, None for nowhere."""
+        """Return the step after which a rerun makes the change of this fork; None if it makes none."""
         if change is not None and not self.change:
             raise ValueError(f"{self.recording.path} is not a changed fork: leave change= out.")
         at = self.change_between(origin, self.steps)
