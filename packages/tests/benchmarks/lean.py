@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 EPOCHS = 2
 HAND, CONTROL = "hand-written", "hand-written once more (control)"
 SUPERVISED, OWN_TASK, IGNITE = "heliograph, Supervised", "heliograph, own task", "ignite, no handlers"
-NOBODY, NOBODY_AGAIN = "nobody listens", "nobody listens, once more (control)"
+NOBODY, NOBODY_AGAIN = "no handlers", "no handlers, once more (control)"
 ONE, MANY = "1 handler of BatchEnd", "21 handlers of BatchEnd"
 
 

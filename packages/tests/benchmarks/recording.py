@@ -17,9 +17,9 @@ from heliograph_rules import RuleController
 from torch.nn.functional import mse_loss
 
 EPOCHS = 3
-NOBODY, NOBODY_AGAIN = "nobody listens", "nobody listens, once more (control)"
+NOBODY, NOBODY_AGAIN = "no handlers", "no handlers, once more (control)"
 RECORDER, LOSSES, DIGESTS = "Recorder", "Recorder(losses=True)", "Recorder(digests=True)"
-REMOTE, VERDICTS = "Remote, nobody asks", "Verdicts, and the losses of its logs"
+REMOTE, VERDICTS = "Remote, no requests", "Verdicts, and the losses of its logs"
 LOGS_READ, VERDICTS_READ = "a log every 50 steps that is read", "Verdicts, where a log every 50 steps is read anyway"
 STEP_RULE = "a rule on step_end"
 LOGGED, LOG_RULE = "a log every 50 steps", "a rule on log"

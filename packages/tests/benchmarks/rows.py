@@ -217,7 +217,7 @@ TABLES = (
     ),
     Table(
         "compared",
-        "Comparing a resumed run with the former one",
+        "Comparing a resumed run with the killed run",
         "ms",
         (
             *rows(comparison.at_save, figures.typical, {comparison.ATTRIBUTES: None}),
@@ -282,7 +282,7 @@ TABLES = (
     Table(
         "handlers",
         "The same in the training loop",
-        "µs per step beyond the loop in which nobody listens",
+        "µs per step beyond the loop without handlers",
         (
             *rows(lean.race_handlers, figures.step_beyond, {lean.NOBODY_AGAIN: None, lean.ONE: None}, lean.NOBODY),
             *rows(lean.race_handlers, figures.step_beyond, {lean.MANY: None}, lean.NOBODY),
