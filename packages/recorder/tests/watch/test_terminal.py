@@ -30,7 +30,7 @@ def test_a_run_on_a_screen(tmp_path: Path) -> None:
         "digits: stopped by early_stopping on rank 2",
         "epoch 1, batch 6, step 14",
         "goodput 0.1%: useful training 7.",
-        "█▄▁  0.9",
+        "train/loss           █▄▁  0.9",
         "step 8  step_8.pth  best and last",
         "early_stopping on rank 2",
     ):
