@@ -78,9 +78,16 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-def vertices(page: Page, metric: str = "train/loss") -> int:
-    paths = page.locator(f'path.curve:not(.lost)[data-metric="{metric}"]').all()
-    return sum(len(re.findall("[ML]", path.get_attribute("d") or "")) for path in paths)
+VERTICES = """([metric, expected]) => {
+    const curves = [...document.querySelectorAll(`path.curve:not(.lost)[data-metric="${metric}"]`)];
+    const counts = curves.map(curve => (curve.getAttribute("d") || "").match(/[ML]/g)?.length ?? 0);
+    return counts.reduce((sum, count) => sum + count, 0) === expected;
+}"""
+
+
+def wait_for_vertices(page: Page, expected: int, metric: str = "train/loss") -> None:
+    """Wait until a curve has so many points: the log of a step follows the step."""
+    page.wait_for_function(VERTICES, arg=[metric, expected], timeout=20_000)
 
 
 def wait_for_step(page: Page, step: int) -> None:
@@ -93,13 +100,13 @@ def test_curves_grow_while_the_training_runs(browser: Browser, tmp_path: Path) -
         wait_for_step(page, 5)
         assert page.locator("#status").inner_text() == "running"
         assert page.title() == "live: running"
-        assert vertices(page) == 5
+        wait_for_vertices(page, 5)
         page.get_by_label("log scale").first.check()
         page.get_by_label("Filter by request").fill("log_sched")
         training.gate.allowed.put(7)
         wait_for_step(page, 12)
-        assert vertices(page) == 12
-        assert vertices(page, "validation/loss") == 1
+        wait_for_vertices(page, 12)
+        wait_for_vertices(page, 1, "validation/loss")
         assert page.get_by_label("log scale").first.is_checked()  # what its reader chose stays
         assert page.get_by_label("Filter by request").input_value() == "log_sched"
         assert page.locator("#requests tbody tr").count() == 1
