@@ -183,6 +183,10 @@ class Sum:
         self.on_device: Tensor | None = None
 
     def add(self, name: str, value: Tensor | float, weight: float) -> None:
+        if value.__class__ is Tensor and value.is_cpu and value.numel() == 1:  # nearly always
+            self.host += value.item() * weight
+            self.weight += weight
+            return
         check_scalar(name, value)
         if isinstance(value, Tensor) and not value.is_cpu:
             if self.on_device is None:  # continues a loaded sum without a wait for the device
@@ -254,6 +258,8 @@ class Means:
         for loss, weight, is_sum in pending if stepped else ():
             if is_sum:
                 self.add_sum(name, loss, weight)
+            elif (entry := self._sums.get(name)) is not None:
+                entry.add(name, loss, weight)
             else:
                 self.add(name, loss, weight)
         pending.clear()
