@@ -40,6 +40,7 @@ from .core.program import UsageError as UsageError
 from .core.program import find_function as find_function
 from .core.rehearsal.trace import Difference as Difference
 from .core.rehearsal.trace import Fact as Fact
+from .core.rehearsal.trace import Leaf as Leaf
 from .core.rehearsal.trace import Tracer as Tracer
 from .core.rehearsal.trace import leaves as leaves
 from .core.system.extras import printable_lines as printable_lines

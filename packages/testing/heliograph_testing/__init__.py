@@ -1,4 +1,4 @@
-"""Checks for your tests: `check_plugin`, `check_tracker`, `check_resume` and `assert_resume_exact`."""
+"""Checks for your tests: `check_plugin`, `check_tracker`, `check_resume`, `assert_resume_exact`, `check_golden`."""
 
 from heliograph.spi import lazy_names
 

@@ -1,0 +1,397 @@
+"""Golden runs: record the first steps of a training in a small file; compare later versions of the program with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from heliograph import (
+    BackwardEnd,
+    BatchEnd,
+    BatchStart,
+    GradientsReady,
+    Lane,
+    Log,
+    Run,
+    StepEnd,
+    Trainer,
+    TrainStart,
+    ValidationEnd,
+)
+from heliograph.events import Event
+from heliograph.spi import (
+    Difference,
+    Fact,
+    Leaf,
+    Tracer,
+    TrainerFactory,
+    UsageError,
+    capture,
+    check_number,
+    check_whole_number,
+    leaves,
+    restore,
+    seed_all,
+    version,
+)
+
+WHEN = "in epoch {}, batch {}, step {}"
+MakeTrainer = Callable[..., tuple[Trainer, Mapping[str, Any]]]
+SCHEMA = 1  # of the file
+DIGEST = 12  # hexadecimal digits of a digest in the file
+NAMES = ("the golden run", "this run")
+RATE, MANY = "learning_rate", 8
+WHOLE = ("batch", "draws", "gradients")  # one digest for all values, as for more than 8 others: the file stays small
+CAUSES = {
+    "batch": "the order of the samples, their contents or an augmentation",
+    "loss": "the forward pass or the loss: the batch and the weights are equal",
+    "gradients": "the backward pass, the accumulation or the clipping: the losses are equal",
+    RATE: "the scheduler, or the learning rate of the optimizer",
+    "modules": "the optimizer: the gradients and the learning rates are equal",
+    "optimizers": "the optimizer, or its options: the weights are equal",
+    "draws": "the number of random draws",
+    "metrics": "the validation, or a metric: the training is equal up to here",
+    "order": "the number of batches in a step, or when the run validates",
+}
+STATES = ("modules", "optimizers", "plugin")  # of the state of a run
+INITIAL = "before the first step"
+AT_FIRST = "the initialisation, the seed, the dtype or the model"
+
+
+@dataclass(slots=True)
+class GoldenRun:
+    """The first steps of a training.
+
+    Attributes:
+        steps: the largest number of optimizer steps; a training that ends earlier is recorded to its end.
+        every: the number of steps between two comparisons of the weights.
+        program: settings of the program by place, to name the cause of a difference.
+        environment: versions and properties of the machine.
+        facts: batches, losses, gradients, learning rates, random states and weights, in order.
+    """
+
+    steps: int
+    every: int
+    program: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    facts: list[Fact] = field(default_factory=list)
+
+    @property
+    def recorded_steps(self) -> int:
+        """The number of recorded steps."""
+        return max((fact.place[2] for fact in self.facts), default=0)
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file with a line for each fact."""
+        head: dict[str, Any] = {"schema": SCHEMA, "steps": self.steps, "every": self.every}
+        head |= {"environment": self.environment, "program": self.program}
+        rows = [json.dumps(_row(fact), separators=(",", ":")) for fact in self.facts]
+        text = json.dumps(head, indent=1).removesuffix("\n}")
+        Path(path).write_text(f'{text},\n "facts": [\n{",".join(rows).replace("],[", "],[")}\n]}}\n', encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> GoldenRun:
+        """Read a file that `save` wrote.
+
+        Raises:
+            UsageError: there is no such file, or it is not a golden run.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if content["schema"] != SCHEMA:
+                raise UsageError(
+                    f"{path} has schema {content['schema']}; this version reads {SCHEMA}: record it again."
+                )
+            facts = [_fact(row) for row in content["facts"]]
+            return cls(content["steps"], content["every"], content["program"], content["environment"], facts)
+        except FileNotFoundError:
+            raise UsageError(f"There is no golden run {path}: record it first.") from None
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"{path} is not a golden run ({type(error).__name__}: {error}): record it again."
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenCheck:
+    """The comparison with a golden run; `str` returns a report.
+
+    Attributes:
+        steps: the compared steps.
+        difference: the first difference; None if all recorded values are equal.
+        cause: the probable cause, from the kind of the first difference.
+        later: the kinds of values that differ after the first difference.
+        program: the settings of the program that changed.
+        environment: the versions and machine properties that changed.
+    """
+
+    steps: int
+    difference: Difference | None = None
+    cause: str = ""
+    later: tuple[str, ...] = ()
+    program: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all recorded values are equal."""
+        return self.difference is None
+
+    def __str__(self) -> str:
+        if self.difference is None:
+            return f"equal: {self.steps} steps"
+        lines = [f"first difference: {self.difference.text}", f"probable cause: {self.cause}"]
+        lines += [f"from there: {', '.join(self.later)}"] if self.later else []
+        lines += [f"changed in the program: {text}" for text in self.program]
+        lines += [f"changed in the environment: {text}" for text in self.environment]
+        return "\n".join(lines)
+
+
+def record_golden(make_trainer: MakeTrainer, path: str | Path, *, steps: int = 50, every: int = 10) -> GoldenRun:
+    """Train the first steps, and record them in a file.
+
+    Args:
+        make_trainer: returns a trainer and the keywords of its `fit`, all created by the call. Torch, NumPy and Python
+            are seeded before it is called.
+        path: the file to write; about 20 kB for a small model. Commit it beside the test.
+        steps: the largest number of optimizer steps; a training that ends earlier is recorded to its end.
+        every: the number of steps after which the weights and the states of optimizer and plugins are recorded.
+
+    Returns:
+        The recorded run.
+
+    Raises:
+        UsageError: an argument is wrong, or the training is not deterministic: two recordings differ.
+    """
+    check_whole_number("steps", steps, at_least=1)
+    check_whole_number("every", every, at_least=1)
+    golden, again = (_train(make_trainer, steps, every) for _ in range(2))
+    check = compare_golden(golden, again, names=("the first recording", "the second"))
+    if not check.is_equal:
+        raise UsageError(
+            f"The training is not deterministic, so it cannot be recorded. Seed what draws, and see "
+            f"torch.use_deterministic_algorithms. {check}"
+        )
+    golden.save(path)
+    return golden
+
+
+def check_golden(make_trainer: MakeTrainer, path: str | Path, *, rtol: float = 0.0) -> GoldenCheck:
+    """Train the same steps again, and compare them with a recorded file.
+
+    Args:
+        make_trainer: as for `record_golden`.
+        path: the file that `record_golden` wrote.
+        rtol: the largest relative difference of losses, learning rates, metrics and norms of gradients and weights;
+            0 compares all bits. Use it if the file was recorded on other hardware. Batches are compared by their norm,
+            and random states are not compared then.
+
+    Returns:
+        The comparison; `print` shows the first difference and its probable cause.
+
+    Raises:
+        UsageError: there is no such file, or it is not a golden run.
+    """
+    check_number("rtol", rtol, at_least=0)
+    golden = GoldenRun.load(path)
+    return compare_golden(golden, _train(make_trainer, golden.steps, golden.every), rtol=rtol)
+
+
+def compare_golden(
+    golden: GoldenRun, found: GoldenRun, *, rtol: float = 0.0, names: tuple[str, str] = NAMES
+) -> GoldenCheck:
+    """Return the first difference between two recorded runs, and what changed in the program.
+
+    Args:
+        golden: the run that should be repeated.
+        found: the repetition.
+        rtol: see `check_golden`.
+        names: the names of both in the report.
+    """
+    shared = {fact.what for fact in golden.facts} & {fact.what for fact in found.facts}  # not a new plugin
+    expected, facts = ([fact for fact in run.facts if fact.what in shared] for run in (golden, found))
+    facts = facts if rtol == 0.0 else list(_within(expected, facts, rtol))
+    differences = list(Difference.between(expected, facts, names=names))
+    if not differences:
+        return GoldenCheck(golden.recorded_steps)
+    first = differences[0]
+    cause = CAUSES.get(first.what, f"the {first.what}, or its options")
+    if first.what == "modules" and INITIAL in first.text:
+        cause = AT_FIRST
+    later = dict.fromkeys(_name(difference.what) for difference in differences[1:] if difference.what != first.what)
+    return GoldenCheck(
+        golden.recorded_steps,
+        first,
+        cause,
+        tuple(later),
+        tuple(_changes(golden.program, found.program)),
+        tuple(_changes(golden.environment, found.environment)),
+    )
+
+
+class _Recorder:
+    """Records the facts of a run, after all other handlers."""
+
+    def __init__(self, golden: GoldenRun) -> None:
+        self._golden = golden
+        self._tracer = Tracer(self._add)
+
+    def subscribe(self, trainer: Trainer) -> None:
+        for event in (TrainStart, BatchStart, BackwardEnd, GradientsReady, StepEnd, BatchEnd, Log, ValidationEnd):
+            trainer.bus.on(event, self._handle, lane=Lane.REPORT)
+
+    def _handle(self, run: Run, event: Event) -> None:
+        golden = self._golden
+        place = run.progress.epoch, run.progress.batch + 1, run.progress.steps
+        when = WHEN.format(*place)
+        if isinstance(event, TrainStart):
+            golden.program = dict(_describe(run))
+            self._tracer.state(run, INITIAL)
+        elif isinstance(event, BackwardEnd):
+            self._add(Fact("loss", when, place, leaves(run.loss)))
+        elif isinstance(event, GradientsReady):
+            groups = run.optimizer.param_groups
+            gradients = [parameter.grad for group in groups for parameter in group["params"]]
+            self._add(Fact("gradients", when, place, leaves(gradients)))
+            rates = [float(group["lr"]) for group in groups]
+            self._add(Fact(RATE, when, place, leaves(rates[0] if len(rates) == 1 else rates)))
+        elif isinstance(event, StepEnd):
+            steps = run.progress.steps
+            weights = leaves({name: dict(module.named_parameters()) for name, module in run.modules.items()})
+            self._add(Fact("modules", f"after step {steps}", place, {"": _combined(map(_short, weights.values()))}))
+            if steps % golden.every == 0:
+                self._tracer.state(run, f"at the end of step {steps}")
+            if steps >= golden.steps:
+                run.control.stop(f"{steps} steps are recorded", by="the golden run")
+        elif isinstance(event, BatchEnd):
+            self._add(Fact("draws", when, place, leaves(capture())))
+        else:
+            self._tracer.record(run, event)
+
+    def _add(self, fact: Fact) -> None:
+        is_state = fact.when.startswith(("before", "at the end"))
+        if (is_state and fact.what.split()[0] not in STATES) or self._golden.steps < fact.place[2]:
+            return
+        values = {path: _short(leaf) for path, leaf in fact.leaves.items() if "param_groups" not in path}
+        if fact.what in WHOLE or (fact.what != "modules" and len(values) > MANY):
+            values = {"": _combined(values.values())}
+        self._golden.facts.append(replace(fact, leaves=values))
+
+
+def _train(make_trainer: MakeTrainer, steps: int, every: int) -> GoldenRun:
+    golden, before = GoldenRun(steps, every, environment=_environment()), capture()
+    try:
+        seed_all(0)
+        with TemporaryDirectory() as folder:
+            trainer, options = TrainerFactory(make_trainer)(Path(folder))
+            _Recorder(golden).subscribe(trainer)
+            trainer.fit(**{**options, "on_interrupt": "raise"})
+    finally:
+        restore(before)
+    return golden
+
+
+def _short(leaf: Leaf) -> Leaf:
+    sample = leaf.sample
+    if isinstance(sample, np.ndarray):
+        with np.errstate(over="ignore", invalid="ignore"):
+            sample = float(np.sqrt(np.sum(np.square(sample))))
+    if isinstance(sample, float):
+        sample = float(f"{sample:.9g}")  # to show; the digest has all bits
+    return Leaf(leaf.kind, leaf.digest[:DIGEST], sample if isinstance(sample, bool | int | float | str) else None)
+
+
+def _combined(values: Iterable[Leaf]) -> Leaf:
+    parts = list(values)
+    digest = sha256("".join(f"{part.kind} {part.digest} " for part in parts).encode()).hexdigest()[:DIGEST]
+    norms = [float(part.sample) for part in parts if isinstance(part.sample, int | float)]
+    return Leaf(f"{len(parts)} values", digest, float(f"{math.hypot(*norms):.9g}"))
+
+
+def _row(fact: Fact) -> list[Any]:
+    when = "" if fact.when == WHEN.format(*fact.place) else fact.when
+    values = {path: [leaf.kind, leaf.digest, leaf.sample] for path, leaf in fact.leaves.items()}
+    return [fact.what, when, fact.place, values]
+
+
+def _fact(row: list[Any]) -> Fact:
+    what, when, place, values = row
+    return Fact(what, when or WHEN.format(*place), tuple(place), {path: Leaf(*leaf) for path, leaf in values.items()})
+
+
+def _within(golden: Iterable[Fact], found: Iterable[Fact], rtol: float) -> Iterator[Fact]:
+    """Yield the found facts; a value within the tolerance has the digest of the golden one."""
+    for expected, fact in zip(golden, found, strict=False):
+        values = dict(fact.leaves)
+        for path, leaf in expected.leaves.items():
+            value = values.get(path)
+            if value is not None and (fact.what == "draws" or _is_close(leaf, value, rtol)):
+                values[path] = leaf
+        yield replace(fact, leaves=values)
+
+
+def _is_close(first: Leaf, second: Leaf, rtol: float) -> bool:
+    numbers = [leaf.sample for leaf in (first, second) if isinstance(leaf.sample, int | float)]
+    return first.kind == second.kind and len(numbers) == 2 and math.isclose(*numbers, rel_tol=rtol, abs_tol=rtol)
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for name in {**before, **now}:
+        was, value = before.get(name), now.get(name)
+        if was != value:
+            yield f"{name} was {was or 'not there'} and is {value or 'not there'}"
+
+
+def _name(what: str) -> str:
+    return {"modules": "weights", "draws": "random state"}.get(what, what)
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "heliograph": version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "Python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _describe(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the settings of the program by place: modules, optimizers, schedulers, plugins, loader."""
+    yield "task", repr(run.task) if not isinstance(run.task, torch.nn.Module) else type(run.task).__name__
+    for name, module in run.modules.items():
+        for path, part in module.named_modules(prefix=name):
+            yield path, f"{type(part).__name__}({part.extra_repr()})"
+    for name, optimizer in run.optimizers.items():
+        for number, group in enumerate(optimizer.param_groups):
+            options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+            place = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
+            yield place, f"{type(optimizer).__name__} of {len(group['params'])} parameters"
+            yield from ((f"{key} of {place}", repr(value)) for key, value in options.items())
+    for name, scheduler in run.schedulers.items():
+        yield f"scheduler of {name}", type(scheduler).__name__
+        for key, value in vars(scheduler).items():
+            if key[0] != "_" and isinstance(value, bool | int | float | str | list):
+                yield f"{key} of the scheduler of {name}", f"{value!r:.80}"
+    for name, plugin in zip(run.plugins.names(), run.plugins, strict=True):
+        yield f"plugin {name!r}", repr(plugin)
+    loader = run.data.train_loader
+    yield "train", f"{type(loader).__name__}, batches of {run.data.batch_size}"
+    for name in ("dataset", "sampler", "collate_fn"):
+        part = getattr(loader, name, None)
+        yield name, getattr(part, "__qualname__", type(part).__name__)
+        yield f"transform of {name}", f"{getattr(part, 'transform', None)!r:.200}"
+    yield "seed of the data", str(run.data.seed)
+    yield "engine", f"{run.engine!r}, default dtype {torch.get_default_dtype()}"
