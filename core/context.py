@@ -338,6 +338,10 @@ class RunContext(LineVerbs, ABC):
     def log_plan(self) -> None:
         if self.engine.is_main and logger.isEnabledFor(logging.INFO):
             logger.info("%s", self.report.plan())
+        if self.engine.is_main and self.modules and logger.isEnabledFor(logging.DEBUG):
+            from .summary import summary
+
+            logger.debug("%s", summary(self.task))
 
     def prepare_comparison(self) -> None:
         """If something is saved or resumed, capture the initial state that no state_dict covers."""

@@ -68,17 +68,17 @@ SINGLE_FILES = {
 PUBLIC = """
     At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus ChangeServed Checkpoint CheckpointLabel
     CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CutMix DDPEngine DataModule DataParallelEngine
-    DeviceEngine DistributedSampler EMA EarlyStopping EpochEnd EpochMeans EpochStart Event Every
-    ExceptionPassThrough FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping GradientNorm
-    GradientsReady HandlerTimes JsonlLog Lane LastBoundary LearningRate LengthGroupedSampler LoadBest LoaderParams
-    Log LogSchedule Mixup NaNGuard NotRecorded Once Periodic PhaseTimes Phases Plugin PluginChanged PluginFailed
-    Plugins PredictBatchEnd PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Progress
-    ProgressBar RNGCapture RandomSampler RankFailed Replay Resume ResumeDiffers ResumeReport ResumeVerified RollBack
-    Run RunClosed RunFailed RunResult SavePoint SaveSchedule SequentialSampler ShouldStop StepEnd Streams
-    StrictError Supervised Task TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler
-    TrainEnd TrainRun TrainStart TrainedOnly Trainer TrainingError ValidationBatchEnd ValidationBatchStart
-    ValidationCut ValidationEnd ValidationSchedule ValidationStart Verdict VerifyResume WeightsCheckpoint accuracy
-    launch load_weights on read_prediction_batches read_predictions standard warmup_cosine warmup_linear
+    DeviceEngine DistributedSampler EMA EarlyStopping EpochEnd EpochMeans EpochStart Event Every ExceptionPassThrough
+    FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping GradientNorm GradientsReady
+    HandlerTimes JsonlLog Lane LastBoundary LearningRate LengthGroupedSampler LoadBest LoaderParams Log LogSchedule
+    Mixup ModelSummary NaNGuard NotRecorded Once Periodic PhaseTimes Phases Plugin PluginChanged PluginFailed Plugins
+    PredictBatchEnd PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Progress ProgressBar
+    RNGCapture RandomSampler RankFailed Replay Resume ResumeDiffers ResumeReport ResumeVerified RollBack Run RunClosed
+    RunFailed RunResult SavePoint SaveSchedule SequentialSampler ShouldStop StepEnd Streams StrictError Supervised
+    Task TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler TrainEnd TrainRun
+    TrainStart TrainedOnly Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd
+    ValidationSchedule ValidationStart Verdict VerifyResume WeightsCheckpoint accuracy launch load_weights on
+    read_prediction_batches read_predictions standard summary warmup_cosine warmup_linear
 """
 
 

@@ -290,6 +290,8 @@ SEARCHES = {
     "search_hyperparameters.md": ("hyper-parameters", "Optuna", "OptunaPruningCallback"),
     "show_progress.md": ("progress bar", "RichProgressBar", "ProgressCallback"),
     "stop_early.md": ("early stopping", "EarlyStoppingCallback", "Timer"),
+    "summarize_a_model.md": ("model summary", "ModelSummary", "count the parameters"),
+    "test_a_training_in_ci.md": ("golden run", "regression test of a training"),
     "test_overfit_one_batch.md": ("overfit", "overfit_batches", "fast_dev_run"),
     "train_a_gan.md": ("GAN", "several models"),
     "use_a_tracker.md": ("TensorBoard", "MLflow", "LearningRateMonitor", "CSVLogger"),
