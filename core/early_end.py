@@ -28,6 +28,10 @@ def end_early(run: RunContext, error: BaseException | None) -> BaseException | N
         return _finish_early(run)
     if isinstance(error, RuntimeError) and error_text(error).startswith(NO_GRADIENT):
         _explain_loss(run, error)
+    if isinstance(error, MemoryError | RuntimeError):
+        from .memory_report import explain_out_of_memory  # imported after an error
+
+        explain_out_of_memory(run, error)
     return _unwrap_stop_iteration(error)
 
 
