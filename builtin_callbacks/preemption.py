@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Sequence
 from signal import Signals
+from typing import Literal
 
 from ..core.host import current_host
 from ..core.system.errors import NotRecorded
@@ -17,8 +21,7 @@ from ..events.checks import check_number, check_whole_number
 from ..plugins import Plugin, on
 
 DEFAULT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))  # Windows has one
-
-
+SLURM, JOB = "slurm", "SLURM_JOB_ID"
 logger = logging.getLogger("heliograph")
 
 
@@ -43,10 +46,11 @@ class Preemption(Plugin):
             also in calls that signals interrupt, such as a sleep or a read, but not in calls that do not return to
             Python, such as a hanging collective. None waits without a limit.
         requeue: the exit status with which your cluster restarts the job; by default 128 + the number of the signal.
+            `slurm` calls `scontrol requeue` in the main process when this plugin is closed.
 
     Raises:
-        ValueError: an argument is out of range. At the start of a run also if it is not in the main thread, or if an
-            existing signal handler could not be restored.
+        ValueError: an argument is out of range. At the start of a run also if it is not in the main thread, if an
+            existing signal handler could not be restored, or if `requeue="slurm"` is not in a job of Slurm.
         TimeoutError: the deadline has passed.
     """
 
@@ -55,12 +59,18 @@ class Preemption(Plugin):
     exclusive = ("preemption",)
 
     def __init__(
-        self, signals: Sequence[int] = DEFAULT, *, deadline: float | None = None, requeue: int | None = None
+        self,
+        signals: Sequence[int] = DEFAULT,
+        *,
+        deadline: float | None = None,
+        requeue: int | Literal["slurm"] | None = None,
     ) -> None:
         if deadline is not None:
             deadline = check_number("deadline", deadline, of="seconds", more_than=0, or_else="None")
-        if requeue is not None:
-            requeue = check_whole_number("requeue, an exit status,", requeue, at_least=0, at_most=255, or_else="None")
+        if requeue is not None and requeue != SLURM:
+            requeue = check_whole_number(
+                "requeue, an exit status,", requeue, at_least=0, at_most=255, or_else="'slurm'"
+            )
         self.deadline, self.requeue = deadline, requeue
         self._hook = SignalHook(signals, self._handle_signal)
         self._clock: Deadline | None = None
@@ -133,7 +143,10 @@ class Preemption(Plugin):
         self._stop_clock()
         self._hook.restore()
         if self._run is not None and self._received is not None:
-            self._run.hooks.exit_with(128 + self._received if self.requeue is None else self.requeue)
+            status = self.requeue if isinstance(self.requeue, int) else 128 + self._received
+            self._run.hooks.exit_with(status)
+            if self.requeue == SLURM and self._run.engine.is_main:
+                _requeue_job()
         self._run, self._received, self._asked, self._saved_at = None, None, False, None
 
     def _begin(self, run: Run) -> None:
@@ -141,6 +154,12 @@ class Preemption(Plugin):
             raise NotRecorded("the signals that the process got")
         self.close()
         self._run = run
+        job = os.environ.get(JOB)
+        if self.requeue == SLURM and (not job or shutil.which("scontrol") is None):
+            missing = f"the variable {JOB}" if not job else "the command scontrol"
+            raise ValueError(f"Preemption(requeue='slurm') needs {missing}: submit the training with sbatch.")
+        if job:
+            run.note(f"Slurm job {job}, restart {os.environ.get('SLURM_RESTART_COUNT', '0')}")
         if current_host() is not None and threading.current_thread() is not threading.main_thread():
             run.note("preemption receives no signals in a thread of Ray: use ray_report, which receives Ray's notices")
             return
@@ -185,3 +204,14 @@ class Preemption(Plugin):
 
 def _place(run: Run) -> tuple[int, int]:
     return run.progress.batches, run.progress.epoch
+
+
+def _requeue_job() -> None:
+    job = os.environ[JOB]
+    command = ["scontrol", "requeue", job]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # no text of a user
+    if done.returncode:
+        output = (done.stderr or done.stdout).strip()
+        logger.error("scontrol requeue %s failed with status %d: %s", job, done.returncode, output)
+    else:
+        logger.warning("Slurm job %s was requeued", job)

@@ -522,3 +522,73 @@ def test_in_a_thread_of_a_host_it_listens_to_nothing(task: Make, batches: Make, 
     [result] = results
     assert result.status == "completed"
     assert_each(result.notes, ("preemption", "no signals", "thread of Ray", "ray_report"))
+
+
+SCONTROL = """#!/bin/sh
+echo "$@" >> "$SCONTROL_LOG"
+echo "Access denied" >&2
+exit $SCONTROL_STATUS
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the log of a `scontrol` that does nothing; the test is in a job of Slurm."""
+    log, command = tmp_path / "scontrol.log", tmp_path / "bin" / "scontrol"
+    command.parent.mkdir()
+    command.write_text(SCONTROL, encoding="utf-8")
+    command.chmod(0o755)
+    variables = {"SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "2", "SCONTROL_LOG": str(log), "SCONTROL_STATUS": "0"}
+    for name, value in (variables | {"PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}"}).items():
+        monkeypatch.setenv(name, value)
+    return log
+
+
+class Closed(Plugin):
+    """Sees whether the job was requeued when it is closed."""
+
+    def __init__(self, log: Path) -> None:
+        self.log, self.exists = log, True
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        pass
+
+    def close(self) -> None:
+        self.exists = self.log.exists()
+
+
+def test_slurm_requeues_the_job_after_the_run(slurm: Path, fit: Make) -> None:
+    closed = Closed(slurm)
+    with pytest.raises(SystemExit) as exit_error:
+        fit(Send(BatchEnd, batches=2), closed, Preemption(requeue="slurm"))
+    assert exit_error.value.code == 128 + signal.SIGTERM
+    assert slurm.read_text(encoding="utf-8") == "requeue 4711\n"
+    assert not closed.exists  # plugins before it are closed first
+    result, *_ = fit(Preemption(requeue="slurm"))
+    assert result.status == "completed"
+    assert any(has_facts(note, "Slurm job 4711", "restart 2") for note in result.notes)
+    assert slurm.read_text(encoding="utf-8") == "requeue 4711\n"  # not after a complete run
+
+
+def test_a_failed_requeue_is_logged(
+    slurm: Path, fit: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SCONTROL_STATUS", "1")
+    fit(Send(BatchEnd, batches=2), Preemption(requeue="slurm"), on_interrupt="return")
+    assert any(has_facts(text, "scontrol requeue 4711", "status 1", "Access denied") for text in caplog.messages)
+
+
+@pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "scontrol"])
+def test_requeue_needs_a_job_of_slurm(missing: str, slurm: Path, fit: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing == "scontrol":
+        monkeypatch.setenv("PATH", "")
+    else:
+        monkeypatch.delenv(missing)
+    with pytest.raises(ValueError, match=f"slurm.*{missing}.*sbatch"):
+        fit(Preemption(requeue="slurm"))
+
+
+def test_another_requeue_is_refused() -> None:
+    with pytest.raises((TypeError, ValueError), match="slurm"):
+        Preemption(requeue="lsf")  # type: ignore[arg-type]  # that is the test
