@@ -7,13 +7,12 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
-from math import inf, isfinite
 from pathlib import Path
 from reprlib import repr as shorten
 from time import monotonic
-from typing import Any, Literal, SupportsFloat
+from typing import Any, Literal
 
 from heliograph.spi import check_number
 
@@ -139,19 +138,10 @@ class RemoteRun:
             timeout: see `stop`.
 
         Raises:
-            TypeError: the rate is not a number.
-            ValueError: the rate is not above 0, or as for `stop`.
+            ValueError: the rate is not a number above 0, or as for `stop`.
             OSError: the run cannot be reached.
         """
-        is_flag = str(getattr(rate, "dtype", type(rate).__name__)).endswith("bool")
-        if is_flag or not isinstance(rate, SupportsFloat):  # a scalar of NumPy or torch is a number
-            raise TypeError(f"A learning rate is a number above 0, such as 0.01; got {shorten(rate)}.")
-        try:
-            value = float(rate)
-        except OverflowError:
-            value = inf
-        if not (isfinite(value) and value > 0):
-            raise ValueError(f"A learning rate is a number above 0, such as 0.01; got {value:g}.")
+        value = check_number("the learning rate", rate, more_than=0)
         return self._ask("set-lr", reason, wait=wait, timeout=timeout, value=value, target=optimizer)
 
     def enable(
@@ -173,12 +163,7 @@ class RemoteRun:
         if timeout is not None:
             timeout = _check_timeout(timeout)
         answer = RemoteAnswer("queued", f"the run does not answer: {SILENT}. It reads the request if it continues.")
-        message = {
-            "ask": word,
-            "reason": reason,
-            "wait": wait,
-            **{key: value for key, value in fields.items() if value},
-        }
+        message = {"ask": word, "reason": reason, "wait": wait, **fields}
         first, total = (SOON, ACCEPTED) if timeout is None and not wait else (timeout, timeout)
         for reply in self._exchange(message, total, first):
             position = (reply.get(name) for name in ("epoch", "batch", "step"))
@@ -192,20 +177,29 @@ class RemoteRun:
     ) -> Iterator[dict[str, Any]]:
         """Send a message and yield the answers of `seconds`, or of `first` seconds if none has arrived by then."""
         begin = monotonic()
-        deadline, first_deadline = (None if limit is None else begin + limit for limit in (seconds, first))
         user = {} if isinstance(self.address, Path) else {"user": f"{getpass.getuser()}@{host_name()}"}
         line = encode({**message, **user, **({"token": self._token} if self._token else {})})
         if len(line) > LONGEST:
             raise ValueError(f"A message has at most {LONGEST} bytes; got {len(line)}: shorten the reason.")
-        with closing(self._connect(deadline)) as connection:
+        limit = seconds if first is None else first
+        with self._connect(SOON if seconds is None else min(SOON, seconds)) as connection:
+            lines = connection.makefile("rb")
             try:
-                connection.sendall(line)
-                yield from _answers(connection, deadline, deadline if first is None else first_deadline)
+                with suppress(BrokenPipeError):  # refused unread, with an answer
+                    connection.sendall(line)
+                while limit is None or (left := limit - (monotonic() - begin)) > 0:
+                    connection.settimeout(None if limit is None else left)
+                    line = lines.readline(ANSWER)
+                    if not line.endswith(b"\n"):
+                        raise ConnectionResetError
+                    yield json.loads(line)
+                    limit = seconds
+            except TimeoutError:
+                return
             except ConnectionError:
                 yield {"state": "lost", "text": "the connection ended first: the run may have been killed."}
 
-    def _connect(self, deadline: float | None) -> socket.socket:
-        seconds = SOON if deadline is None else min(SOON, _seconds_until(deadline))
+    def _connect(self, seconds: float) -> socket.socket:
         try:
             if isinstance(self.address, Path):
                 return connect(self.address, seconds)
@@ -224,34 +218,6 @@ def _check_plugin(name: str) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= NAME or not name.isprintable():
         raise ValueError(f"The name of a plugin has 1 to {NAME} printable characters; got {shorten(name)}.")
     return name
-
-
-def _seconds_until(deadline: float) -> float:
-    return max(0.0, deadline - monotonic())
-
-
-def _answers(
-    connection: socket.socket, deadline: float | None, first_deadline: float | None
-) -> Iterator[dict[str, Any]]:
-    received, limit = bytearray(), first_deadline
-    while len(received) < ANSWER:
-        while (end := received.find(b"\n")) >= 0:
-            line = bytes(received[:end])
-            del received[: end + 1]
-            limit = deadline
-            yield json.loads(line)
-        seconds = None if limit is None else _seconds_until(limit)
-        if seconds == 0:
-            return
-        connection.settimeout(seconds)
-        try:
-            data = connection.recv(65536)
-        except TimeoutError:
-            return
-        if not data:
-            break
-        received += data
-    raise ConnectionResetError
 
 
 def attach(path: str | Path, *, token: str | None = None) -> RemoteRun:

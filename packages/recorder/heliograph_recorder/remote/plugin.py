@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any
@@ -28,7 +28,7 @@ from heliograph import (
 from heliograph.plugins import Policy
 from heliograph.spi import check_path
 
-from .outcomes import Answer, Outcomes, position_of
+from .outcomes import Outcomes, position_of
 from .server import ClientCommand, Server
 from .sockets import BACKLOG, check_token, host_name, listen, parse_address, write_secret
 
@@ -86,7 +86,7 @@ class Remote(Plugin):
         self._run: Run | None = None
         self._server: Server | None = None
         self._outcomes = Outcomes(self.name)
-        self._inbox: Iterable[ClientCommand] = ()
+        self._inbox: Collection[ClientCommand] = ()
         self._followed = self._outcomes.followed
         self._facts: dict[str, Any] = {}
 
@@ -111,7 +111,7 @@ class Remote(Plugin):
     @on(BatchEnd)
     def look(self, run: Run, event: BatchEnd) -> None:
         if self._inbox or self._followed:
-            self._answer(self._outcomes.follow(run))
+            self._outcomes.follow(run)
             self._take(run)
 
     @on(ValidationBatchEnd, optional=True)
@@ -121,7 +121,7 @@ class Remote(Plugin):
 
     @on(ChangeServed, optional=True)
     def note_change(self, run: Run, event: ChangeServed) -> None:
-        self._answer(self._outcomes.serve_change(run, event))
+        self._outcomes.serve_change(run, event)
 
     @on(SavePoint, lane=Lane.MEASURE, optional=True)
     def note_save(self, run: Run, event: SavePoint) -> None:
@@ -136,15 +136,15 @@ class Remote(Plugin):
 
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
-        self._answer(self._outcomes.end(run, event.status))
+        self._outcomes.end(run, event.status)
         server = self._server
         if server is None:
             return
         if server.error is not None:
-            run.warn(f"Remote stopped listening: {type(server.error).__name__}: {server.error}.")
+            run.warn(f"Remote failed to serve a client: {type(server.error).__name__}: {server.error}.")
         while server.inbox:
             answer = {"state": "unserved", "text": f"the run ended first, {event.status}.", **position_of(run)}
-            server.answer(server.inbox.popleft().client, answer, is_outcome=True)
+            server.inbox.popleft().answers.put(answer)
 
     def close(self) -> None:
         server, self._server, self._inbox, self._run = self._server, None, (), None
@@ -220,13 +220,7 @@ class Remote(Plugin):
         server = self._server
         while server is not None and server.inbox:
             command = server.inbox.popleft()
-            answer, is_outcome = self._outcomes.accept(run, command)
-            server.answer(command.client, answer, is_outcome=is_outcome)
-
-    def _answer(self, outcomes: Iterable[tuple[ClientCommand, Answer]]) -> None:
-        for command, answer in outcomes:
-            if self._server is not None:
-                self._server.answer(command.client, answer, is_outcome=True)
+            command.answers.put(self._outcomes.accept(run, command))
 
     def _note_facts(self, run: Run) -> None:
         """Copy the part of the status that only the training's thread may read."""
