@@ -46,15 +46,8 @@ class RuleError(ValueError):
         return f"{location}: {self.problem}" if location else self.problem
 
     def located(self, *, file: str | None = None, line: int | None = None, controller: str | None = None) -> Self:
-        copy = type(self)(
-            self.problem,
-            column=self.column,
-            controller=self.controller if controller is None else controller,
-            file=self.file if file is None else file,
-            line=self.line if line is None else line,
-        )
-        copy.__cause__ = self.__cause__
-        return copy
+        self.file, self.line, self.controller = file or self.file, line or self.line, controller or self.controller
+        return self
 
 
 class RuleSyntaxError(RuleError):
