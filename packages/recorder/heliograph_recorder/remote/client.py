@@ -107,23 +107,23 @@ class RemoteRun:
             ValueError: the reason is empty or too long, or the timeout is not a number above 0.
             OSError: the run cannot be reached.
         """
-        return self._ask("stop", reason, wait=wait, timeout=timeout)
+        return self.ask("stop", reason, wait=wait, timeout=timeout)
 
     def save(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Request a checkpoint; see `stop` for the arguments."""
-        return self._ask("save", reason, wait=wait, timeout=timeout)
+        return self.ask("save", reason, wait=wait, timeout=timeout)
 
     def validate(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Request a validation; see `stop` for the arguments."""
-        return self._ask("validate", reason, wait=wait, timeout=timeout)
+        return self.ask("validate", reason, wait=wait, timeout=timeout)
 
     def log(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Request a log; see `stop` for the arguments."""
-        return self._ask("log", reason, wait=wait, timeout=timeout)
+        return self.ask("log", reason, wait=wait, timeout=timeout)
 
     def end_epoch(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Request the end of the epoch; see `stop` for the arguments."""
-        return self._ask("end-epoch", reason, wait=wait, timeout=timeout)
+        return self.ask("end-epoch", reason, wait=wait, timeout=timeout)
 
     def set_learning_rate(
         self, rate: float, reason: str = ASKED, *, optimizer: str = "", wait: bool = False, timeout: float | None = None
@@ -141,29 +141,57 @@ class RemoteRun:
             ValueError: the rate is not a number above 0, or as for `stop`.
             OSError: the run cannot be reached.
         """
-        value = check_number("the learning rate", rate, more_than=0)
-        return self._ask("set-lr", reason, wait=wait, timeout=timeout, value=value, target=optimizer)
+        return self.ask("set-lr", reason, wait=wait, timeout=timeout, value=rate, target=optimizer)
 
     def enable(
         self, plugin: str, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None
     ) -> RemoteAnswer:
         """Request that a plugin is enabled, by its name; see `stop` for the other arguments."""
-        return self._ask("enable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
+        return self.ask("enable", reason, wait=wait, timeout=timeout, target=plugin)
 
     def disable(
         self, plugin: str, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None
     ) -> RemoteAnswer:
         """Request that a plugin is disabled, by its name; see `stop` for the other arguments."""
-        return self._ask("disable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
+        return self.ask("disable", reason, wait=wait, timeout=timeout, target=plugin)
 
-    def _ask(self, word: str, reason: str, *, wait: bool, timeout: float | None, **fields: Any) -> RemoteAnswer:
+    def ask(
+        self,
+        verb: str,
+        reason: str = ASKED,
+        *,
+        target: str = "",
+        value: float | None = None,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> RemoteAnswer:
+        """Send a request by the name of its verb on the command line, such as `set-lr`.
+
+        Args:
+            verb: the verb.
+            reason: why, for people.
+            target: the plugin or the optimizer.
+            value: the learning rate.
+            wait: see `stop`.
+            timeout: see `stop`.
+
+        Raises:
+            ValueError: as for the method of the verb.
+            OSError: the run cannot be reached.
+        """
         if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON:
             length = f", {len(reason)} characters" if isinstance(reason, str) else ""
             raise ValueError(f"A request needs a reason of 1 to {REASON} characters; got {shorten(reason)}{length}.")
+        if verb in ("enable", "disable") and (
+            not isinstance(target, str) or not 0 < len(target) <= NAME or not target.isprintable()
+        ):
+            raise ValueError(f"The name of a plugin has 1 to {NAME} printable characters; got {shorten(target)}.")
         if timeout is not None:
             timeout = _check_timeout(timeout)
+        message = {"ask": verb, "reason": reason, "wait": wait, "target": target}
+        if verb == "set-lr":
+            message["value"] = check_number("the learning rate", value, more_than=0)
         answer = RemoteAnswer("queued", f"the run does not answer: {SILENT}. It reads the request if it continues.")
-        message = {"ask": word, "reason": reason, "wait": wait, **fields}
         first, total = (SOON, ACCEPTED) if timeout is None and not wait else (timeout, timeout)
         for reply in self._exchange(message, total, first):
             position = (reply.get(name) for name in ("epoch", "batch", "step"))
@@ -214,12 +242,6 @@ def _check_timeout(timeout: float) -> float:
     return check_number("timeout", timeout, of="seconds", more_than=0, at_most=LONGEST_WAIT)
 
 
-def _check_plugin(name: str) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= NAME or not name.isprintable():
-        raise ValueError(f"The name of a plugin has 1 to {NAME} printable characters; got {shorten(name)}.")
-    return name
-
-
 def attach(path: str | Path, *, token: str | None = None) -> RemoteRun:
     """Return the running training in a folder, for requests.
 
@@ -248,29 +270,24 @@ def attach(path: str | Path, *, token: str | None = None) -> RemoteRun:
 
 
 def _only_active(folder: Path) -> Path:
-    states = {path: _probe(path) for path in sockets_in(folder)}
-    active = [path for path, (is_active, _) in states.items() if is_active]
+    active, stale = dict[Path, str](), ""
+    for path in sockets_in(folder):
+        try:
+            with connect(path, 0.0) as connection:
+                process = peer(connection)
+            active[path] = "" if process is None else f" (process {process[0]})"
+        except BlockingIOError:  # many clients are waiting
+            active[path] = ""
+        except OSError as error:
+            stale += f" {path.name}: {_cause(error)}."
     if len(active) == 1:
-        return active[0]
+        return next(iter(active))
     if active:
-        names = ", ".join(f"{path}{states[path][1]}" for path in active)
+        names = ", ".join(f"{path}{process}" for path, process in active.items())
         raise LookupError(f"{folder} has {len(active)} active runs: give the socket of one of them, {names}.")
-    stale = "".join(f" {path.name}: {cause}." for path, (_, cause) in states.items())
     raise LookupError(
         f"No active run in {folder}: it has ended, has not begun, or has no Remote({str(folder)!r}).{stale}"
     )
-
-
-def _probe(path: Path) -> tuple[bool, str]:
-    """Return whether the process of a run exists, and which process it is, or why it does not."""
-    try:
-        with connect(path, 0.0) as connection:
-            process = peer(connection)
-    except BlockingIOError:  # many clients are waiting
-        return True, ""
-    except OSError as error:
-        return False, _cause(error)
-    return True, "" if process is None else f" (process {process[0]})"
 
 
 def _cause(error: OSError) -> str:

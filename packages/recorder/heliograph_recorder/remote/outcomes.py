@@ -27,17 +27,13 @@ class FollowedCommand:
     Attributes:
         request: in the control; an earlier one if the same thing was requested already.
         origin: of the run; another one later means a roll-back.
-        history_length: of the control.
         saves: the number of saves so far.
-        remark: why the command changes nothing; empty if it does.
     """
 
     source: ClientCommand
     request: Request
     origin: Progress
-    history_length: int
     saves: int
-    remark: str
 
 
 class Outcomes:
@@ -60,17 +56,14 @@ class Outcomes:
         """Make the request, and return the answer."""
         try:
             check_command(run, source.command, self._plugin)
-            remark = _no_change(run, source.command)
             request = make_request(run, source.command, source.by)
         except (RefusedCommandError, RuntimeError) as error:  # RuntimeError: the loop of another framework
             return {"state": "refused", "text": str(error), **position_of(run)}
-        if request.verb == "end_epoch" or (request.verb in CHANGES and not remark):
+        if request.verb == "end_epoch" or request.verb in CHANGES:
             self._request_save(run, request)
         if source.command.wait:
-            length = run.control.history.total
-            self.followed.append(FollowedCommand(source, request, run.origin, length, self._saves, remark))
-        text = f"{request.what} is requested{remark and f': nothing will change, {remark}'}."
-        return {"state": "accepted", "text": text, **position_of(run)}
+            self.followed.append(FollowedCommand(source, request, run.origin, self._saves))
+        return {"state": "accepted", "text": f"{request.what} is requested.", **position_of(run)}
 
     def count_save(self) -> None:
         self._saves += 1
@@ -79,10 +72,10 @@ class Outcomes:
         for followed in list(self.followed):
             request = followed.request
             if (request.verb, request.target, request.value) == (event.verb, event.target, event.value):
-                refused = {"state": "refused", "text": event.refusal}
-                done = f"nothing has changed, {followed.remark}" if followed.remark else "done"
-                served = {"state": "served", "text": f"{request.what}: {done}."}
-                self._settle(followed, {**(refused if event.refusal else served), **position_of(run)})
+                state, text = "served", f"{request.what}: done."
+                if event.refusal:
+                    state, text = "refused", event.refusal
+                self._settle(followed, {"state": state, "text": text, **position_of(run)})
 
     def follow(self, run: Run) -> None:
         """Send the outcomes since the previous call."""
@@ -123,7 +116,7 @@ class Outcomes:
         request = followed.request
         if run.origin is not followed.origin:
             return {"state": "unserved", "text": "the run rolled back first.", **position_of(run)}
-        withdrawal = _withdrawal(run, followed)
+        withdrawal = _withdrawal(run, request)
         if withdrawal is None and (request.verb != "save" or self._saves > followed.saves):
             text = f"{VERBS[request.verb].mark}: done."
             return {"state": "served", "text": text, **(self._position or position_of(run))}
@@ -136,19 +129,6 @@ class Outcomes:
 def position_of(run: Run) -> Answer:
     progress = run.progress
     return {"epoch": progress.epoch, "batch": progress.batch, "step": progress.steps}
-
-
-def _no_change(run: Run, command: Command) -> str:
-    """Return why a command changes nothing; empty if it does, or if an open request comes first."""
-    word, target, rate = command.ask, command.target, command.value
-    changes = [request for request in run.control.open_requests().values() if request.verb in CHANGES]
-    if word in ("enable", "disable") and target not in {request.target for request in changes}:
-        return f"{target} is {word}d already" if run.plugins.is_enabled(target) == (word == "enable") else ""
-    if word == "set-lr" and "set_learning_rate" not in {request.verb for request in changes}:
-        names = [target] if target else run.optimizers
-        rates = {float(run.optimizers[name].param_groups[0]["lr"]) for name in names}
-        return f"the learning rate is {rate!r} already" if rates == {rate} else ""
-    return ""
 
 
 def check_command(run: Run, command: Command, receiver: str = "") -> None:
@@ -172,23 +152,20 @@ def check_command(run: Run, command: Command, receiver: str = "") -> None:
 def make_request(run: Run, command: Command, by: str) -> Request:
     """Make the request of a command; return the open request, which may be an earlier one."""
     control = run.control
-    match command.ask:
-        case "set-lr":
-            control.set_learning_rate(command.value, command.reason, optimizer=command.target, by=by)
-        case "enable":
-            control.enable_plugin(command.target, command.reason, by=by)
-        case "disable":
-            control.disable_plugin(command.target, command.reason, by=by)
-        case "stop":
-            control.stop(command.reason, by=by)
-        case "end-epoch":
-            control.end_epoch(command.reason, by=by)
-        case "log":
-            control.request_log(command.reason, by=by)
-        case "validate":
-            control.request_validation(command.reason, by=by)
-        case "save":
-            control.request_save(command.reason, by=by)
+    plain = {
+        "stop": control.stop,
+        "save": control.request_save,
+        "validate": control.request_validation,
+        "log": control.request_log,
+        "end-epoch": control.end_epoch,
+    }
+    if command.ask == "set-lr":
+        control.set_learning_rate(command.value, command.reason, optimizer=command.target, by=by)
+    elif command.ask in plain:
+        plain[command.ask](command.reason, by=by)
+    else:
+        switch = control.enable_plugin if command.ask == "enable" else control.disable_plugin
+        switch(command.target, command.reason, by=by)
     verb = WORDS[command.ask]
     return next(request for request in reversed(control.open_requests().values()) if request.verb == verb)
 
@@ -197,11 +174,11 @@ def _identity(request: Request) -> tuple[object, ...]:
     return request.by, request.reason, request.epoch, request.batch, request.step
 
 
-def _withdrawal(run: Run, followed: FollowedCommand) -> Request | None:
-    """Return the request that withdrew or vetoed a followed one; vetoes of a save are counted, not appended."""
-    history, verb = run.control.history, followed.request.verb
-    newest = len(history) - min(history.total - followed.history_length, len(history))
-    for number, request in reversed(list(enumerate(history))):
-        if TAKEN_BACK.get(request.verb) == verb and (number >= newest or request.verb == "veto_save"):
+def _withdrawal(run: Run, followed: Request) -> Request | None:
+    """Return the request that withdrew or vetoed another one; None if an earlier veto was repeated."""
+    for request in reversed(run.control.history):
+        if TAKEN_BACK.get(request.verb) == followed.verb:
             return request
+        if _identity(request) == _identity(followed):
+            break
     return None

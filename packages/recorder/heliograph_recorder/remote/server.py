@@ -138,9 +138,9 @@ class Client(Thread):
         if command.ask == STATUS:
             self._send({"state": STATUS, "status": self._server.status()})
             return
-        self._send({"state": "queued", "text": "the run reads the request after its current batch."})
         by = user or f"{command.user or 'somebody'} (by their own account, {origin})"
         self._server.inbox.append(ClientCommand(command, by, self.answers))
+        self._send({"state": "queued", "text": "the run reads the request after its current batch."})
         while (answer := self.answers.get()) is not None:
             self._send(answer)
             if answer["state"] != "accepted" or not command.wait:

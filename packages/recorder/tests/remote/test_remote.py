@@ -83,7 +83,6 @@ def test_the_end_of_an_epoch(tmp_path: Path) -> None:
         (lambda run: run.end_epoch("why", wait=True), "end_epoch"),
         (lambda run: run.set_learning_rate(0.05, "why", wait=True), "set_learning_rate 0.05"),
         (lambda run: run.disable("ema", "why", wait=True), "disable_plugin ema"),
-        (lambda run: run.enable("ema", "why", wait=True), None),  # which it is
         (lambda run: run.log("why", wait=True), None),
     ],
 )
