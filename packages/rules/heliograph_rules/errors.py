@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from reprlib import Repr
 from typing import Any, Self
 
@@ -75,14 +74,10 @@ class RuleEvaluationError(RuleError):
 
 
 class MetricUnavailable(Exception):  # noqa: N818  # no error: the rule is skipped
-    """A rule needs metrics that have no value yet; `names` are their sorted names."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names = tuple(sorted(names))
-        super().__init__(self.names)  # the arguments of __init__, for pickle
+    """A rule needs a metric that has no value yet; the argument is its name."""
 
     def __str__(self) -> str:
-        return f"not available yet: {', '.join(self.names)}"
+        return f"not available yet: {self.args[0]}"
 
 
 _REPR = Repr()

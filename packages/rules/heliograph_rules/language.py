@@ -231,7 +231,7 @@ class Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]  # it has no types
     def _eval_name(self, node: ast.Name) -> Any:
         value = super()._eval_name(node)
         if value is None and node.id in self.names and node not in self._compared_with_none:
-            raise MetricUnavailable([node.id])
+            raise MetricUnavailable(node.id)
         return value
 
     def _eval(self, node: ast.AST) -> Any:

@@ -6,11 +6,12 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 import heliograph as h
 from heliograph.events import Event, Pending
-from heliograph.spi import check_number, describe, known_names, scale_optimizer, scale_scheduler
+from heliograph.spi import describe, is_number, known_names, scale_optimizer, scale_scheduler
 
 from ..base import Action, RuleFiring, RuleOperation
 from ..errors import RuleError, RuleKeyError, RuleTypeError, show
@@ -191,19 +192,20 @@ class ScaleLearningRate(RuleOperation):
         optimizer: the name of an optimizer; by default all of them.
 
     Raises:
-        ValueError: a number is out of range.
-        RuleError: during the run, the optimizer does not exist.
+        RuleError: a number is out of range; during the run, the optimizer does not exist.
     """
 
     shared = True
 
     def __init__(self, name: str, factor: float, minimum: float = 0.0, optimizer: str | None = None) -> None:
         super().__init__(name)
-        self.factor = check_number("factor", factor, more_than=0)
-        self.minimum = check_number("minimum", minimum, at_least=0)
+        if not is_number(factor) or not 0 < factor < inf:
+            raise RuleError(f"factor must be a positive number, for example 0.5, got {show(factor)}.")
+        if not is_number(minimum) or not 0 <= minimum < inf:
+            raise RuleError(f"minimum must be a learning rate of at least 0, got {show(minimum)}.")
         if optimizer is not None and not isinstance(optimizer, str):
             raise RuleError(f"optimizer must be the name of an optimizer, got {show(optimizer)}.")
-        self.optimizer = optimizer
+        self.factor, self.minimum, self.optimizer = factor, minimum, optimizer
 
     def should_scale(self, run: h.Run, firing: RuleFiring) -> None:
         optimizers, schedulers = run.optimizers, run.schedulers
@@ -233,7 +235,7 @@ class ScaleLoss(RuleOperation):
         factor: a finite number.
 
     Raises:
-        ValueError: the factor is not a finite number.
+        RuleError: the factor is not a finite number.
     """
 
     shared = True
@@ -242,7 +244,9 @@ class ScaleLoss(RuleOperation):
 
     def __init__(self, name: str, factor: float) -> None:
         super().__init__(name)
-        self.factor = check_number("factor", factor)
+        if not is_number(factor) or not -inf < factor < inf:
+            raise RuleError(f"factor must be a finite number, for example 0.5, got {show(factor)}.")
+        self.factor = factor
 
     def should_scale(self, run: h.Run, firing: RuleFiring) -> None:
         run.control.scale_loss(self.factor, firing.reason)

@@ -174,7 +174,7 @@ def test_in_a_replay_nothing_is_touched() -> None:
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(RuleError, match=problem):
         ScaleLearningRate("scale", **arguments)
 
 
