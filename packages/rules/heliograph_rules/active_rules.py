@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from copy import copy
 from itertools import islice
 from typing import Any
 
-from heliograph import Log, Run, ValidationEnd
+from heliograph import Log, NotRecorded, Run, ValidationEnd
 from heliograph.events import Event
+from heliograph.spi import describe_error
 
 from .base import Action, EndTracker, RuleFired, RuleFiring, RuleMetric
 from .errors import MetricUnavailable, RuleError, show
@@ -23,10 +25,10 @@ Case = tuple[str, str]  # the names of a controller and of one of its triggers
 
 
 class Table:
-    """The newest value of each metric."""
+    """The newest value of each metric; `unrecorded` as in a blueprint."""
 
-    def __init__(self, metrics: Mapping[str, RuleMetric]) -> None:
-        self.metrics = metrics
+    def __init__(self, metrics: Mapping[str, RuleMetric], unrecorded: dict[str, str] | None) -> None:
+        self.metrics, self.unrecorded = metrics, unrecorded
         self.values: dict[str, Any] = dict.fromkeys(metrics)
         self._computed_at: dict[type[Event], list[str]] = {}
         for name, metric in metrics.items():
@@ -62,13 +64,18 @@ class Values(Mapping[str, Any]):
         self._computed: set[str] = set()
 
     def compute(self, name: str) -> None:
-        metric = self._table.metrics[name]
+        metric, unrecorded = self._table.metrics[name], self._table.unrecorded
         self._computed.add(name)
         try:
             self._table.values[name] = metric.compute(self._run, self._event)
         except Exception as error:
-            error.add_note(f"heliograph: in metric {name!r} ({type(metric).__name__}) of the rules")
-            raise
+            place = f"in metric {name!r} ({type(metric).__name__}) of the rules"
+            if unrecorded is None:
+                error.add_note(f"heliograph: {place}")
+                raise
+            if not isinstance(error, NotRecorded):
+                raise RuleError(f"{place}: {describe_error(error)}") from error  # a replay reports no notes of errors
+            unrecorded.setdefault(name, str(error))
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._computed and self._table.metrics[name].when_read:
@@ -85,17 +92,17 @@ class Values(Mapping[str, Any]):
 class Judge:
     """Evaluates one controller in a run: its rule, its patience and its actions."""
 
-    def __init__(self, ready: CheckedRule, actions: Mapping[str, Action]) -> None:
+    def __init__(self, ready: CheckedRule, actions: Mapping[str, Action], *, is_dry_run: bool) -> None:
         self.ready = ready
-        self._actions = actions
+        self._rule = copy(ready.rule)  # counts its random numbers
+        self._actions, self._is_shared = actions, ready.shared and not is_dry_run
         self.counts = dict.fromkeys((trigger.name for trigger in ready.triggers), 0)
         self.is_off = False
         self._reported: set[str] = set()
-        ready.rule.load_state_dict({"draws": 0})
 
     def judge(self, run: Run, event: Event, trigger: Trigger, values: Values, *, is_final: bool) -> bool:
         outcome, error = self._outcome(values)
-        if self.ready.shared and run.engine.world_size > 1:  # before an error is raised: the other ranks wait here
+        if self._is_shared and run.engine.world_size > 1:  # before an error is raised: the other ranks wait here
             outcome = int(run.engine.reduce(outcome, "max"))
         if error is not None:
             self._fail(run, error)
@@ -110,14 +117,14 @@ class Judge:
     def state_dict(self) -> dict[str, Any]:
         return {
             "settings": self.ready.settings,
-            "rule": self.ready.rule.state_dict(),
+            "rule": self._rule.state_dict(),
             "counts": dict(self.counts),
             "is_off": self.is_off,
             "told": sorted(self._reported),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.ready.rule.load_state_dict(state["rule"])
+        self._rule.load_state_dict(state["rule"])
         self.counts |= {name: count for name, count in state["counts"].items() if name in self.counts}
         self.is_off, self._reported = state["is_off"], set(state["told"])
 
@@ -132,7 +139,7 @@ class Judge:
             return SKIPPED, None
         read = {name: values[name] for name in self.ready.rule.names}
         try:
-            return TRUE if self.ready.rule.evaluate(read) else FALSE, None
+            return TRUE if self._rule.evaluate(read) else FALSE, None
         except MetricUnavailable as missing:
             self._report_once("unavailable", f"{self} is skipped until its metrics have values: {missing}")
             return SKIPPED, None
@@ -182,36 +189,42 @@ class ActiveRules:
     """The metrics, operations and controllers of one run, created from a blueprint."""
 
     def __init__(self, plan: Blueprint) -> None:
-        self._table = Table({name: make() for name, make in plan.metrics.items()})
+        is_dry_run = plan.unrecorded is not None
+        self._table = Table({name: make() for name, make in plan.metrics.items()}, plan.unrecorded)
         self._operations = {name: make() for name, make in plan.operations.items()}
         actions = {
-            f"{name}.{action}": method
+            f"{name}.{action}": _do_nothing if is_dry_run else method
             for name, operation in self._operations.items()
             for action, method in operation.actions().items()
         }
-        self._judges = {ready.name: Judge(ready, actions) for ready in plan.controllers}
-        self._cases = {kind: [case for case in self._all_cases() if kind in case[1].events] for kind in plan.events}
-        self._ending, self._asks_ranks = EndTracker(), plan.asks_ranks
-        self._waiting: dict[Case, list[str]] = {}  # the names of the events that a case waits for
-        self._postponed: dict[Case, Event] = {}  # the events that triggered the cases; lost in a resume
+        self._judges = {ready.name: Judge(ready, actions, is_dry_run=is_dry_run) for ready in plan.controllers}
+        cases = [(judge, trigger) for judge in self._judges.values() for trigger in judge.ready.triggers]
+        self._cases = {
+            kind: [(judge, trigger) for judge, trigger in cases if kind in {*trigger.events, *judge.ready.waits_for}]
+            for kind in plan.events
+        }
+        self._ending, self._is_dry_run = EndTracker(), is_dry_run
+        # The awaited events, and the one that triggered the case, which a resume loses.
+        self._waiting: dict[Case, tuple[set[type[Event]], Event | None]] = {}
         self._stop: dict[str, str] | None = None
 
     def handle(self, run: Run, event: Event) -> None:
         self._ending.handle(event)
         values = self._table.at(run, event)
-        cases = self._cases.get(type(event), [])
-        if arrived := self._arrived(event):
-            cases = [
-                (judge, trigger)
-                for judge, trigger in self._all_cases()
-                if (judge, trigger) in cases or (judge.ready.name, trigger.name) in arrived
-            ]
-        for judge, trigger in cases:
+        for judge, trigger in self._cases.get(type(event), ()):
             case = judge.ready.name, trigger.name
-            if case in arrived:
-                self._ask(run, self._postponed.pop(case, event), judge, trigger, values)
-            elif trigger.applies(run, event) and not self._must_wait(run, event, judge, trigger):
-                self._ask(run, event, judge, trigger, values)
+            if isinstance(event, trigger.events) and (trigger.applies is None or trigger.applies(run, event)):
+                if awaited := self._awaited(run, event, judge):
+                    self._waiting[case] = awaited, event
+                else:
+                    self._waiting.pop(case, None)
+                    self._ask(run, event, judge, trigger, values)
+            elif case in self._waiting:
+                awaited, first_event = self._waiting[case]
+                awaited.discard(type(event))
+                if not awaited:
+                    del self._waiting[case]
+                    self._ask(run, first_event or event, judge, trigger, values)
 
     def repeat_stop_after_resume(self, run: Run) -> None:
         if self._stop is not None:
@@ -225,7 +238,7 @@ class ActiveRules:
                 for name, operation in self._operations.items()
             },
             "controllers": {name: judge.state_dict() for name, judge in self._judges.items()},
-            "waiting": [[*case, list(events)] for case, events in self._waiting.items()],
+            "waiting": [[*case, sorted(kind.name for kind in awaited)] for case, (awaited, _) in self._waiting.items()],
             "is_final": self._ending.is_final,
             "stop": None if self._stop is None else dict(self._stop),
         }
@@ -241,16 +254,14 @@ class ActiveRules:
         same = _unchanged("rule", state["controllers"], settings, changes)
         for name in same:
             self._judges[name].load_state_dict(state["controllers"][name])
-        self._waiting = {(name, trigger): list(events) for name, trigger, events in state["waiting"] if name in same}
+        kinds = {kind.name: kind for kind in MEASURING}
+        for name, trigger, awaited in state["waiting"]:
+            if name in same:
+                self._waiting[name, trigger] = {kinds[event] for event in awaited}, None
         self._ending.is_final = state["is_final"]
         if state["stop"] is not None and state["stop"]["controller"] in same:
             self._stop = dict(state["stop"])
         return changes
-
-    def _all_cases(self) -> Iterator[tuple[Judge, Trigger]]:
-        for judge in self._judges.values():
-            for trigger in judge.ready.triggers:
-                yield judge, trigger
 
     def _ask(self, run: Run, event: Event, judge: Judge, trigger: Trigger, values: Values) -> None:
         before = run.control.history.total
@@ -259,34 +270,22 @@ class ActiveRules:
             for reason in [request.reason for request in asked if request.verb == "stop"]:
                 self._stop = {"controller": judge.ready.name, "reason": reason}
 
-    def _must_wait(self, run: Run, event: Event, judge: Judge, trigger: Trigger) -> bool:
+    def _awaited(self, run: Run, event: Event, judge: Judge) -> set[type[Event]]:
         # A rule at the end of an epoch is evaluated after the scheduled log and validation that it reads.
-        case = judge.ready.name, trigger.name
-        self._waiting.pop(case, None)
-        if not isinstance(event, BEFORE_BOUNDARY) or not judge.ready.waits_for:
-            return False
+        if not isinstance(event, BEFORE_BOUNDARY):
+            return set()
         due = {Log: run.control.should_log, ValidationEnd: run.control.should_validate}
-        awaited = [kind for kind in MEASURING if kind in judge.ready.waits_for and self._is_due(run, asks=due[kind])]
-        if awaited:
-            self._waiting[case], self._postponed[case] = [kind.name for kind in awaited], event
-        return bool(awaited)
+        return {kind for kind in MEASURING if kind in judge.ready.waits_for and self._is_due(run, asks=due[kind])}
 
     def _is_due(self, run: Run, *, asks: bool) -> bool:
         # The next boundary serves a request of any rank on all ranks.
-        if self._asks_ranks and run.engine.world_size > 1:
+        if not self._is_dry_run and run.engine.world_size > 1:
             return bool(run.engine.reduce(float(asks), "max"))
         return asks
 
-    def _arrived(self, event: Event) -> list[Case]:
-        # Cases that waited for this event only.
-        arrived = []
-        for case, awaited in list(self._waiting.items()):
-            if event.name in awaited:
-                awaited.remove(event.name)
-            if not awaited:
-                arrived.append(case)
-                del self._waiting[case]
-        return arrived
+
+def _do_nothing(_run: Run, _firing: RuleFiring) -> None:
+    """Stand in for an operation in a dry run."""
 
 
 def _kinds(parts: Mapping[str, object]) -> dict[str, str]:

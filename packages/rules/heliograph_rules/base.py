@@ -104,6 +104,30 @@ class RuleMetric:
         """Restore a saved state."""
 
 
+class NewestMetric(RuleMetric):
+    """A metric whose value stays until `measure` returns a new one at one of its events."""
+
+    when_read = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.newest: Any = None
+
+    def measure(self, run: Run, event: Any) -> Any:
+        raise NotImplementedError
+
+    def compute(self, run: Run, event: Event) -> Any:
+        if isinstance(event, self.events) and (new := self.measure(run, event)) is not None:
+            self.newest = new
+        return self.newest
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"newest": self.newest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.newest = state["newest"]
+
+
 Action = Callable[[Run, RuleFiring], None]
 
 

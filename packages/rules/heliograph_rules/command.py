@@ -89,7 +89,7 @@ def run_dry(options: argparse.Namespace) -> int:
 
 def check_file(path: Path) -> tuple[tuple[CheckedRule, ...], list[RuleError]]:
     from .errors import RuleError
-    from .files.builder import Additions, build
+    from .files.builder import Builder
     from .files.config import Problems, read_rules
 
     problems = Problems(collects=True)
@@ -97,7 +97,7 @@ def check_file(path: Path) -> tuple[tuple[CheckedRule, ...], list[RuleError]]:
         rules = read_rules(path, problems)
     except RuleError as error:  # no rules to check
         return (), [error]
-    ready = build(rules, Additions(), problems).controllers
+    ready = Builder(rules, problems).blueprint().controllers
     return ready, sorted(problems.errors, key=lambda error: error.line or 0)
 
 

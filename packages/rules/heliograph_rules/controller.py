@@ -5,33 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from heliograph import (
-    CheckpointLoaded,
-    CheckpointSaved,
-    Lane,
-    Plugin,
-    PredictStart,
-    Run,
-    SavePoint,
-    TestStart,
-    TrainStart,
-    ValidationStart,
-    on,
-)
+import heliograph as h
 from heliograph.events import CATALOGUE, Event
 
 from .active_rules import ActiveRules
 from .base import RuleMetric, RuleOperation
-from .files.builder import Additions, build
+from .files.builder import Builder
 from .files.config import Source, read_rules
 from .files.specs import ON_ERROR, OnError
 from .operations.requests import Function
 
-STARTS = (TrainStart, ValidationStart, TestStart, PredictStart)
-ALL_BUT_SAVE_POINT = tuple(kind for kind in CATALOGUE if kind is not SavePoint)
+STARTS = (h.TrainStart, h.ValidationStart, h.TestStart, h.PredictStart)
+ALL_BUT_SAVE_POINT = tuple(kind for kind in CATALOGUE if kind is not h.SavePoint)
 
 
-class RuleController(Plugin):
+class RuleController(h.Plugin):
     """Steer a run by the rules in a file.
 
     A rule file is the YAML of the fms-hf-tuning trainer controller: metrics, operations, and controllers with triggers,
@@ -70,37 +58,34 @@ class RuleController(Plugin):
     ) -> None:
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}.")
-        additions = Additions(
-            metrics=tuple(metrics),
-            operations=tuple(operations),
-            functions={} if functions is None else functions,
-            on_error=on_error,
-        )
-        self.plan = build(read_rules(source), additions)
+        rules = read_rules(source)
+        self.plan = Builder(
+            rules, metrics=metrics, operations=operations, functions=functions, on_error=on_error
+        ).blueprint()
         self.asks, self.needs = self.plan.asks, self.plan.needs
-        handled = {*STARTS, CheckpointLoaded, *self.plan.events}
+        handled = {*STARTS, h.CheckpointLoaded, *self.plan.events}
         self.ignores = tuple(kind for kind in CATALOGUE if kind not in handled)
         self._active = ActiveRules(self.plan)
         self._changes: list[str] = []
 
-    def describe(self, run: Run) -> str:
+    def describe(self, run: h.Run) -> str:
         """Return the number of rules and their file."""
         return f"follows {len(self.plan.controllers)} rules" + f" of {self.plan.file}" * (self.plan.file is not None)
 
-    @on(*ALL_BUT_SAVE_POINT, lane=Lane.PERSIST)
-    def handle(self, run: Run, event: Event) -> None:
+    @h.on(*ALL_BUT_SAVE_POINT, lane=h.Lane.PERSIST)
+    def handle(self, run: h.Run, event: Event) -> None:
         """Compute the metrics of the event, and evaluate the rules that it triggers."""
-        if isinstance(event, TrainStart) or (isinstance(event, STARTS) and run.optimizer is None):
+        if isinstance(event, h.TrainStart) or (isinstance(event, STARTS) and run.optimizer is None):
             self._active, self._changes = ActiveRules(self.plan), []
-        if isinstance(event, CheckpointLoaded):
+        if isinstance(event, h.CheckpointLoaded):
             self._note_changes(run)
             self._active.repeat_stop_after_resume(run)
         self._active.handle(run, event)
-        if isinstance(event, CheckpointLoaded) and event.path is not None:  # the state does not include this event
-            self._active.handle(run, CheckpointSaved(event.path, is_best=event.path == run.checkpoints.best))
+        if isinstance(event, h.CheckpointLoaded) and event.path is not None:  # the state does not include this event
+            self._active.handle(run, h.CheckpointSaved(event.path, is_best=event.path == run.checkpoints.best))
 
-    @on(SavePoint, lane=Lane.DECIDE, optional=True)
-    def handle_before_saving(self, run: Run, event: Event) -> None:
+    @h.on(h.SavePoint, lane=h.Lane.DECIDE, optional=True)
+    def handle_before_saving(self, run: h.Run, event: Event) -> None:
         """Handle a `SavePoint` before the state is stored."""
         self._active.handle(run, event)
 
@@ -121,7 +106,7 @@ class RuleController(Plugin):
         self._active = ActiveRules(self.plan)
         self._active.load_state_dict(state["_active"])
 
-    def _note_changes(self, run: Run) -> None:
+    def _note_changes(self, run: h.Run) -> None:
         if self._changes:
             run.note(f"{self.name}: rules differ from the checkpoint: {'; '.join(self._changes)}")
             self._changes = []

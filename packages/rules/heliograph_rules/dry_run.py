@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from copy import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
 
-from heliograph import NotRecorded, Plugin, Run, RunClosed, on
-from heliograph.events import Event
-from heliograph.spi import describe_error
+from heliograph import Plugin, Run, RunClosed, on
 from heliograph_recorder import Recording, count_times, replay
 
 from .active_rules import ActiveRules
-from .base import Action, RuleFired, RuleMetric, RuleOperation
+from .base import RuleFired
 from .controller import RuleController
-from .errors import RuleError, show
+from .errors import show
 from .files.builder import Blueprint
 
 SHOWN = 20  # acts per rule that are printed
@@ -80,11 +75,12 @@ class DryRun:
 
 def dry_run(rules: RuleController, recording: Recording) -> DryRun:
     """Return when rules would have acted in a recorded run; the rules themselves are not changed."""
-    watched = _Watched(rules)
+    unrecorded: dict[str, str] = {}
+    watched = _Watched(rules, unrecorded)
     replayed = replay(recording, [watched, notebook := _Notebook(rules.plan)])
     return DryRun(
         rules={ready.name: notebook.acts[ready.name] for ready in rules.plan.controllers},
-        unavailable=watched.unavailable,
+        unavailable=unrecorded,
         cut_short=tuple(text for texts in (replayed.unheld, replayed.failed) for text in texts.get(watched.name, ())),
         notes=replayed.notes,
     )
@@ -93,52 +89,10 @@ def dry_run(rules: RuleController, recording: Recording) -> DryRun:
 class _Watched(RuleController):
     """The rules under test: metrics without recorded data have no value, and operations do nothing."""
 
-    def __init__(self, rules: RuleController) -> None:
-        self.unavailable: dict[str, str] = {}
-        plan = rules.plan
-        self.plan = replace(
-            plan,
-            metrics={name: partial(_LenientMetric, make, self.unavailable) for name, make in plan.metrics.items()},
-            operations={name: partial(_IdleOperation, make) for name, make in plan.operations.items()},
-            controllers=tuple(replace(ready, rule=copy(ready.rule), shared=False) for ready in plan.controllers),
-            asks_ranks=False,
-        )
+    def __init__(self, rules: RuleController, unrecorded: dict[str, str]) -> None:
+        self.plan = replace(rules.plan, unrecorded=unrecorded)
         self.name, self.ignores = f"dry_run_of_{rules.name}", rules.ignores  # the recorded rules have acted already
         self._active, self._changes = ActiveRules(self.plan), []
-
-
-class _LenientMetric(RuleMetric):
-    """A metric that is unavailable if it needs data that was not recorded."""
-
-    def __init__(self, make: Callable[[], RuleMetric], unavailable: dict[str, str]) -> None:
-        self._metric, self._unavailable = make(), unavailable
-        super().__init__(self._metric.name)
-        self.events, self.when_read, self.parts = self._metric.events, self._metric.when_read, self._metric.parts
-
-    def compute(self, run: Run, event: Event) -> Any:
-        try:
-            return self._metric.compute(run, event)
-        except NotRecorded as missing:
-            self._unavailable.setdefault(self.name, str(missing))
-            return None
-        except Exception as error:
-            metric = f"metric {self.name!r} ({type(self._metric).__name__})"  # a replay reports no notes of errors
-            raise RuleError(f"in {metric} of the rules: {describe_error(error)}") from error
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._metric.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._metric.load_state_dict(state)
-
-
-class _IdleOperation(RuleOperation):
-    def __init__(self, make: Callable[[], RuleOperation]) -> None:
-        self._operation = make()
-        super().__init__(self._operation.name)
-
-    def actions(self) -> dict[str, Action]:
-        return dict.fromkeys(self._operation.actions(), lambda _run, _firing: None)
 
 
 class _Notebook(Plugin):

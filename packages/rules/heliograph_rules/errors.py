@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from reprlib import Repr
 from typing import Any, Self
 
@@ -46,15 +45,8 @@ class RuleError(ValueError):
         return f"{location}: {self.problem}" if location else self.problem
 
     def located(self, *, file: str | None = None, line: int | None = None, controller: str | None = None) -> Self:
-        copy = type(self)(
-            self.problem,
-            column=self.column,
-            controller=self.controller if controller is None else controller,
-            file=self.file if file is None else file,
-            line=self.line if line is None else line,
-        )
-        copy.__cause__ = self.__cause__
-        return copy
+        self.file, self.line, self.controller = file or self.file, line or self.line, controller or self.controller
+        return self
 
 
 class RuleSyntaxError(RuleError):
@@ -82,14 +74,10 @@ class RuleEvaluationError(RuleError):
 
 
 class MetricUnavailable(Exception):  # noqa: N818  # no error: the rule is skipped
-    """A rule needs metrics that have no value yet; `names` are their sorted names."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names = tuple(sorted(names))
-        super().__init__(self.names)  # the arguments of __init__, for pickle
+    """A rule needs a metric that has no value yet; the argument is its name."""
 
     def __str__(self) -> str:
-        return f"not available yet: {', '.join(self.names)}"
+        return f"not available yet: {self.args[0]}"
 
 
 _REPR = Repr()

@@ -43,29 +43,6 @@ REFUSED: Mapping[type[ast.AST], str] = {
 CONSTANTS = {"true": "True", "false": "False", "none": "None", "null": "None"}  # spellings of YAML and JSON
 
 
-class Unavailable:
-    """The value of a metric that has none yet; it can only be compared with None."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __eq__(self, other: object) -> bool:
-        return other is None or bool(self._refuse())
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise MetricUnavailable([self.name])
-
-
-OPERATIONS = (
-    "abs", "add", "and", "bool", "ceil", "contains", "float", "floor", "floordiv", "format", "ge", "getitem", "gt",
-    "hash", "index", "int", "invert", "iter", "le", "len", "lshift", "lt", "mod", "mul", "neg", "or", "pos", "pow",
-    "radd", "rand", "rfloordiv", "rlshift", "rmod", "rmul", "ror", "round", "rpow", "rrshift", "rshift", "rsub",
-    "rtruediv", "rxor", "str", "sub", "truediv", "trunc", "xor",
-)  # fmt: skip
-for _name in OPERATIONS:
-    setattr(Unavailable, f"__{_name}__", Unavailable._refuse)
-
-
 class Rule:
     """A checked rule.
 
@@ -110,6 +87,7 @@ class Rule:
         except (RecursionError, MemoryError):  # the parser raises MemoryError
             raise RuleLimitError("The rule is nested too deeply to parse.") from None
         self.names = frozenset(checker.read)
+        self._compared_with_none = checker.compared_with_none
 
     def evaluate(self, values: Mapping[str, Any]) -> bool:
         """Return whether the rule is true.
@@ -123,12 +101,10 @@ class Rule:
             RuleLimitError: a value becomes too large.
             RuleEvaluationError: another error; its cause is Python's own error, for example a KeyError.
         """
-        names = {name: Unavailable(name) if values.get(name) is None else values[name] for name in self.names}
-        evaluator = Evaluator(names, self._draw)
+        names = {name: values.get(name) for name in self.names}
+        evaluator = Evaluator(names, self._draw, self._compared_with_none)
         try:
             result = evaluator.eval(self.text, self._tree)
-            if isinstance(result, Unavailable):
-                raise MetricUnavailable([result.name])
             if type(result) is not bool:
                 raise TypeError(f"the rule must return a bool, got {type(result).__name__}: {shortened(result)}")
         except MetricUnavailable:
@@ -173,6 +149,7 @@ class Checker(ast.NodeVisitor):
     def __init__(self, rule: Rule, names: Collection[str]) -> None:
         self.rule, self.names = rule, names
         self.read = set[str]()
+        self.compared_with_none = set[ast.AST]()
         self._locals = frozenset[str]()
 
     def visit(self, node: ast.AST) -> None:
@@ -191,6 +168,13 @@ class Checker(ast.NodeVisitor):
             hint = f" Did you mean {CONSTANTS[node.id]}?" if node.id in CONSTANTS else known_names(node.id, self.names)
             self._fail(node, RuleNameError, f"Unknown variable {node.id!r}.{function}{hint}")
         self.read.add(node.id)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        sides = node.left, *node.comparators
+        is_equality = all(isinstance(operator, ast.Eq | ast.NotEq | ast.Is | ast.IsNot) for operator in node.ops)
+        if is_equality and any(isinstance(side, ast.Constant) and side.value is None for side in sides):
+            self.compared_with_none.update(sides)
+        self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         if not isinstance(node.func, ast.Name):
@@ -229,7 +213,9 @@ class Checker(ast.NodeVisitor):
 class Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]  # it has no types
     """Evaluates the syntax tree of one rule once; an error leaves `node` at the failing node."""
 
-    def __init__(self, names: Mapping[str, Any], draw: Callable[[], float]) -> None:
+    def __init__(
+        self, names: Mapping[str, Any], draw: Callable[[], float], compared_with_none: Collection[ast.AST]
+    ) -> None:
         functions = {**FUNCTIONS, "rand": draw, "randint": lambda top: int(draw() * top)}
         operators = {
             **DEFAULT_OPERATORS,
@@ -240,6 +226,13 @@ class Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]  # it has no types
         super().__init__(operators, functions, names)
         self.nodes[ast.SetComp] = lambda node: set(self._eval_comprehension(node))
         self.node: ast.AST | None = None
+        self._compared_with_none = compared_with_none
+
+    def _eval_name(self, node: ast.Name) -> Any:
+        value = super()._eval_name(node)
+        if value is None and node.id in self.names and node not in self._compared_with_none:
+            raise MetricUnavailable(node.id)
+        return value
 
     def _eval(self, node: ast.AST) -> Any:
         outer, self.node = self.node, node
@@ -254,7 +247,7 @@ class Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]  # it has no types
 
     def _eval_attribute(self, node: ast.Attribute) -> Any:
         container = self._eval(node.value)
-        if not isinstance(container, Mapping | Unavailable):  # never an attribute of an object
+        if not isinstance(container, Mapping):  # never an attribute of an object
             raise TypeError(f"only a dict has keys like {node.attr!r}, got {shortened(container)}")
         return item(container, node.attr)
 

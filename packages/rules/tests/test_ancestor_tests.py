@@ -144,7 +144,7 @@ def test_invalid_type_rule() -> None:
 
 def test_malicious_os_rule() -> None:
     source = rules(controller("__import__('os').system('clear')", name="loss_controller"))
-    with pytest.raises(ValueError, match="control loss_controller is invalid"):
+    with pytest.raises(ValueError, match="controller 'loss_controller', column 1 of its rule"):
         RuleController(source)
 
 

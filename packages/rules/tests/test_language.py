@@ -171,7 +171,7 @@ NEEDY = """
 def test_a_metric_without_a_value_makes_the_rule_unavailable(text: str) -> None:
     with pytest.raises(MetricUnavailable, match="not available yet: absent") as raised:
         holds(text)
-    assert raised.value.names == ("absent",)
+    assert raised.value.args == ("absent",)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,6 @@ def test_a_metric_without_a_value_makes_the_rule_unavailable(text: str) -> None:
         ("absent is not None", False),
         ("absent != None and absent['loss'] < 1", False),
         ("absent is None or absent['loss'] < 1", True),
-        ("(absent if x else 1) == None", True),
         ("loss == None", False),
         ("loss is not None and loss.loss < 1", True),
         ("x if absent == None else False", False),

@@ -95,7 +95,7 @@ def test_f_cfg_7_a_level_is_a_rules_own_and_a_wrong_one_is_refused(caplog: pytes
     train(rules(controller("True", name="a"), loud, controller("True", name="b")), batches=1, epochs=1)
     levels = {record.getMessage().split("'")[1]: record.levelname for record in caplog.records if "taking action" in record.getMessage()}  # fmt: skip  # noqa: E501
     assert levels == {"a": "DEBUG", "loud": "ERROR", "b": "DEBUG"}
-    with pytest.raises(RuleError, match="'trigger_log_level' must"):
+    with pytest.raises(RuleError, match="'trigger_log_level' of the config must"):
         RuleController(rules(controller("True", config={"trigger_log_level": "shout"})))
 
 
@@ -126,7 +126,7 @@ def test_f_lc_1_a_second_class_of_a_name_is_refused() -> None:
 
 
 def test_f_lc_2_bad_syntax_is_reported_with_its_place() -> None:
-    with pytest.raises(RuleSyntaxError, match="control it is invalid") as caught:
+    with pytest.raises(RuleSyntaxError, match="controller 'it', column 14 of its rule") as caught:
         RuleController(rules(controller("training_loss['loss' < 1")))
     assert caught.value.column == 14
 

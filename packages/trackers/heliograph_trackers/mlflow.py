@@ -6,8 +6,9 @@ import os
 import posixpath
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from time import time
 from typing import Any, Final, TypeVar
@@ -15,44 +16,10 @@ from typing import Any, Final, TypeVar
 from heliograph import Run
 from heliograph.spi import Page, Place, Tracker, require
 
-LONGEST: Final = 200  # MLflow's limit is 250, including the prefix of tags
-TAG: Final = "heliograph.{kind}."
+LONGEST: Final = 250  # characters of a name
 
 
-class ShownNames:
-    """Maps names to the names in a run of MLflow.
-
-    MLflow refuses some characters. Such a name is replaced, and a tag of the run has the original, so that a resumed
-    run continues the same curves.
-
-    Attributes:
-        tags: tags that the run does not have yet.
-    """
-
-    def __init__(self, kind: str, taken: Iterable[str], tags: Mapping[str, str]) -> None:
-        self._prefix = TAG.format(kind=kind)
-        self._true = {name: tags.get(self._prefix + name, name) for name in taken}
-        self._shown = {true: name for name, true in self._true.items()}
-        self.tags: dict[str, str] = {}
-
-    def show(self, name: str) -> str:
-        if name not in self._shown:
-            text = short = allowed(name)
-            number = 1
-            while text in self._true:
-                number += 1
-                text = f"{short}-{number}"
-            self._true[text], self._shown[name] = name, text
-            if text != name:
-                self.tags[self._prefix + text] = name
-        return self._shown[name]
-
-    def take_new(self) -> dict[str, str]:
-        new = {key.removeprefix(self._prefix): name for key, name in self.tags.items()}
-        self.tags.clear()
-        return new
-
-
+@lru_cache
 def allowed(name: str) -> str:
     text = posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", name)).lstrip("/.")
     return text[:LONGEST] or "_"
@@ -89,43 +56,18 @@ SETTINGS: Final = {
 T = TypeVar("T")
 
 
-class MLflowSettings:
-    """Environment variables of MLflow during a run, unless the user has set them."""
-
-    def __init__(self) -> None:
-        self._set: list[str] = []
-
-    def apply(self) -> None:
-        for name, value in SETTINGS.items():
-            if name not in os.environ:
-                os.environ[name] = value
-                self._set.append(name)
-
-    def restore(self) -> None:
-        for name in self._set:
-            os.environ.pop(name, None)
-        self._set.clear()
-
-
 def send(request: Callable[..., T], *arguments: Any, **options: Any) -> T:
     # Raises ConnectionError if another attempt may succeed, else RuntimeError.
     errors = require("mlflow.exceptions", "MLflow", extra="mlflow")
     http = require("requests", "MLflow", extra="mlflow")
     try:
         return request(*arguments, **options)
-    except errors.MlflowException as error:
-        status = error.get_http_status_code()
-        kind = ConnectionError if status >= 500 or status in (408, 429) else RuntimeError
-        raise kind(str(error)) from error
-    except http.HTTPError as error:  # from the artifact store
-        status = 500 if error.response is None else error.response.status_code
-        kind = ConnectionError if status >= 500 or status in (408, 429) else RuntimeError
-        raise kind(str(error)) from error
-
-
-def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for first in range(0, len(items), size):
-        yield items[first : first + size]
+    except errors.MlflowException as caught:
+        error, status = caught, caught.get_http_status_code()
+    except http.HTTPError as caught:  # from the artifact store
+        error, status = caught, 500 if caught.response is None else caught.response.status_code
+    kind = ConnectionError if status >= 500 or status in (408, 429) else RuntimeError
+    raise kind(str(error)) from error
 
 
 def experiment_id(client: Any, name: str) -> str:
@@ -151,14 +93,13 @@ NOTHING: Final = -1
 class LoggedHistory:
     """The steps that a continued run has already, and the times of new values.
 
-    All values of a step have one time, even if they are sent again: MLflow stores equal values once. Times only
-    increase, so that the number of rollbacks before each value is known.
+    All values of a step have one time, even if they are sent again: MLflow stores equal values once. A rollback has a
+    later time than all values before it, so that the number of rollbacks before each value is known.
     """
 
     def __init__(self) -> None:
         self._reached: dict[tuple[str, int], int] = {}
         self._latest = 0  # milliseconds
-        self._times: dict[int, tuple[Place, int]] = {}  # of values that are being sent, by identity
         self._began: float | None = None
 
     @classmethod
@@ -182,20 +123,17 @@ class LoggedHistory:
 
     def time_of(self, place: Place) -> int:
         # The time of the step, not the time of writing.
-        if id(place) not in self._times:
-            if self._began is None:
-                self._began = time() - place.seconds
-            self._latest = max(self._latest + 1, int(1000 * (self._began + place.seconds)))
-            self._times[id(place)] = place, self._latest
-        return self._times[id(place)][1]
-
-    def note_sent(self, place: Place) -> None:
-        self._times.pop(id(place), None)
+        if self._began is None:
+            self._began = max(time(), (self._latest + 1) / 1000) - place.seconds
+        moment = round(1000 * (self._began + place.seconds))
+        self._latest = max(self._latest, moment)
+        return moment
 
     def roll_back_tag(self, place: Place, tags: Mapping[str, str]) -> dict[str, str]:
-        self._began = time() - place.seconds
-        key = f"{ROLL_BACK}{place.rollbacks}"
-        return {} if key in tags else {key: f"{self.time_of(place)} to step {place.step}"}
+        self._began, key = None, f"{ROLL_BACK}{place.rollbacks}"
+        moment = self.time_of(place)
+        self._began = None  # the steps after it have later times
+        return {} if key in tags else {key: f"{moment} to step {place.step}"}
 
 
 def image_name(key: str) -> str:
@@ -225,8 +163,8 @@ class MLflow(Tracker):
     without repeating values; the tags `heliograph.attempt` and `heliograph.attempt.<n>` have the attempts and their
     first steps. After a rollback, steps are repeated with the metric `rollbacks`, and a tag has the time and step.
 
-    Values that MLflow refuses are adapted, and the result notes it: a changed name with the original as tag; the first
-    6,000 characters of a hyper-parameter; a hyper-parameter that changed since an earlier attempt as `<name>.<n>`. Its
+    Values that MLflow refuses are adapted, and the result notes it: a changed name; the first 6,000
+    characters of a hyper-parameter; a hyper-parameter that changed since an earlier attempt as `<name>.<n>`. Its
     databases store an infinite value as the largest number. Histograms and curves are not shown.
 
     During a run, MLflow makes one attempt per request in this process and waits 8 seconds for an answer, unless you set
@@ -251,27 +189,29 @@ class MLflow(Tracker):
         self._mlflow = require("mlflow", "MLflow", extra="mlflow")
         self.experiment, self.uri = experiment, uri
         self.tags = {str(name): str(value) for name, value in (tags or {}).items()}
-        self._settings = MLflowSettings()
+        self._settings: list[str] = []  # environment variables that are set during a run
         self._client: Any = None
         self._rows: list[tuple[Place, Mapping[str, float]]] = []  # values until the next flush
         self._run_id = ""
         self._history = LoggedHistory()
-        self._names = ShownNames("metric", (), {})
 
     def describe(self, run: Run) -> str:
         return f"logs to the experiment {self.experiment} of MLflow"
 
     def prepare(self, run: Run) -> None:
         # Creating the client takes seconds for a database.
-        self._settings.apply()
         with suppress(ConnectionError, RuntimeError):  # open() fails again, and the result warns
-            self._client = send(self._mlflow.MlflowClient, self.uri)
+            self._connect()
+
+    def _connect(self) -> None:
+        self._settings += [name for name in SETTINGS if name not in os.environ]
+        os.environ.update({name: SETTINGS[name] for name in self._settings})
+        self._client = send(self._mlflow.MlflowClient, self.uri)
 
     def open(self, page: Page) -> str:
         self._rows = []
         if self._client is None:
-            self._settings.apply()
-            self._client = send(self._mlflow.MlflowClient, self.uri)
+            self._connect()
         self._history = LoggedHistory()
         experiment = experiment_id(self._client, self.experiment)
         run = self._find(page, experiment)
@@ -285,7 +225,6 @@ class MLflow(Tracker):
                 tags[f"heliograph.attempt.{page.attempt}"] = f"resumed at step {page.resumed_at}"
                 self._history = LoggedHistory.of(self._client, run)
         self._run_id = run.info.run_id
-        self._names = ShownNames("metric", run.data.metrics, run.data.tags)
         self._log(tags=self.tags | tags)
         return self._run_id
 
@@ -293,7 +232,15 @@ class MLflow(Tracker):
         self._rows.append((place, values))
 
     def flush(self) -> None:
-        self._send(self._rows)
+        metrics, rollbacks = [], {}
+        for place, values in self._rows:
+            if place.rollbacks:
+                rollbacks[place.step] = place
+            metrics += [self._metric(place, self._shown(name), value) for name, value in values.items()]
+        metrics += [self._metric(place, "rollbacks", place.rollbacks) for place in rollbacks.values()]
+        self._log([metric for metric in metrics if metric is not None])
+        for place in rollbacks.values():
+            self._history.add("rollbacks", place.rollbacks, place.step)
 
     def discard(self) -> None:
         self._rows = []
@@ -302,27 +249,22 @@ class MLflow(Tracker):
         # MLflow does not allow a stored value to change.
         run = send(self._client.get_run, self._run_id)
         stored, new = run.data.params, {}
-        names = ShownNames("parameter", stored, run.data.tags)
         for name, value in values.items():
             text = str(value)
             if len(text) > LONGEST_PARAMETER:
                 self._remark(f"{name} has {len(text)} characters, only {LONGEST_PARAMETER} are shown")
-            version = next_version(names.show(name), text[:LONGEST_PARAMETER], stored)
+            version = next_version(self._shown(name), text[:LONGEST_PARAMETER], stored)
             if version is not None:
                 new[version] = text[:LONGEST_PARAMETER]
-                if version != names.show(name):
+                if version != self._shown(name):
                     self._remark(f"{name} has changed since an earlier attempt: its value is shown as {version}")
-        self._log(parameters=new, tags=names.tags)
-        self._remark_names(names)
+        self._log(parameters=new)
 
     def write_image(self, place: Place, name: str, image: Any) -> None:
         key = UNKNOWN_IN_IMAGES.sub("_", name)
         if not self._history.holds(image_name(key), place):
-            time = self._history.time_of(place)
-            send(
-                self._client.log_image, self._run_id, image, key=key, step=place.step, timestamp=time, synchronous=True
-            )
-            self._history.note_sent(place)
+            place_in_time = {"step": place.step, "timestamp": self._history.time_of(place)}
+            send(self._client.log_image, self._run_id, image, key=key, synchronous=True, **place_in_time)
 
     def write_text(self, place: Place, name: str, text: str) -> None:
         send(self._client.log_text, self._run_id, text, f"{folder_of(name, place)}.txt")
@@ -341,22 +283,8 @@ class MLflow(Tracker):
     def close(self) -> None:
         super().close()
         self._client = None
-        self._settings.restore()
-
-    def _send(self, rows: Sequence[tuple[Place, Mapping[str, float]]]) -> None:
-        metrics, rollbacks = [], {}
-        for place, values in rows:
-            if place.rollbacks:
-                rollbacks[place.step] = place
-            shown = {self._names.show(name): value for name, value in values.items()}
-            metrics += [self._metric(place, name, value) for name, value in shown.items()]
-        metrics += [self._metric(place, "rollbacks", place.rollbacks) for place in rollbacks.values()]
-        self._log([metric for metric in metrics if metric is not None], tags=self._names.tags)
-        for place, _ in rows:
-            self._history.note_sent(place)
-        for place in rollbacks.values():
-            self._history.add("rollbacks", place.rollbacks, place.step)
-        self._remark_names(self._names)
+        while self._settings:
+            os.environ.pop(self._settings.pop(), None)
 
     def _metric(self, place: Place, name: str, value: float) -> Any:
         if self._history.holds(name, place):
@@ -392,12 +320,14 @@ class MLflow(Tracker):
             ("params", pairs, OTHERS_PER_REQUEST),
             ("tags", notes, OTHERS_PER_REQUEST),
         ):
-            for chunk in chunks(items, size):
-                send(self._client.log_batch, self._run_id, synchronous=True, **{kind: chunk})
+            for first in range(0, len(items), size):
+                chunk = {kind: items[first : first + size]}
+                send(self._client.log_batch, self._run_id, synchronous=True, **chunk)
 
     def _remark(self, text: str) -> None:
         super()._remark(f"{self.name}: {text}")
 
-    def _remark_names(self, names: ShownNames) -> None:
-        for shown, name in names.take_new().items():
+    def _shown(self, name: str) -> str:
+        if (shown := allowed(name)) != name:
             self._remark(f"the name {name!r} is not allowed and is shown as {shown!r}")
+        return shown

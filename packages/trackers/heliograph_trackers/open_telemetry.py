@@ -10,29 +10,7 @@ from random import SystemRandom
 from time import time_ns
 from typing import Any
 
-from heliograph import (
-    CheckpointLoaded,
-    CheckpointPruned,
-    CheckpointSaved,
-    EpochEnd,
-    EpochStart,
-    Lane,
-    Log,
-    Plugin,
-    PluginFailed,
-    Run,
-    RunClosed,
-    RunFailed,
-    SavePoint,
-    TestEnd,
-    TestStart,
-    TrainStart,
-    ValidationCut,
-    ValidationEnd,
-    ValidationStart,
-    Verdict,
-    on,
-)
+import heliograph as h
 from heliograph.events import Event
 from heliograph.spi import require, version
 
@@ -52,67 +30,51 @@ def keep_from_drawing() -> None:
         sdk(module).random = SystemRandom()
 
 
-class TelemetryProviders:
-    """The providers of one run, each created when it is first used, unless given by the user."""
-
-    def __init__(self, endpoint: str | None, service: str, tracers: Any, meters: Any) -> None:
-        self._endpoint, self._service = endpoint, service
-        self._tracers, self._meters = tracers, meters
-        self._created: list[Any] = []
-        self._exporters: list[Any] = []
-
-    @property
-    def failures(self) -> int:
-        return sum(exporter.failures for exporter in self._exporters)
-
-    def tracers(self) -> Any:
-        if self._tracers is None:
-            exporter = self._exporter("trace_exporter", "OTLPSpanExporter", "v1/traces")
-            self._tracers = sdk("sdk.trace").TracerProvider(resource=self._resource(), shutdown_on_exit=False)
-            self._tracers.add_span_processor(sdk("sdk.trace.export").BatchSpanProcessor(exporter))
-            self._created.append(self._tracers)
-        return self._tracers
-
-    def meters(self) -> Any:
-        if self._meters is None:
-            exporter = self._exporter("metric_exporter", "OTLPMetricExporter", "v1/metrics")
-            readers = [sdk("sdk.metrics.export").PeriodicExportingMetricReader(exporter, EVERY, PATIENCE * 1000)]
-            make = sdk("sdk.metrics").MeterProvider
-            self._meters = make(readers, resource=self._resource(), shutdown_on_exit=False)
-            self._created.append(self._meters)
-        return self._meters
-
-    def shut_down(self) -> None:
-        created, self._created = self._created, []
-        for provider in created:
-            provider.shutdown()
-
-    def _exporter(self, module: str, name: str, path: str) -> Any:
-        kind: Any = getattr(sdk(f"exporter.otlp.proto.http.{module}"), name)
-
-        class Exporter(kind):  # type: ignore[misc]  # known only at run time
-            failures = 0
-
-            def export(self, *args: Any, **options: Any) -> Any:
-                result = super().export(*args, **options)
-                self.failures += result.name != "SUCCESS"
-                return result
-
-        endpoint = None if self._endpoint is None else f"{self._endpoint.rstrip('/')}/{path}"
-        exporter = Exporter(endpoint=endpoint, timeout=PATIENCE)
-        self._exporters.append(exporter)
-        return exporter
-
-    def _resource(self) -> Any:
-        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": self._service}
-        return sdk("sdk.resources").Resource.create(named)
-
-
 SCOPE = "heliograph"
+# Events of the span of the run.
+ADDED: tuple[type[Event], ...] = h.CheckpointLoaded, h.CheckpointSaved, h.CheckpointPruned, h.PluginFailed, h.Verdict
 NAME, CHARACTERS = 200, re.compile(r"[^A-Za-z0-9_./-]")  # of an instrument
 
 
-class OpenTelemetry(Plugin):
+class TelemetryProviders:
+    """The providers of one run, created unless given by the user; `failures` counts the requests that failed."""
+
+    def __init__(self, endpoint: str | None, service: str, tracers: Any, meters: Any) -> None:
+        self._endpoint, self.failures = endpoint, 0
+        self._created: list[Any] = []
+        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": service}
+        options = {"resource": sdk("sdk.resources").Resource.create(named), "shutdown_on_exit": False}
+        if tracers is None:
+            exporter = self._exporter("trace_exporter", "OTLPSpanExporter", "v1/traces")
+            tracers = sdk("sdk.trace").TracerProvider(**options)
+            tracers.add_span_processor(sdk("sdk.trace.export").BatchSpanProcessor(exporter))
+            self._created.append(tracers)
+        if meters is None:
+            exporter = self._exporter("metric_exporter", "OTLPMetricExporter", "v1/metrics")
+            reader = sdk("sdk.metrics.export").PeriodicExportingMetricReader(exporter, EVERY, PATIENCE * 1000)
+            meters = sdk("sdk.metrics").MeterProvider([reader], **options)
+            self._created.append(meters)
+        self.tracer, self.meter = (make(SCOPE, version()) for make in (tracers.get_tracer, meters.get_meter))
+
+    def shut_down(self) -> None:
+        for provider in self._created:
+            provider.shutdown()
+
+    def _exporter(self, module: str, name: str, path: str) -> Any:
+        providers = self
+        kind: Any = getattr(sdk(f"exporter.otlp.proto.http.{module}"), name)
+
+        class Exporter(kind):  # type: ignore[misc]  # known only at run time
+            def export(self, *args: Any, **options: Any) -> Any:
+                result = super().export(*args, **options)
+                providers.failures += result.name != "SUCCESS"
+                return result
+
+        endpoint = None if self._endpoint is None else f"{self._endpoint.rstrip('/')}/{path}"
+        return Exporter(endpoint=endpoint, timeout=PATIENCE)
+
+
+class OpenTelemetry(h.Plugin):
     """Send a run to an OpenTelemetry collector: metrics, and spans of the run and its parts.
 
     Spans are the run, its epochs, validations, tests and saves. The span of the run has the hyper-parameters and the
@@ -159,72 +121,68 @@ class OpenTelemetry(Plugin):
         self._providers: TelemetryProviders | None = None
         self._spans: dict[str, Any] = {}  # open spans, the outermost first
         self._gauges: dict[str, Any] = {}
-        self._parent = ""
         self.reset()
 
     def reset(self) -> None:
         self._began, self._parent = time_ns(), ""
         self._logged: tuple[int, float] | None = None
 
-    def describe(self, run: Run) -> str:
+    def describe(self, run: h.Run) -> str:
         return f"sends spans and metrics to {self.endpoint or 'the OpenTelemetry collector'}"
 
-    @on(TrainStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @h.on(h.TrainStart, lane=h.Lane.TRANSFORM)
+    def begin(self, run: h.Run, event: h.TrainStart) -> None:
         # The span starts later, when its trace is known.
         self.close()
         self._began = time_ns()
 
-    @on(CheckpointLoaded)
-    def add_load(self, run: Run, event: CheckpointLoaded) -> None:
-        self._add_event(run, event)
-
-    @on(EpochStart, lane=Lane.TRANSFORM)
-    def begin_epoch(self, run: Run, event: EpochStart) -> None:
+    @h.on(h.EpochStart, lane=h.Lane.TRANSFORM)
+    def begin_epoch(self, run: h.Run, event: h.EpochStart) -> None:
         self._begin(run, "epoch", {"epoch": event.epoch, "resumed": event.resumed})
 
-    @on(EpochEnd, lane=Lane.REPORT)
-    def end_epoch(self, run: Run, event: EpochEnd) -> None:
+    @h.on(h.EpochEnd, lane=h.Lane.REPORT)
+    def end_epoch(self, run: h.Run, event: h.EpochEnd) -> None:
         self._end("epoch", run)
 
-    @on(ValidationStart, TestStart, lane=Lane.TRANSFORM, optional=True)
-    def begin_evaluation(self, run: Run, event: ValidationStart | TestStart) -> None:
+    @h.on(h.ValidationStart, h.TestStart, lane=h.Lane.TRANSFORM, optional=True)
+    def begin_evaluation(self, run: h.Run, event: h.ValidationStart | h.TestStart) -> None:
         self._begin(run, event.name.removesuffix("_start"), {})
 
-    @on(ValidationEnd, ValidationCut, TestEnd, lane=Lane.REPORT, optional=True)
-    def end_evaluation(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd) -> None:
-        if not isinstance(event, ValidationCut):
+    @h.on(h.ValidationEnd, h.ValidationCut, h.TestEnd, lane=h.Lane.REPORT, optional=True)
+    def end_evaluation(self, run: h.Run, event: h.ValidationEnd | h.ValidationCut | h.TestEnd) -> None:
+        if not isinstance(event, h.ValidationCut):
             self._measure(event.metrics)
         for name in ("validation", "test"):
             self._end(name, run)
 
-    @on(SavePoint, lane=Lane.TRANSFORM, optional=True)
-    def begin_save(self, run: Run, event: SavePoint) -> None:
+    @h.on(h.SavePoint, lane=h.Lane.TRANSFORM, optional=True)
+    def begin_save(self, run: h.Run, event: h.SavePoint) -> None:
         self._begin(run, "save", {})
 
-    @on(SavePoint, lane=Lane.REPORT, optional=True)
-    def end_save(self, run: Run, event: SavePoint) -> None:
+    @h.on(h.SavePoint, lane=h.Lane.REPORT, optional=True)
+    def end_save(self, run: h.Run, event: h.SavePoint) -> None:
         # A background write may continue.
         self._end("save", run)
 
-    @on(Log, lane=Lane.REPORT, optional=True)
-    def log(self, run: Run, event: Log) -> None:
+    @h.on(h.Log, lane=h.Lane.REPORT, optional=True)
+    def log(self, run: h.Run, event: h.Log) -> None:
         steps, seconds = run.progress.steps, run.progress.seconds
         if self._logged is not None and seconds > self._logged[1] and steps >= self._logged[0]:
             self._measure({"steps_per_second": (steps - self._logged[0]) / (seconds - self._logged[1])})
         self._logged = steps, seconds
         self._measure(event.metrics)
 
-    @on(CheckpointSaved, CheckpointPruned, PluginFailed, Verdict, lane=Lane.REPORT, optional=True)
-    def add(self, run: Run, event: CheckpointSaved | CheckpointPruned | PluginFailed | Verdict) -> None:
-        self._add_event(run, event)
+    @h.on(*ADDED, lane=h.Lane.REPORT, optional=True)
+    def add(self, run: h.Run, event: Event) -> None:
+        facts = {**asdict(event), "step": run.progress.steps}  # type: ignore[call-overload]  # subclasses are dataclasses
+        self._root(run).add_event(event.name, _attributes(facts))
 
-    @on(RunFailed)
-    def fail(self, run: Run, event: RunFailed) -> None:
+    @h.on(h.RunFailed)
+    def fail(self, run: h.Run, event: h.RunFailed) -> None:
         self._root(run).record_exception(event.error)
 
-    @on(RunClosed, lane=Lane.REPORT)
-    def end(self, run: Run, event: RunClosed) -> None:
+    @h.on(h.RunClosed, lane=h.Lane.REPORT)
+    def end(self, run: h.Run, event: h.RunClosed) -> None:
         root = self._root(run)
         root.set_attributes({"heliograph.status": event.status, "heliograph.steps": run.progress.steps})
         is_error = event.status in ("failed", "interrupted")
@@ -258,7 +216,7 @@ class OpenTelemetry(Plugin):
 
     # Spans and gauges.
 
-    def _root(self, run: Run) -> Any:
+    def _root(self, run: h.Run) -> Any:
         if "run" not in self._spans:
             trace = sdk("trace")
             context = None
@@ -269,38 +227,31 @@ class OpenTelemetry(Plugin):
             facts = {"run": run.name, "training_id": run.checkpoints.training_id, "world_size": run.engine.world_size}
             parameters = {f"hyper_parameters.{name}": value for name, value in run.hyper_parameters.items()}
             attributes = _attributes({**facts, **parameters})
-            self._spans["run"] = self._tracer().start_span(
+            self._spans["run"] = self._ensure_providers().tracer.start_span(
                 "run", context, attributes=attributes, start_time=self._began
             )
         return self._spans["run"]
 
-    def _begin(self, run: Run, name: str, attributes: Mapping[str, Any]) -> None:
+    def _begin(self, run: h.Run, name: str, attributes: Mapping[str, Any]) -> None:
         self._root(run)
         self._end(name, run)
         trace = sdk("trace")
         context = trace.set_span_in_context([*self._spans.values()][-1])
         where = _attributes({"step": run.progress.steps, **attributes})
-        self._spans[name] = self._tracer().start_span(name, context, attributes=where)
+        self._spans[name] = self._ensure_providers().tracer.start_span(name, context, attributes=where)
 
-    def _end(self, name: str, run: Run) -> None:
+    def _end(self, name: str, run: h.Run) -> None:
         span = self._spans.pop(name, None)
         if span is not None:
             span.set_attribute("heliograph.last_step", run.progress.steps)
             span.end()
 
-    def _add_event(self, run: Run, event: Event) -> None:
-        facts = {**asdict(event), "step": run.progress.steps}  # type: ignore[call-overload]  # subclasses are dataclasses
-        self._root(run).add_event(event.name, _attributes(facts))
-
     def _measure(self, metrics: Mapping[str, Any]) -> None:
         for name, value in metrics.items():
             if name not in self._gauges:
                 plain = f"{SCOPE}.{CHARACTERS.sub('_', name)}"[:NAME]
-                self._gauges[name] = self._ensure_providers().meters().get_meter(SCOPE, version()).create_gauge(plain)
+                self._gauges[name] = self._ensure_providers().meter.create_gauge(plain)
             self._gauges[name].set(float(value))
-
-    def _tracer(self) -> Any:
-        return self._ensure_providers().tracers().get_tracer(SCOPE, version())
 
     def _ensure_providers(self) -> TelemetryProviders:
         if self._providers is None:

@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -61,16 +61,23 @@ def run_demo(folder: Path, epochs: int) -> bool:
     print(
         "One process trains until it is killed halfway. A second process trains uninterrupted, silently.\n", flush=True
     )
-    with uninterrupted_training(folder / UNINTERRUPTED, epochs):
-        train_until_killed(folder, epochs)
+    other = _process("uninterrupted", folder / UNINTERRUPTED, epochs)
+    try:
+        killed = _process("killed", folder, epochs)
+        if killed.wait() != -signal.SIGKILL:
+            raise ValueError(f"The process that should have been killed ended with exit status {killed.returncode}.")
         print("This process resumes, with resume='auto':\n", flush=True)
         result = train(trainer, supervised, epochs)
         assert result.best_checkpoint is not None
-        assert result.resume is not None
         best = h.load_weights(supervised, result.best_checkpoint).metrics
         with trainer.plugins.disabled("progress"):
             tested = trainer.test(supervised, DataLoader(test, batch_size=300), name=NAME)
         result.plot(folder / "curves.png")
+        if other.wait():
+            raise ValueError(f"The uninterrupted process failed with exit status {other.returncode}.")
+    finally:
+        other.kill()
+        other.wait()
     assert result.recording is not None
     write_timeline(read(result.recording), folder / "timeline.html")
     uninterrupted, _, _ = Store(folder / CHECKPOINTS[1], NAME).newest()
@@ -99,34 +106,14 @@ class KillHalfWay(h.Plugin):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train_until_killed(folder: Path, epochs: int) -> None:
-    with _process("killed", folder, epochs) as process:
-        pass
-    if process.returncode != -signal.SIGKILL:
-        raise ValueError(f"The process that should have been killed ended with exit status {process.returncode}.")
-
-
-@contextmanager
-def uninterrupted_training(folder: Path, epochs: int) -> Iterator[None]:
-    """Train in a child process without output; the context waits for it at the end."""
-    with _process("uninterrupted", folder, epochs) as process:
-        try:
-            yield
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        raise ValueError(f"The uninterrupted process failed with exit status {process.returncode}.")
-
-
 def _process(kind: str, folder: Path, epochs: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", MODULE, kind, str(folder), str(epochs)])  # noqa: S603  # this module
 
 
 def compare_checkpoints(first: Path, second: Path) -> list[tuple[str, str, str]]:
     """Return the name and both fingerprints of each part of two checkpoints."""
-    pairs = zip(_parts(first).items(), _parts(second).values(), strict=True)
-    return [(name, fingerprint(value), fingerprint(expected)) for (name, value), expected in pairs]
+    others = _parts(second)
+    return [(name, fingerprint(value), fingerprint(others[name])) for name, value in _parts(first).items()]
 
 
 def fingerprint(value: Any) -> str:
@@ -145,11 +132,7 @@ def _parts(checkpoint: Path) -> dict[str, Any]:
 
 
 def summary(
-    result: RunResult,
-    best: Mapping[str, float],
-    accuracy: float,
-    parts: Sequence[tuple[str, str, str]],
-    folder: Path,
+    result: RunResult, best: Mapping[str, float], accuracy: float, parts: Sequence[tuple[str, str, str]], folder: Path
 ) -> str:
     """Return the summary.
 
@@ -160,42 +143,28 @@ def summary(
         parts: name and both fingerprints of each compared part.
         folder: of the files.
     """
-    return "\n".join(
-        [
-            "",
-            *_ending(result, best, accuracy),
-            "",
-            *_proof(result, parts),
-            "",
-            f"next: python -m heliograph explain {folder}, or open {folder / 'timeline.html'}",
-        ]
-    )
-
-
-def _ending(result: RunResult, best: Mapping[str, float], accuracy: float) -> list[str]:
+    resume, at = result.resume, result.progress
+    assert resume is not None
     requester = f" by {result.stopped_by}" if result.stopped_by else ""
-    at = result.progress
-    return [
+    lines = [
+        "",
         f"{result.status}{requester}: {result.reason}",
         f"  {at.epoch} epochs, {at.steps} optimizer steps, {at.samples} samples in {at.seconds:.1f} s",
         f"  test accuracy {accuracy:.2%} with the weights of {result.best_checkpoint}",
         f"  best validation: loss {best['validation/loss']:.4f}, accuracy {best['validation/accuracy']:.2%}",
-    ]
-
-
-def _proof(result: RunResult, parts: Sequence[tuple[str, str, str]]) -> list[str]:
-    resume = result.resume
-    assert resume is not None
-    position = f"epoch {resume.epoch}, batch {resume.batch}, step {resume.step}, from {resume.path}"
-    equal = all(resumed == expected for _, resumed, expected in parts)
-    return [
-        f"killed, then resumed at {position}" if resume.path else "killed before the first save, so started again",
+        "",
+        f"killed, then resumed at epoch {resume.epoch}, batch {resume.batch}, step {resume.step}, from {resume.path}"
+        if resume.path
+        else "killed before the first save, so started again",
         f"  result.resume: {resume}",
         *(f"  {name:<18} {a[:16]} {'==' if a == b else '!='} {b[:16]}" for name, a, b in parts),
         "  everything equals the uninterrupted run, bit for bit"
-        if equal
+        if all(resumed == expected for _, resumed, expected in parts)
         else "  NOT EQUAL to the uninterrupted run: this is a bug in heliograph, please report it",
+        "",
+        f"next: python -m heliograph explain {folder}, or open {folder / 'timeline.html'}",
     ]
+    return "\n".join(lines)
 
 
 def _main(kind: str, folder: Path, epochs: int) -> None:

@@ -7,13 +7,12 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
-from math import inf, isfinite
 from pathlib import Path
 from reprlib import repr as shorten
 from time import monotonic
-from typing import Any, Literal, SupportsFloat
+from typing import Any, Literal
 
 from heliograph.spi import check_number
 
@@ -108,23 +107,23 @@ class RemoteRun:
             ValueError: the reason is empty or too long, or the timeout is not a number above 0.
             OSError: the run cannot be reached.
         """
-        return self._ask("stop", reason, wait=wait, timeout=timeout)
+        return self.ask("stop", reason, wait=wait, timeout=timeout)
 
     def save(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Request a checkpoint; see `stop` for the arguments."""
-        return self._ask("save", reason, wait=wait, timeout=timeout)
+        return self.ask("save", reason, wait=wait, timeout=timeout)
 
     def validate(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Request a validation; see `stop` for the arguments."""
-        return self._ask("validate", reason, wait=wait, timeout=timeout)
+        return self.ask("validate", reason, wait=wait, timeout=timeout)
 
     def log(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Request a log; see `stop` for the arguments."""
-        return self._ask("log", reason, wait=wait, timeout=timeout)
+        return self.ask("log", reason, wait=wait, timeout=timeout)
 
     def end_epoch(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Request the end of the epoch; see `stop` for the arguments."""
-        return self._ask("end-epoch", reason, wait=wait, timeout=timeout)
+        return self.ask("end-epoch", reason, wait=wait, timeout=timeout)
 
     def set_learning_rate(
         self, rate: float, reason: str = ASKED, *, optimizer: str = "", wait: bool = False, timeout: float | None = None
@@ -139,46 +138,60 @@ class RemoteRun:
             timeout: see `stop`.
 
         Raises:
-            TypeError: the rate is not a number.
-            ValueError: the rate is not above 0, or as for `stop`.
+            ValueError: the rate is not a number above 0, or as for `stop`.
             OSError: the run cannot be reached.
         """
-        is_flag = str(getattr(rate, "dtype", type(rate).__name__)).endswith("bool")
-        if is_flag or not isinstance(rate, SupportsFloat):  # a scalar of NumPy or torch is a number
-            raise TypeError(f"A learning rate is a number above 0, such as 0.01; got {shorten(rate)}.")
-        try:
-            value = float(rate)
-        except OverflowError:
-            value = inf
-        if not (isfinite(value) and value > 0):
-            raise ValueError(f"A learning rate is a number above 0, such as 0.01; got {value:g}.")
-        return self._ask("set-lr", reason, wait=wait, timeout=timeout, value=value, target=optimizer)
+        return self.ask("set-lr", reason, wait=wait, timeout=timeout, value=rate, target=optimizer)
 
     def enable(
         self, plugin: str, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None
     ) -> RemoteAnswer:
         """Request that a plugin is enabled, by its name; see `stop` for the other arguments."""
-        return self._ask("enable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
+        return self.ask("enable", reason, wait=wait, timeout=timeout, target=plugin)
 
     def disable(
         self, plugin: str, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None
     ) -> RemoteAnswer:
         """Request that a plugin is disabled, by its name; see `stop` for the other arguments."""
-        return self._ask("disable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
+        return self.ask("disable", reason, wait=wait, timeout=timeout, target=plugin)
 
-    def _ask(self, word: str, reason: str, *, wait: bool, timeout: float | None, **fields: Any) -> RemoteAnswer:
+    def ask(
+        self,
+        verb: str,
+        reason: str = ASKED,
+        *,
+        target: str = "",
+        value: float | None = None,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> RemoteAnswer:
+        """Send a request by the name of its verb on the command line, such as `set-lr`.
+
+        Args:
+            verb: the verb.
+            reason: why, for people.
+            target: the plugin or the optimizer.
+            value: the learning rate.
+            wait: see `stop`.
+            timeout: see `stop`.
+
+        Raises:
+            ValueError: as for the method of the verb.
+            OSError: the run cannot be reached.
+        """
         if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON:
             length = f", {len(reason)} characters" if isinstance(reason, str) else ""
             raise ValueError(f"A request needs a reason of 1 to {REASON} characters; got {shorten(reason)}{length}.")
+        if verb in ("enable", "disable") and (
+            not isinstance(target, str) or not 0 < len(target) <= NAME or not target.isprintable()
+        ):
+            raise ValueError(f"The name of a plugin has 1 to {NAME} printable characters; got {shorten(target)}.")
         if timeout is not None:
             timeout = _check_timeout(timeout)
+        message = {"ask": verb, "reason": reason, "wait": wait, "target": target}
+        if verb == "set-lr":
+            message["value"] = check_number("the learning rate", value, more_than=0)
         answer = RemoteAnswer("queued", f"the run does not answer: {SILENT}. It reads the request if it continues.")
-        message = {
-            "ask": word,
-            "reason": reason,
-            "wait": wait,
-            **{key: value for key, value in fields.items() if value},
-        }
         first, total = (SOON, ACCEPTED) if timeout is None and not wait else (timeout, timeout)
         for reply in self._exchange(message, total, first):
             position = (reply.get(name) for name in ("epoch", "batch", "step"))
@@ -192,20 +205,29 @@ class RemoteRun:
     ) -> Iterator[dict[str, Any]]:
         """Send a message and yield the answers of `seconds`, or of `first` seconds if none has arrived by then."""
         begin = monotonic()
-        deadline, first_deadline = (None if limit is None else begin + limit for limit in (seconds, first))
         user = {} if isinstance(self.address, Path) else {"user": f"{getpass.getuser()}@{host_name()}"}
         line = encode({**message, **user, **({"token": self._token} if self._token else {})})
         if len(line) > LONGEST:
             raise ValueError(f"A message has at most {LONGEST} bytes; got {len(line)}: shorten the reason.")
-        with closing(self._connect(deadline)) as connection:
+        limit = seconds if first is None else first
+        with self._connect(SOON if seconds is None else min(SOON, seconds)) as connection:
+            lines = connection.makefile("rb")
             try:
-                connection.sendall(line)
-                yield from _answers(connection, deadline, deadline if first is None else first_deadline)
+                with suppress(BrokenPipeError):  # refused unread, with an answer
+                    connection.sendall(line)
+                while limit is None or (left := limit - (monotonic() - begin)) > 0:
+                    connection.settimeout(None if limit is None else left)
+                    line = lines.readline(ANSWER)
+                    if not line.endswith(b"\n"):
+                        raise ConnectionResetError
+                    yield json.loads(line)
+                    limit = seconds
+            except TimeoutError:
+                return
             except ConnectionError:
                 yield {"state": "lost", "text": "the connection ended first: the run may have been killed."}
 
-    def _connect(self, deadline: float | None) -> socket.socket:
-        seconds = SOON if deadline is None else min(SOON, _seconds_until(deadline))
+    def _connect(self, seconds: float) -> socket.socket:
         try:
             if isinstance(self.address, Path):
                 return connect(self.address, seconds)
@@ -218,40 +240,6 @@ class RemoteRun:
 
 def _check_timeout(timeout: float) -> float:
     return check_number("timeout", timeout, of="seconds", more_than=0, at_most=LONGEST_WAIT)
-
-
-def _check_plugin(name: str) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= NAME or not name.isprintable():
-        raise ValueError(f"The name of a plugin has 1 to {NAME} printable characters; got {shorten(name)}.")
-    return name
-
-
-def _seconds_until(deadline: float) -> float:
-    return max(0.0, deadline - monotonic())
-
-
-def _answers(
-    connection: socket.socket, deadline: float | None, first_deadline: float | None
-) -> Iterator[dict[str, Any]]:
-    received, limit = bytearray(), first_deadline
-    while len(received) < ANSWER:
-        while (end := received.find(b"\n")) >= 0:
-            line = bytes(received[:end])
-            del received[: end + 1]
-            limit = deadline
-            yield json.loads(line)
-        seconds = None if limit is None else _seconds_until(limit)
-        if seconds == 0:
-            return
-        connection.settimeout(seconds)
-        try:
-            data = connection.recv(65536)
-        except TimeoutError:
-            return
-        if not data:
-            break
-        received += data
-    raise ConnectionResetError
 
 
 def attach(path: str | Path, *, token: str | None = None) -> RemoteRun:
@@ -282,29 +270,24 @@ def attach(path: str | Path, *, token: str | None = None) -> RemoteRun:
 
 
 def _only_active(folder: Path) -> Path:
-    states = {path: _probe(path) for path in sockets_in(folder)}
-    active = [path for path, (is_active, _) in states.items() if is_active]
+    active, stale = dict[Path, str](), ""
+    for path in sockets_in(folder):
+        try:
+            with connect(path, 0.0) as connection:
+                process = peer(connection)
+            active[path] = "" if process is None else f" (process {process[0]})"
+        except BlockingIOError:  # many clients are waiting
+            active[path] = ""
+        except OSError as error:
+            stale += f" {path.name}: {_cause(error)}."
     if len(active) == 1:
-        return active[0]
+        return next(iter(active))
     if active:
-        names = ", ".join(f"{path}{states[path][1]}" for path in active)
+        names = ", ".join(f"{path}{process}" for path, process in active.items())
         raise LookupError(f"{folder} has {len(active)} active runs: give the socket of one of them, {names}.")
-    stale = "".join(f" {path.name}: {cause}." for path, (_, cause) in states.items())
     raise LookupError(
         f"No active run in {folder}: it has ended, has not begun, or has no Remote({str(folder)!r}).{stale}"
     )
-
-
-def _probe(path: Path) -> tuple[bool, str]:
-    """Return whether the process of a run exists, and which process it is, or why it does not."""
-    try:
-        with connect(path, 0.0) as connection:
-            process = peer(connection)
-    except BlockingIOError:  # many clients are waiting
-        return True, ""
-    except OSError as error:
-        return False, _cause(error)
-    return True, "" if process is None else f" (process {process[0]})"
 
 
 def _cause(error: OSError) -> str:

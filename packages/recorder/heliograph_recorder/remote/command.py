@@ -7,27 +7,36 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from .client import RemoteAnswer, RemoteRun
-
-PLAIN = {
+VERBS = {
     "stop": "stop the run",
     "save": "write a checkpoint",
     "validate": "validate",
     "log": "log",
     "end-epoch": "end the epoch",
+    "set-lr": "set the learning rate of the first parameter group to VALUE; the ratios between groups stay the same",
+    "enable": "enable the plugin VALUE",
+    "disable": "disable the plugin VALUE",
+    "status": "print the status of the run as JSON",
 }
+WITH_VALUE = ("set-lr", "enable", "disable")
 EXITS = "Exit status 0: accepted, and with --wait served; 1: refused, withdrawn, or the run ended first; 2: there is no such run, or it cannot be reached; 3: no answer in time, or the connection ended; 130: interrupted by Ctrl-C."  # noqa: E501
 ASKED = "asked on the command line"
 
 
 def ask(arguments: Sequence[str]) -> int:
     """Ask a running training to stop, save, validate, change its learning rate and more."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_intermixed_args(arguments)
+    if (options.value is None) == (options.verb in WITH_VALUE):
+        parser.error(f"{options.verb} takes {'a value' if options.value is None else 'no value'}")
     if options.verb == "status" and (options.reason or options.wait):
-        options.parser.error(f"status takes no {'--reason' if options.reason else '--wait'}")
+        parser.error(f"status takes no {'--reason' if options.reason else '--wait'}")
+    if options.verb == "set-lr":
+        try:
+            options.value = float(options.value)
+        except ValueError:
+            parser.error(f"a learning rate is a number above 0, such as 0.01; got {options.value!r}")
     try:
         return _answer(options)
     except KeyboardInterrupt:
@@ -36,79 +45,50 @@ def ask(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="heliograph ask", description=EXITS)
-    _add_options(parser, reason=None, wait=False, timeout=None, token_file=None)
+    verbs = "".join(f"\n  {verb:<10} {text}" for verb, text in VERBS.items())
+    parser = argparse.ArgumentParser(
+        prog="heliograph ask",
+        description=EXITS,
+        epilog=f"verbs:{verbs}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("address", metavar="RUN", help="the folder of the run, its socket, or host:port")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb, text in PLAIN.items():
-        verbs.add_parser(verb, help=text, description=EXITS)
-    rate = verbs.add_parser("set-lr", help="set the learning rate", description=EXITS)
-    rate.add_argument("rate", type=_rate, help="of the first parameter group; the ratios between groups stay the same")
-    rate.add_argument("--optimizer", metavar="NAME", default="", help="needed if optimizers have different rates")
-    for verb in ("enable", "disable"):
-        switch = verbs.add_parser(verb, help=f"{verb} a plugin", description=EXITS)
-        switch.add_argument("plugin", help="its name")
-    verbs.add_parser("status", help="print the status of the run as JSON", description=EXITS)
-    for verb_parser in verbs.choices.values():
-        verb_parser.set_defaults(parser=verb_parser)
-        _add_options(verb_parser)
+    parser.add_argument("verb", metavar="VERB", choices=VERBS, help="one of the verbs below")
+    parser.add_argument("value", metavar="VALUE", nargs="?", help="a learning rate, or the name of a plugin")
+    parser.add_argument("--optimizer", metavar="NAME", default="", help="needed if optimizers have different rates")
+    parser.add_argument("--reason", help=f"why, for the history of the run; by default {ASKED!r}")
+    parser.add_argument("--wait", action="store_true", help="wait for the outcome of the request")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="wait at most so long in all")
+    parser.add_argument("--token-file", metavar="FILE", type=Path, help="the token for TCP, or $HELIOGRAPH_TOKEN")
     return parser
-
-
-def _rate(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"a learning rate is a number above 0, such as 0.01; got {text!r}") from None
-
-
-def _add_options(parser: argparse.ArgumentParser, **defaults: object) -> None:
-    """Add the options that are accepted before and after the verb; only the parser before it has defaults."""
-
-    def add(name: str, help: str, **options: Any) -> None:  # noqa: A002  # as argparse calls it
-        default = defaults.get(name.removeprefix("--").replace("-", "_"), argparse.SUPPRESS)
-        parser.add_argument(name, help=help, default=default, **options)
-
-    add("--reason", f"why, for the history of the run; by default {ASKED!r}")
-    add("--wait", "wait for the outcome of the request", action="store_true")
-    add("--timeout", "wait at most so long in all", metavar="SECONDS", type=float)
-    add("--token-file", "the token for TCP; by default $HELIOGRAPH_TOKEN", metavar="FILE", type=Path)
 
 
 def _answer(options: argparse.Namespace) -> int:
     from heliograph.spi import printable
 
-    from .client import attach
+    from .client import SOON, attach
 
     try:
         token = None if options.token_file is None else options.token_file.read_text(encoding="ascii").strip()
         run = attach(options.address, token=token)
         if options.verb == "status":
-            status = run.status() if options.timeout is None else run.status(timeout=options.timeout)
-        else:
-            answer = _request(run, options)
+            status = run.status(timeout=SOON if options.timeout is None else options.timeout)
+            print(json.dumps(status, indent=2))  # escapes non-ASCII characters
+            return 0
+        is_rate = options.verb == "set-lr"
+        answer = run.ask(
+            options.verb,
+            ASKED if options.reason is None else options.reason,
+            target=options.optimizer if is_rate else options.value or "",
+            value=options.value if is_rate else None,
+            wait=options.wait,
+            timeout=options.timeout,
+        )
     except (LookupError, OSError, ValueError) as error:
         text = error.args[0] if isinstance(error, LookupError) else error  # str() of a KeyError adds quotes
         print(f"heliograph ask: {printable(text)}", file=sys.stderr)
         return 3 if isinstance(error, TimeoutError) else 2
-    if options.verb == "status":
-        print(json.dumps(status, indent=2))  # escapes non-ASCII characters
-        return 0
     print(printable(answer))
     if answer.state == "accepted" and options.wait:  # timeout
         return 3
     return {"accepted": 0, "served": 0, "refused": 1, "unserved": 1}.get(answer.state, 3)
-
-
-def _request(run: RemoteRun, options: argparse.Namespace) -> RemoteAnswer:
-    reason = ASKED if options.reason is None else options.reason
-    limits = {"wait": options.wait, "timeout": options.timeout}
-    match options.verb:
-        case "set-lr":
-            return run.set_learning_rate(options.rate, reason, optimizer=options.optimizer, **limits)
-        case "enable":
-            return run.enable(options.plugin, reason, **limits)
-        case "disable":
-            return run.disable(options.plugin, reason, **limits)
-    answer: RemoteAnswer = getattr(run, options.verb.replace("-", "_"))(reason, **limits)
-    return answer

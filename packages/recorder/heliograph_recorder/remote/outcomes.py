@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from heliograph import ChangeServed, Progress, Run
 from heliograph.core.stepping.changes import refuse_change
@@ -13,11 +11,9 @@ from heliograph.events import CHANGES, Request
 from ..verbs import TAKEN_BACK, VERBS
 from .messages import VERBS as WORDS
 from .messages import Command
-from .server import ClientCommand
+from .server import Answer, ClientCommand
 
-MOST_FOLLOWED = 1000  # commands; clients of later ones do not wait for the outcome
 KEEPS = "so that a kill does not lose"  # begins the reason of a save that `Remote` requests itself
-Answer = dict[str, Any]
 
 
 class RefusedCommandError(Exception):
@@ -31,21 +27,17 @@ class FollowedCommand:
     Attributes:
         request: in the control; an earlier one if the same thing was requested already.
         origin: of the run; another one later means a roll-back.
-        history_length: of the control.
         saves: the number of saves so far.
-        remark: why the command changes nothing; empty if it does.
     """
 
     source: ClientCommand
     request: Request
     origin: Progress
-    history_length: int
     saves: int
-    remark: str
 
 
 class Outcomes:
-    """Serves commands in the training's thread.
+    """Serves commands in the training's thread, and answers those whose clients wait for the outcome.
 
     Args:
         plugin: the name of the plugin that receives the commands.
@@ -60,54 +52,50 @@ class Outcomes:
         self._position: Answer = {}
         self._saves = 0
 
-    def accept(self, run: Run, source: ClientCommand) -> tuple[Answer, bool]:
-        """Make the request; return the answer, and whether it is the outcome."""
+    def accept(self, run: Run, source: ClientCommand) -> Answer:
+        """Make the request, and return the answer."""
         try:
             check_command(run, source.command, self._plugin)
-            remark = _no_change(run, source.command)
             request = make_request(run, source.command, source.by)
         except (RefusedCommandError, RuntimeError) as error:  # RuntimeError: the loop of another framework
-            return {"state": "refused", "text": str(error), **position_of(run)}, True
-        if request.verb == "end_epoch" or (request.verb in CHANGES and not remark):
+            return {"state": "refused", "text": str(error), **position_of(run)}
+        if request.verb == "end_epoch" or request.verb in CHANGES:
             self._request_save(run, request)
-        waits = source.command.waits and len(self.followed) < MOST_FOLLOWED
-        if waits:
-            length = run.control.history.total
-            self.followed.append(FollowedCommand(source, request, run.origin, length, self._saves, remark))
-        text = f"{request.what} is requested{remark and f': nothing will change, {remark}'}."
-        return {"state": "accepted", "text": text, **position_of(run)}, not waits
+        if source.command.wait:
+            self.followed.append(FollowedCommand(source, request, run.origin, self._saves))
+        return {"state": "accepted", "text": f"{request.what} is requested.", **position_of(run)}
 
     def count_save(self) -> None:
         self._saves += 1
 
-    def serve_change(self, run: Run, event: ChangeServed) -> Iterator[tuple[ClientCommand, Answer]]:
+    def serve_change(self, run: Run, event: ChangeServed) -> None:
         for followed in list(self.followed):
             request = followed.request
             if (request.verb, request.target, request.value) == (event.verb, event.target, event.value):
-                refused = {"state": "refused", "text": event.refusal}
-                done = f"nothing has changed, {followed.remark}" if followed.remark else "done"
-                served = {"state": "served", "text": f"{request.what}: {done}."}
-                yield self._settle(followed, {**(refused if event.refusal else served), **position_of(run)})
+                state, text = "served", f"{request.what}: done."
+                if event.refusal:
+                    state, text = "refused", event.refusal
+                self._settle(followed, {"state": state, "text": text, **position_of(run)})
 
-    def follow(self, run: Run) -> Iterator[tuple[ClientCommand, Answer]]:
-        """Yield the outcomes since the previous call."""
+    def follow(self, run: Run) -> None:
+        """Send the outcomes since the previous call."""
         open_requests = run.control.open_requests()
         for followed in list(self.followed):
             current = open_requests.get(followed.request.what)
             # The ranks may have replaced the request by an equal copy.
             if current is None or _identity(current) != _identity(followed.request):
-                yield self._settle(followed, self._outcome(run, followed))
+                self._settle(followed, self._outcome(run, followed))
         self._position = position_of(run)
 
-    def end(self, run: Run, status: str) -> Iterator[tuple[ClientCommand, Answer]]:
-        """Yield all remaining outcomes at the end of the run."""
-        yield from self.follow(run)
+    def end(self, run: Run, status: str) -> None:
+        """Send all remaining outcomes at the end of the run."""
+        self.follow(run)
         for followed in list(self.followed):
             if followed.request.verb == "stop" and status == "stopped":
                 answer = {"state": "served", "text": f"the run has stopped: {run.report.reason(None)}."}
             else:
                 answer = {"state": "unserved", "text": f"the run ended first, {status}."}
-            yield self._settle(followed, {**answer, **position_of(run)})
+            self._settle(followed, {**answer, **position_of(run)})
 
     def _request_save(self, run: Run, request: Request) -> None:
         """Request a save after a change: a run that resumes after a kill would not repeat the change.
@@ -120,15 +108,15 @@ class Outcomes:
         if run.plugins.writes_saves(without=disabled) and "save" in asks and "roll_back" not in asks:
             run.control.request_save(f"{KEEPS} {request.what}", by=request.by)
 
-    def _settle(self, followed: FollowedCommand, answer: Answer) -> tuple[ClientCommand, Answer]:
+    def _settle(self, followed: FollowedCommand, answer: Answer) -> None:
         self.followed.remove(followed)
-        return followed.source, answer
+        followed.source.answers.put(answer)
 
     def _outcome(self, run: Run, followed: FollowedCommand) -> Answer:
         request = followed.request
         if run.origin is not followed.origin:
             return {"state": "unserved", "text": "the run rolled back first.", **position_of(run)}
-        withdrawal = _withdrawal(run, followed)
+        withdrawal = _withdrawal(run, request)
         if withdrawal is None and (request.verb != "save" or self._saves > followed.saves):
             text = f"{VERBS[request.verb].mark}: done."
             return {"state": "served", "text": text, **(self._position or position_of(run))}
@@ -143,22 +131,9 @@ def position_of(run: Run) -> Answer:
     return {"epoch": progress.epoch, "batch": progress.batch, "step": progress.steps}
 
 
-def _no_change(run: Run, command: Command) -> str:
-    """Return why a command changes nothing; empty if it does, or if an open request comes first."""
-    word, target, rate = command.word, command.target, command.value
-    changes = [request for request in run.control.open_requests().values() if request.verb in CHANGES]
-    if word in ("enable", "disable") and target not in {request.target for request in changes}:
-        return f"{target} is {word}d already" if run.plugins.is_enabled(target) == (word == "enable") else ""
-    if word == "set-lr" and "set_learning_rate" not in {request.verb for request in changes}:
-        names = [target] if target else run.optimizers
-        rates = {float(run.optimizers[name].param_groups[0]["lr"]) for name in names}
-        return f"the learning rate is {rate!r} already" if rates == {rate} else ""
-    return ""
-
-
 def check_command(run: Run, command: Command, receiver: str = "") -> None:
     """Refuse a command that has no effect, fails the run, or disables the plugin that received it."""
-    word, target, plugins = command.word, command.target, run.plugins
+    word, target, plugins = command.ask, command.target, run.plugins
     if word == "validate" and not run.data.validation_sets:
         raise RefusedCommandError("the run has no validation data.")
     if word == "save" and not plugins.writes_saves():
@@ -177,24 +152,21 @@ def check_command(run: Run, command: Command, receiver: str = "") -> None:
 def make_request(run: Run, command: Command, by: str) -> Request:
     """Make the request of a command; return the open request, which may be an earlier one."""
     control = run.control
-    match command.word:
-        case "set-lr":
-            control.set_learning_rate(command.value, command.reason, optimizer=command.target, by=by)
-        case "enable":
-            control.enable_plugin(command.target, command.reason, by=by)
-        case "disable":
-            control.disable_plugin(command.target, command.reason, by=by)
-        case "stop":
-            control.stop(command.reason, by=by)
-        case "end-epoch":
-            control.end_epoch(command.reason, by=by)
-        case "log":
-            control.request_log(command.reason, by=by)
-        case "validate":
-            control.request_validation(command.reason, by=by)
-        case "save":
-            control.request_save(command.reason, by=by)
-    verb = WORDS[command.word]
+    plain = {
+        "stop": control.stop,
+        "save": control.request_save,
+        "validate": control.request_validation,
+        "log": control.request_log,
+        "end-epoch": control.end_epoch,
+    }
+    if command.ask == "set-lr":
+        control.set_learning_rate(command.value, command.reason, optimizer=command.target, by=by)
+    elif command.ask in plain:
+        plain[command.ask](command.reason, by=by)
+    else:
+        switch = control.enable_plugin if command.ask == "enable" else control.disable_plugin
+        switch(command.target, command.reason, by=by)
+    verb = WORDS[command.ask]
     return next(request for request in reversed(control.open_requests().values()) if request.verb == verb)
 
 
@@ -202,11 +174,11 @@ def _identity(request: Request) -> tuple[object, ...]:
     return request.by, request.reason, request.epoch, request.batch, request.step
 
 
-def _withdrawal(run: Run, followed: FollowedCommand) -> Request | None:
-    """Return the request that withdrew or vetoed a followed one; vetoes of a save are counted, not appended."""
-    history, verb = run.control.history, followed.request.verb
-    newest = len(history) - min(history.total - followed.history_length, len(history))
-    for number, request in reversed(list(enumerate(history))):
-        if TAKEN_BACK.get(request.verb) == verb and (number >= newest or request.verb == "veto_save"):
+def _withdrawal(run: Run, followed: Request) -> Request | None:
+    """Return the request that withdrew or vetoed another one; None if an earlier veto was repeated."""
+    for request in reversed(run.control.history):
+        if TAKEN_BACK.get(request.verb) == followed.verb:
             return request
+        if _identity(request) == _identity(followed):
+            break
     return None

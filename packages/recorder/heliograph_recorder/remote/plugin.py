@@ -5,30 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any
 
-from heliograph import (
-    BatchEnd,
-    ChangeServed,
-    CheckpointLoaded,
-    Lane,
-    NotRecorded,
-    Plugin,
-    PluginChanged,
-    Run,
-    RunClosed,
-    SavePoint,
-    TrainStart,
-    ValidationBatchEnd,
-    on,
-)
+import heliograph as h
 from heliograph.plugins import Policy
 from heliograph.spi import check_path
 
-from .outcomes import Answer, Outcomes, position_of
+from .outcomes import Outcomes, position_of
 from .server import ClientCommand, Server
 from .sockets import BACKLOG, check_token, host_name, listen, parse_address, write_secret
 
@@ -40,7 +26,7 @@ class PortError(OSError):
     pass
 
 
-class Remote(Plugin):
+class Remote(h.Plugin):
     """Accept requests to a running training from outside, such as a stop or another learning rate.
 
     Send a request with `python -m heliograph ask runs/x stop`, optionally with `--reason "..."`, or with
@@ -83,14 +69,14 @@ class Remote(Plugin):
         self._token = None if token is None else check_token(token)
         self.path: Path | None = None
         self.address: tuple[str, int] | None = None
-        self._run: Run | None = None
+        self._run: h.Run | None = None
         self._server: Server | None = None
         self._outcomes = Outcomes(self.name)
-        self._inbox: Iterable[ClientCommand] = ()
+        self._inbox: Collection[ClientCommand] = ()
         self._followed = self._outcomes.followed
         self._facts: dict[str, Any] = {}
 
-    def describe(self, run: Run) -> str:
+    def describe(self, run: h.Run) -> str:
         addresses = [str(self.path or self.folder)]
         addresses += [] if self.address is None else ["{}:{}".format(*self.address)]
         return f"accepts requests at {' and '.join(addresses)}"
@@ -98,53 +84,53 @@ class Remote(Plugin):
     def reset(self) -> None:
         self.policy = "observer"
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @h.on(h.TrainStart)
+    def begin(self, run: h.Run, event: h.TrainStart) -> None:
         if run.report.is_replay:
-            raise NotRecorded("connections to `Remote`, only the requests")
+            raise h.NotRecorded("connections to `Remote`, only the requests")
         try:
             self._begin(run)
         except PortError:
             self.policy = "critical"  # the error of an observer would only be visible at the end of the run
             raise
 
-    @on(BatchEnd)
-    def look(self, run: Run, event: BatchEnd) -> None:
+    @h.on(h.BatchEnd)
+    def look(self, run: h.Run, event: h.BatchEnd) -> None:
         if self._inbox or self._followed:
-            self._answer(self._outcomes.follow(run))
+            self._outcomes.follow(run)
             self._take(run)
 
-    @on(ValidationBatchEnd, optional=True)
-    def look_in_validation(self, run: Run, event: ValidationBatchEnd) -> None:
+    @h.on(h.ValidationBatchEnd, optional=True)
+    def look_in_validation(self, run: h.Run, event: h.ValidationBatchEnd) -> None:
         if self._inbox:
             self._take(run)
 
-    @on(ChangeServed, optional=True)
-    def note_change(self, run: Run, event: ChangeServed) -> None:
-        self._answer(self._outcomes.serve_change(run, event))
+    @h.on(h.ChangeServed, optional=True)
+    def note_change(self, run: h.Run, event: h.ChangeServed) -> None:
+        self._outcomes.serve_change(run, event)
 
-    @on(SavePoint, lane=Lane.MEASURE, optional=True)
-    def note_save(self, run: Run, event: SavePoint) -> None:
+    @h.on(h.SavePoint, lane=h.Lane.MEASURE, optional=True)
+    def note_save(self, run: h.Run, event: h.SavePoint) -> None:
         self._outcomes.count_save()
 
-    @on(PluginChanged, CheckpointLoaded)
-    def note_facts(self, run: Run, event: PluginChanged | CheckpointLoaded) -> None:
+    @h.on(h.PluginChanged, h.CheckpointLoaded)
+    def note_facts(self, run: h.Run, event: h.PluginChanged | h.CheckpointLoaded) -> None:
         # The plugin may have been enabled during the training.
         if self._run is not run and run.optimizer is not None and not run.report.is_replay:
             self._begin(run)
         self._note_facts(run)
 
-    @on(RunClosed)
-    def end(self, run: Run, event: RunClosed) -> None:
-        self._answer(self._outcomes.end(run, event.status))
+    @h.on(h.RunClosed)
+    def end(self, run: h.Run, event: h.RunClosed) -> None:
+        self._outcomes.end(run, event.status)
         server = self._server
         if server is None:
             return
         if server.error is not None:
-            run.warn(f"Remote stopped listening: {type(server.error).__name__}: {server.error}.")
+            run.warn(f"Remote failed to serve a client: {type(server.error).__name__}: {server.error}.")
         while server.inbox:
             answer = {"state": "unserved", "text": f"the run ended first, {event.status}.", **position_of(run)}
-            server.answer(server.inbox.popleft().client, answer, is_outcome=True)
+            server.inbox.popleft().answers.put(answer)
 
     def close(self) -> None:
         server, self._server, self._inbox, self._run = self._server, None, (), None
@@ -174,7 +160,7 @@ class Remote(Plugin):
             "stop": None if stop is None else f"{stop.by}: {stop.reason}",
         }
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: h.Run) -> None:
         self.close()
         self._run, self._outcomes = run, Outcomes(self.name)
         self._followed = self._outcomes.followed
@@ -191,7 +177,7 @@ class Remote(Plugin):
         self._server, self._inbox = server, server.inbox
         server.start()
 
-    def _listen(self, run: Run, server: Server) -> None:
+    def _listen(self, run: h.Run, server: Server) -> None:
         try:
             listener, self.path = listen(self.folder)
         except (OSError, AttributeError) as error:  # Windows has no Unix sockets in Python
@@ -216,19 +202,13 @@ class Remote(Plugin):
         write_secret(file, token)
         logger.info("run %r accepts requests at %s:%d with the token in %s", run.name, *self.address, file)
 
-    def _take(self, run: Run) -> None:
+    def _take(self, run: h.Run) -> None:
         server = self._server
         while server is not None and server.inbox:
             command = server.inbox.popleft()
-            answer, is_outcome = self._outcomes.accept(run, command)
-            server.answer(command.client, answer, is_outcome=is_outcome)
+            command.answers.put(self._outcomes.accept(run, command))
 
-    def _answer(self, outcomes: Iterable[tuple[ClientCommand, Answer]]) -> None:
-        for command, answer in outcomes:
-            if self._server is not None:
-                self._server.answer(command.client, answer, is_outcome=True)
-
-    def _note_facts(self, run: Run) -> None:
+    def _note_facts(self, run: h.Run) -> None:
         """Copy the part of the status that only the training's thread may read."""
         self._facts = {
             "planned_steps": run.length.planned_steps,

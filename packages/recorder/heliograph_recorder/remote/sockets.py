@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from struct import Struct
-from tempfile import mkdtemp
 
 LONGEST_ADDRESS = 103  # bytes, on every system
 BACKLOG = 16
@@ -50,27 +49,26 @@ def sockets_in(folder: Path) -> list[Path]:
 def listen(folder: Path) -> tuple[socket.socket, Path]:
     """Listen on a new socket in the folder of a run, and remove the sockets of killed runs.
 
-    The socket is created in a folder that only this user can enter, and renamed when it listens. So no other user can
-    ever connect, and a link in its place is replaced, not followed.
+    Nobody can connect before `listen`, when only this user may. The rename replaces a link in the place of the socket.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     remove_stale(folder)
     path = folder / f"remote-{host_name()}-{token_hex(4)}{SUFFIX}"
-    private = Path(mkdtemp(prefix=".remote-", dir=folder))
+    hidden = path.with_name(
+        f".{path.name}"
+    )  # until it listens, another run would take it for the socket of a killed one
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with short(private / path.name) as name:
+        with short(hidden) as name:
             listener.bind(name)
-        (private / path.name).chmod(0o600)
+        hidden.chmod(0o600)
         listener.listen(BACKLOG)
-        (private / path.name).rename(path)
+        hidden.rename(path)
     except BaseException:
         listener.close()
-        (private / path.name).unlink(missing_ok=True)
+        hidden.unlink(missing_ok=True)
         raise
-    finally:
-        private.rmdir()
     return listener, path
 
 
@@ -83,15 +81,12 @@ def remove_stale(folder: Path) -> None:
 
 
 def _is_stale(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            with short(path) as name:
-                probe.connect(name)
-        except ConnectionRefusedError:
-            return True
-        except OSError:  # busy, owned by another user, or just removed
-            return False
+    try:
+        connect(path, 0.0).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # busy, owned by another user, or just removed
+        return False
     return False
 
 

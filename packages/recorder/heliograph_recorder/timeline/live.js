@@ -41,7 +41,7 @@ function showDetails(id) {
 
 /** Asks the run whose facts are shown for something. */
 async function request(verb) {
-  const value = verb === "set_learning_rate" ? Number($("rate").value) : undefined;
+  const value = verb === "set-lr" ? Number($("rate").value) : undefined;
   const run = shownFirst();
   $("answer").textContent = `asking ${run.name} ...`;
   const body = JSON.stringify({ run: run.id, verb, value, reason: $("reason").value.trim() || null });

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
@@ -72,15 +73,10 @@ def _fill(title: str, scripts: Sequence[str], policy: str, live: str, data: dict
         "TITLE": escape(title),
         "STYLE": style,
         "LIVE": live,
-        "DATA": _embed(data),  # recorded texts may look like a placeholder, so each is searched for after the last one
+        "DATA": _embed(data),
         "SCRIPT": script,
     }
-    done, text = "", _part("page.html")
-    for name, part in parts.items():
-        head, placeholder, text = text.partition("{{" + name + "}}")
-        assert placeholder, name
-        done += head + part
-    return done + text
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda placeholder: parts[placeholder[1]], _part("page.html"))
 
 
 @gc_paused()

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from time import perf_counter, time
-from typing import Any
+from typing import Any, Literal
 
-from heliograph import (
-    BatchEnd,
-    BatchStart,
-    CheckpointLoaded,
-    EpochStart,
-    ForwardEnd,
-    Lane,
-    Log,
-    Plugin,
-    Replay,
-    Run,
-    SavePoint,
-    TrainEnd,
-    TrainStart,
-    ValidationCut,
-    ValidationEnd,
-    ValidationStart,
-    on,
-)
+import heliograph as h
 from heliograph.events import Alarm
 from heliograph.spi import check_number
 
@@ -42,6 +25,9 @@ STRIDE = 7919  # a prime, so that the timed batches do not coincide with a perio
 STATM = Path("/proc/self/statm")
 
 
+Pause = Literal["validation", "save"]
+
+
 @dataclass(slots=True)
 class Sums:
     """Times since the last stretch.
@@ -49,18 +35,15 @@ class Sums:
     Attributes:
         sampled: the number of timed batches.
         batch, load, forward: their seconds; see `Measured`.
-        validation, save: seconds in validations and saves.
-        validations, saves: their numbers.
+        seconds, times: the length and the number of validations and saves.
     """
 
     sampled: int = 0
     batch: float = 0.0
     load: float = 0.0
     forward: float = 0.0
-    validation: float = 0.0
-    save: float = 0.0
-    validations: int = 0
-    saves: int = 0
+    seconds: dict[Pause, float] = field(default_factory=lambda: {"validation": 0.0, "save": 0.0})
+    times: Counter[Pause] = field(default_factory=Counter)
 
 
 class StepClock:
@@ -77,8 +60,7 @@ class StepClock:
         self._previous = 0  # the number of the batch before it
         self._began: float | None = None  # when its data had arrived
         self._load = self._forward = 0.0
-        self._validation: float | None = None
-        self._save: float | None = None
+        self._pauses: dict[Pause, float] = {}  # when a validation or a save began
 
     def take(self) -> Sums:
         """Return the sums, and reset them."""
@@ -112,28 +94,17 @@ class StepClock:
         if self._ended is not None:
             self._ended = perf_counter()
 
-    def begin_validation(self) -> None:
-        self._validation = perf_counter()
+    def begin(self, pause: Pause) -> None:
+        self._pauses[pause] = perf_counter()
 
-    def end_validation(self) -> None:
-        if self._validation is not None:
-            self.sums.validation += perf_counter() - self._validation
-            self.sums.validations += 1
-            self._validation = None
-        self.restart_load()
-
-    def begin_save(self) -> None:
-        self._save = perf_counter()
-
-    def end_save(self) -> None:
-        if self._save is not None:
-            self.sums.save += perf_counter() - self._save
-            self.sums.saves += 1
-            self._save = None
+    def end(self, pause: Pause) -> None:
+        if (began := self._pauses.pop(pause, None)) is not None:
+            self.sums.seconds[pause] += perf_counter() - began
+            self.sums.times[pause] += 1
         self.restart_load()
 
 
-class Verdicts(Plugin):
+class Verdicts(h.Plugin):
     """Measure the goodput of a training, and emit a `Verdict` for each bottleneck.
 
     - `input_bound`: a batch waits for its data for 30 % of its time;
@@ -176,22 +147,22 @@ class Verdicts(Plugin):
         self._due = FIRST_STEPS
         self._goodput: float | None = None
 
-    def describe(self, run: Run) -> str:
+    def describe(self, run: h.Run) -> str:
         return "measures the time of data, ranks, validations and saves, and memory"
 
     # The clock of this process.
 
-    @on(BatchStart, lane=Lane.TRANSFORM, idle_until="next_sample")
-    def end_load(self, run: Run, event: BatchStart) -> None:
+    @h.on(h.BatchStart, lane=h.Lane.TRANSFORM, idle_until="next_sample")
+    def end_load(self, run: h.Run, event: h.BatchStart) -> None:
         self._clock.end_load()
 
-    @on(ForwardEnd, lane=Lane.TRANSFORM, idle_until="next_sample")
-    def end_forward(self, run: Run, event: ForwardEnd) -> None:
+    @h.on(h.ForwardEnd, lane=h.Lane.TRANSFORM, idle_until="next_sample")
+    def end_forward(self, run: h.Run, event: h.ForwardEnd) -> None:
         """The forward pass has ended."""
         self._clock.end_forward()
 
-    @on(BatchEnd, lane=Lane.REPORT, idle_until="next_due")
-    def end_batch(self, run: Run, event: BatchEnd) -> None:
+    @h.on(h.BatchEnd, lane=h.Lane.REPORT, idle_until="next_due")
+    def end_batch(self, run: h.Run, event: h.BatchEnd) -> None:
         steps = run.progress.steps
         if steps >= self._clock.due:
             self._clock.end_batch(run.progress.batches, steps)
@@ -199,56 +170,56 @@ class Verdicts(Plugin):
             self._exchange(run)
             self._clock.restart_load()
 
-    def next_sample(self, run: Run) -> Alarm:
+    def next_sample(self, run: h.Run) -> Alarm:
         return STEPS, self._clock.due
 
-    def next_due(self, run: Run) -> Alarm:
+    def next_due(self, run: h.Run) -> Alarm:
         return STEPS, min(self._clock.due, self._due)
 
-    @on(EpochStart, lane=Lane.REPORT)
-    def begin_epoch(self, run: Run, event: EpochStart) -> None:
+    @h.on(h.EpochStart, lane=h.Lane.REPORT)
+    def begin_epoch(self, run: h.Run, event: h.EpochStart) -> None:
         if self._is_starting:  # the setup is not useful
             self._begin(run)
             self._is_starting = False
         self._clock.restart_load()
 
-    @on(Replay, optional=True)
-    def pass_replay(self, run: Run, event: Replay) -> None:
+    @h.on(h.Replay, optional=True)
+    def pass_replay(self, run: h.Run, event: h.Replay) -> None:
         self._begin(run)  # reading data again is not useful
 
-    @on(Log, lane=Lane.REPORT, optional=True)
-    def restart_load(self, run: Run, event: Log) -> None:
+    @h.on(h.Log, lane=h.Lane.REPORT, optional=True)
+    def restart_load(self, run: h.Run, event: h.Log) -> None:
         self._clock.restart_load()
 
-    @on(ValidationStart, lane=Lane.TRANSFORM, optional=True)
-    def begin_validation(self, run: Run, event: ValidationStart) -> None:
-        self._clock.begin_validation()
+    @h.on(h.ValidationStart, lane=h.Lane.TRANSFORM, optional=True)
+    def begin_validation(self, run: h.Run, event: h.ValidationStart) -> None:
+        self._clock.begin("validation")
 
-    @on(ValidationEnd, ValidationCut, lane=Lane.REPORT, optional=True)
-    def end_validation(self, run: Run, event: ValidationEnd | ValidationCut) -> None:
-        self._clock.end_validation()
+    @h.on(h.ValidationEnd, h.ValidationCut, lane=h.Lane.REPORT, optional=True)
+    def end_validation(self, run: h.Run, event: h.ValidationEnd | h.ValidationCut) -> None:
+        self._clock.end("validation")
 
-    @on(SavePoint, lane=Lane.TRANSFORM, optional=True)
-    def begin_save(self, run: Run, event: SavePoint) -> None:
+    @h.on(h.SavePoint, lane=h.Lane.TRANSFORM, optional=True)
+    def begin_save(self, run: h.Run, event: h.SavePoint) -> None:
         self._saved = self._useful
         if (batches := run.progress.batches - self._batches) > 0:
             self._saved += _stretch(perf_counter() - self._began, batches, [(self._clock.sums, 0, 0)]).useful
-        self._clock.begin_save()
+        self._clock.begin("save")
 
-    @on(SavePoint, lane=Lane.REPORT, optional=True)
-    def end_save(self, run: Run, event: SavePoint) -> None:
-        self._clock.end_save()
+    @h.on(h.SavePoint, lane=h.Lane.REPORT, optional=True)
+    def end_save(self, run: h.Run, event: h.SavePoint) -> None:
+        self._clock.end("save")
 
     # The stretches, which are the same on all ranks.
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @h.on(h.TrainStart)
+    def begin(self, run: h.Run, event: h.TrainStart) -> None:
         run.bus.signal(Measured)  # a recorder subscribes to custom events before the first batch
         self._training = run.checkpoints.training_id
         self._begin(run)
 
-    @on(CheckpointLoaded)
-    def begin_again(self, run: Run, event: CheckpointLoaded) -> None:
+    @h.on(h.CheckpointLoaded)
+    def begin_again(self, run: h.Run, event: h.CheckpointLoaded) -> None:
         # A fork does not continue the measurements of its parent.
         if self._training not in ("", run.checkpoints.training_id):
             self._training, self._start = run.checkpoints.training_id, self._started
@@ -256,12 +227,12 @@ class Verdicts(Plugin):
         self._clock, self._is_starting = StepClock(), True
         self._begin(run)
 
-    @on(TrainEnd, lane=Lane.TRANSFORM)
-    def end(self, run: Run, event: TrainEnd) -> None:
+    @h.on(h.TrainEnd, lane=h.Lane.TRANSFORM)
+    def end(self, run: h.Run, event: h.TrainEnd) -> None:
         self._exchange(run, is_end=True)
 
-    @on(Log, lane=Lane.MEASURE, optional=True)
-    def measure(self, run: Run, event: Log) -> None:
+    @h.on(h.Log, lane=h.Lane.MEASURE, optional=True)
+    def measure(self, run: h.Run, event: h.Log) -> None:
         # In a replay, the log already has the value of the run.
         if self._goodput is not None and not run.report.is_replay:
             event.metrics["train/goodput"] = self._goodput
@@ -275,13 +246,13 @@ class Verdicts(Plugin):
             self._start = state["start"]
             self._training = state["training"]
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: h.Run) -> None:
         self._clock.take()
         progress = run.progress
         self._began, self._batches, self._steps = perf_counter(), progress.batches, progress.steps
         self._due = self._steps + FIRST_STEPS
 
-    def _exchange(self, run: Run, *, is_end: bool = False) -> None:
+    def _exchange(self, run: h.Run, *, is_end: bool = False) -> None:
         """Exchange the measurements; end the stretch if it is long enough by the clock of the main rank."""
         batches, steps = run.progress.batches - self._batches, max(1, run.progress.steps - self._steps)
         if run.report.is_replay or not batches:
@@ -316,8 +287,8 @@ def _stretch(seconds: float, batches: int, ranks: Sequence[tuple[Sums, int, int]
         for name in ("batch", "load", "forward")
     )
     return Measured(
-        seconds, batches, main.sampled, main.validation, main.validations, main.save, main.saves, batch, load, forward,
-        memory, device_memory,
+        seconds, batches, main.sampled, main.seconds["validation"], main.times["validation"], main.seconds["save"],
+        main.times["save"], batch, load, forward, memory, device_memory,
     )  # fmt: skip
 
 

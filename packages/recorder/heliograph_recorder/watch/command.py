@@ -32,7 +32,7 @@ def watch(arguments: Sequence[str]) -> int:
     parser.add_argument("--terminal", action="store_true", help="show a text screen here instead of a page")
     options = parser.parse_args(arguments)
 
-    from heliograph.spi import printable
+    from heliograph.spi import printable, require
 
     from .run_list import RunList
 
@@ -40,7 +40,14 @@ def watch(arguments: Sequence[str]) -> int:
         runs = RunList(options.runs)
         for path in runs.missing():
             print(f"heliograph watch: {printable(path)} does not exist yet: watching for it.", file=sys.stderr)
-        return _show_here(runs) if options.terminal else _serve(runs, options)
+        if not options.terminal:
+            return _serve(runs, options)
+        from .terminal import show
+
+        require("rich", "watch --terminal", extra="watch")
+        with suppress(KeyboardInterrupt):
+            show(runs)
+        return 0
     except (OSError, ValueError, ImportError) as error:
         print(f"heliograph watch: {error}", file=sys.stderr)
         return 2
@@ -60,17 +67,6 @@ def _serve(runs: RunList, options: argparse.Namespace) -> int:
                 server.serve_forever()
             except KeyboardInterrupt:
                 print()
-    return 0
-
-
-def _show_here(runs: RunList) -> int:
-    from heliograph.spi import require
-
-    from .terminal import show
-
-    require("rich", "watch --terminal", extra="watch")
-    with suppress(KeyboardInterrupt):
-        show(runs)
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -29,17 +28,13 @@ class WatchedRun:
     Args:
         path: the file.
         name: as shown.
-
-    Attributes:
-        version: changes when the facts do.
     """
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
-        self.version = 0
+        self._version = 0
         self._follower, self._guard = Follower(path), Lock()
         self._facts: dict[str, Any] = {}
-        self._text = b""
         self._was_running: bool | None = None
         self._parents: list[Parent] | None = None  # None until read
         self._status, self._status_size = "", -1
@@ -47,15 +42,13 @@ class WatchedRun:
 
     def facts(self) -> dict[str, Any]:
         """Return what the page shows, or `error`."""
-        with self._guard:
-            self._update()
-            return self._facts
+        return self.versioned_facts()[1]
 
-    def text(self, version: int = -1) -> tuple[int, bytes]:
-        """Return the version of the facts, and the facts as JSON: empty if the client has that version."""
+    def versioned_facts(self) -> tuple[int, dict[str, Any]]:
+        """Return the facts, and a number that changes with them."""
         with self._guard:
             self._update()
-            return self.version, b"" if version == self.version else self._text
+            return self._version, self._facts
 
     @property
     def parent(self) -> Parent | None:
@@ -97,7 +90,7 @@ class WatchedRun:
             return
         is_running = self.is_running
         try:
-            if not self._follower.update() and self._text and is_running == self._was_running:
+            if not self._follower.update() and self._facts and is_running == self._was_running:
                 self._next_update = monotonic() + PAUSE
                 return
             new = facts(self._follower.recording(), is_running=is_running)
@@ -105,8 +98,7 @@ class WatchedRun:
             new = {"error": str(error)}
         self._was_running = is_running
         if new != self._facts:
-            self._facts, self.version = new, self.version + 1
-            self._text = json.dumps(new, allow_nan=False, separators=(",", ":")).encode()
+            self._facts, self._version = new, self._version + 1
         self._next_update = monotonic() + max(PAUSE, SHARE * (monotonic() - begin))
 
     @property

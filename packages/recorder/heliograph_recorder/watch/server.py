@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hmac import compare_digest
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from secrets import token_urlsafe
-from typing import Any, Final
+from typing import Any
 from urllib.parse import parse_qs
 
 from ..remote.client import RemoteAnswer, RemoteRun
@@ -31,19 +30,11 @@ HEADERS = {
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 LONGEST = 8192  # bytes of a request
-MIN_COMPRESSED = 1000  # bytes
 TIMEOUT = 60  # seconds without a request until a connection is closed
 THROUGH = " (through watch)"
 ASKED = "asked on the page"
 PATIENCE = 20.0  # seconds until a run has read a request
-VERBS: Final[dict[str, Callable[..., RemoteAnswer]]] = {
-    "stop": RemoteRun.stop,
-    "save": RemoteRun.save,
-    "validate": RemoteRun.validate,
-    "log": RemoteRun.log,
-    "end_epoch": RemoteRun.end_epoch,
-}
-RATE = "set_learning_rate"
+VERBS = ("stop", "save", "validate", "log", "end-epoch", "set-lr")
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -144,22 +135,21 @@ class _PageHandler(BaseHTTPRequestHandler):
         if not 0 <= number < len(runs):
             self._refuse(HTTPStatus.NOT_FOUND, f"There is no run {number}.")
             return
-        version, text = runs[number].text(version)
-        if text:
-            text = b'{"version":%d,"facts":%b}' % (version, text)
-        self._send(HTTPStatus.OK if text else HTTPStatus.NO_CONTENT, text, JSON)
+        newest, facts = runs[number].versioned_facts()
+        if version == newest:
+            self._send(HTTPStatus.NO_CONTENT, b"", JSON)
+            return
+        content = {"version": newest, "facts": facts}
+        self._send(HTTPStatus.OK, json.dumps(content, allow_nan=False, separators=(",", ":")).encode(), JSON)
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
         self.close_connection = True  # the body of the request is not read
         self._send(status, f"{reason}\n".encode(), TEXT)
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
-        is_compressed = len(body) >= MIN_COMPRESSED and "gzip" in self.headers.get("Accept-Encoding", "")
-        body = gzip.compress(body, 1) if is_compressed else body
         self.send_response(status)
-        encoding = {"Content-Encoding": "gzip"} if is_compressed else {}
         length = {} if status == HTTPStatus.NO_CONTENT else {"Content-Length": str(len(body))}
-        for name, value in {**HEADERS, **encoding, **length, "Content-Type": kind}.items():
+        for name, value in {**HEADERS, **length, "Content-Type": kind}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
@@ -179,11 +169,9 @@ def _request(run: WatchedRun, fields: Mapping[str, Any]) -> RemoteAnswer:
     """
     verb, reason = fields.get("verb"), fields.get("reason")
     reason = f"{reason or ASKED}".strip() + THROUGH
-    if verb == RATE:
-        return _remote_of(run).set_learning_rate(fields.get("value", 0.0), reason, timeout=PATIENCE)
-    if not isinstance(verb, str) or verb not in VERBS:
-        raise ValueError(f"The verb must be one of {', '.join([*VERBS, RATE])}, got {verb!r}.")
-    return VERBS[verb](_remote_of(run), reason, timeout=PATIENCE)
+    if verb not in VERBS:
+        raise ValueError(f"The verb must be one of {', '.join(VERBS)}, got {verb!r}.")
+    return _remote_of(run).ask(verb, reason, value=fields.get("value"), timeout=PATIENCE)
 
 
 def _remote_of(run: WatchedRun) -> RemoteRun:

@@ -132,7 +132,7 @@ def test_the_exit_status(
 ) -> None:
     run = RemoteRun(Path("nowhere"))
     monkeypatch.setattr("heliograph_recorder.remote.client.attach", lambda *_, **__: run)
-    monkeypatch.setattr(run, "stop", lambda *_, **__: RemoteAnswer(state, "so\x1b[2J", 1, 2, 3))
+    monkeypatch.setattr(run, "ask", lambda *_, **__: RemoteAnswer(state, "so\x1b[2J", 1, 2, 3))
     assert main(["ask", "x", "stop", "--reason", "why", *(["--wait"] if wait else [])]) == status
     out = capsys.readouterr().out
     assert out.startswith(f"{state} at epoch 1,")
@@ -165,7 +165,7 @@ def test_ctrl_c_is_one_line(silent: Path, monkeypatch: pytest.MonkeyPatch, capsy
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RemoteRun, "stop", interrupt)
+    monkeypatch.setattr(RemoteRun, "ask", interrupt)
     assert main(["ask", str(silent), "stop", "--reason", "enough"]) == 130
     err = capsys.readouterr().err
     assert "interrupted" in err
@@ -175,12 +175,12 @@ def test_ctrl_c_is_one_line(silent: Path, monkeypatch: pytest.MonkeyPatch, capsy
 def test_options_before_the_verb_and_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     run, given = RemoteRun(Path("nowhere")), list[Any]()
 
-    def stop(reason: str, *, wait: bool, timeout: float | None) -> RemoteAnswer:
+    def ask(verb: str, reason: str, *, wait: bool, timeout: float | None, **_: Any) -> RemoteAnswer:
         given.append((reason, wait, timeout))
         return RemoteAnswer("served", "done")
 
     monkeypatch.setattr("heliograph_recorder.remote.client.attach", lambda *_, **__: run)
-    monkeypatch.setattr(run, "stop", stop)
+    monkeypatch.setattr(run, "ask", ask)
     monkeypatch.setattr(run, "status", lambda *, timeout: given.append(timeout))
     options = ["--reason", "why", "--wait", "--timeout", "7"]
     for number in (0, 2, 3, 5):
@@ -215,18 +215,8 @@ def test_to_find_a_run_waits_for_no_answer(silent: Path, monkeypatch: pytest.Mon
         return sockets.connect(path, timeout)
 
     monkeypatch.setattr("heliograph_recorder.remote.client.connect", connect)
-    monkeypatch.setattr("heliograph_recorder.remote.client._answers", None)  # nobody reads any
     assert str(attach(silent)).startswith(f"RemoteRun({silent}")
     assert given == [0.0]
-
-
-def test_what_changes_nothing_is_said(ask: Any) -> None:
-    verbs = (["enable", "ema"], ["set-lr", "0.5"], ["set-lr", "0.5"], ["disable", "ema"])
-    found, _ = ask(*([*verb, "--reason", "to see", "--wait"] for verb in verbs), plugins=(h.EMA(0.9),))
-    assert ["nothing has changed" in out for _, out, _ in found] == [True, False, True, False]
-    assert "set_learning_rate 0.5: done." in found[1][1]
-    ((_, out, _),), _ = ask(["enable", "ema", "--reason", "to see"], plugins=(h.EMA(0.9),))
-    assert "nothing will change" in out
 
 
 @pytest.mark.parametrize(
@@ -250,13 +240,10 @@ def test_a_learning_rate_is_a_number(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["ask", "x", "set-lr", "fast", "--reason", "why"])
     assert "0.01; got 'fast'" in capsys.readouterr().err
-    given: list[Any] = ["fast", True, np.True_, torch.tensor(True)]
+    given: list[Any] = ["fast", True, np.True_, torch.tensor(True), -1.0, 0.0, float("nan"), float("inf")]
     for rate in given:
-        with pytest.raises(TypeError, match=rf"0\.01; got {re.escape(repr(rate))}\.$"):
+        with pytest.raises(ValueError, match=rf"learning rate .* got {re.escape(repr(rate))}"):
             RemoteRun(Path("nowhere")).set_learning_rate(rate, "why")
-    for value in (-1.0, 0.0, float("nan"), float("inf"), 10**400):
-        with pytest.raises(ValueError, match=r"0\.01; got (-1|0|nan|inf)\.$"):
-            RemoteRun(Path("nowhere")).set_learning_rate(value, "why")
 
 
 @pytest.mark.parametrize("timeout", [0, -3.0, float("nan"), float("inf"), True, 1e10])

@@ -8,14 +8,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import heliograph as h
 import pytest
 from heliograph.packages.recorder.tests.remote.conversation import raw, read_lines, train
 from heliograph.packages.tests.torture.hostile import attacked, message, problems
 from heliograph_recorder import Remote
 from heliograph_recorder.remote import server as server_module
 from heliograph_recorder.remote.messages import LONGEST, STATUS, VERBS, Command, decode, encode, read_command
-from heliograph_recorder.remote.server import CLIENTS, WAITING
+from heliograph_recorder.remote.server import CLIENTS
 
 
 def test_a_training_under_attack_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
@@ -31,7 +30,7 @@ def test_random_messages_are_commands_or_refused_in_words() -> None:
     read = [attempt(line) for _ in range(5_000) for line in message(draws, malformed=False).split(b"\n")]
     commands = [each for each in read if isinstance(each, Command)]
     assert len(commands) > 100
-    assert all(each.word == STATUS or (each.reason and each.word in VERBS) for each in commands)
+    assert all(each.ask == STATUS or (each.reason and each.ask in VERBS) for each in commands)
     assert all(isinstance(each, Command) or each.isprintable() for each in read)
 
 
@@ -64,7 +63,7 @@ def test_random_changes_of_a_command_are_commands_or_refused() -> None:
 @pytest.mark.parametrize("word", ["stop", "log", "end-epoch"])
 def test_a_good_command_is_read(word: str) -> None:
     line = encode({"ask": word, "reason": "why\n", "wait": True, "user": "ann@node"})
-    assert read_command(line) == Command(word, "why", waits=True, user="ann@node")
+    assert read_command(line) == Command(word, "why", wait=True, user="ann@node")
 
 
 @pytest.mark.parametrize(
@@ -72,13 +71,9 @@ def test_a_good_command_is_read(word: str) -> None:
     [
         ({"ask": "eval", "reason": "x"}, "one of stop, save,"),
         ({"ask": "stop"}, "1 to 500"),
-        ({"ask": "status", "reason": "x"}, "status takes no other"),
         ({"ask": "stop", "reason": "x" * 501}, "1 to 500"),
         ({"ask": "stop", "reason": "x", "more": 1.0}, "'more'"),
         ({"ask": "stop", "reason": 1.0}, "'reason' .* a str"),
-        ({"ask": "stop", "reason": "x", "target": "ema"}, "only set-lr may"),
-        ({"ask": "stop", "reason": "x", "value": 1.0}, "only set-lr takes"),
-        ({"ask": "enable", "reason": "x"}, "enable and disable need"),
         ({"ask": "enable", "reason": "x", "target": "a\x1b[2J"}, "printable"),
         ({"ask": "set-lr", "reason": "x"}, "set-lr takes"),
         ({"ask": "set-lr", "reason": "x", "value": 1e999}, "set-lr takes"),
@@ -107,14 +102,17 @@ def test_a_message_without_end_is_cut_off(tmp_path: Path) -> None:
     assert str(LONGEST) in messages[0]["text"]
 
 
-def test_one_bad_message_ends_the_connection(tmp_path: Path) -> None:
-    def talk(run: Any) -> list[dict[str, Any]]:
-        with raw(run.address) as connection:
-            connection.sendall(b'{"ask":"status"}\nnonsense\n{"ask":"stop","reason":"too late"}\n')
-            return read_lines(connection)
+def test_a_connection_has_one_command(tmp_path: Path) -> None:
+    def talk(run: Any) -> list[list[str]]:
+        states = []
+        for line in (b'{"ask":"status"}', b"nonsense"):
+            with raw(run.address) as connection:
+                connection.sendall(line + b'\n{"ask":"stop","reason":"too late"}\n')
+                states.append([message["state"] for message in read_lines(connection)])
+        return states
 
-    messages, result = train(tmp_path, talk)
-    assert [each["state"] for each in messages] == ["status", "refused"]
+    states, result = train(tmp_path, talk)
+    assert states == [["status"], ["refused"]]
     assert result.stopped_by == "talking"
 
 
@@ -148,47 +146,6 @@ def test_who_sends_nothing_is_disconnected(tmp_path: Path, monkeypatch: pytest.M
             return read_lines(connection)
 
     assert train(tmp_path, talk)[0] == []
-
-
-def test_who_does_not_read_is_disconnected(tmp_path: Path) -> None:
-    def talk(run: Any) -> str:
-        with raw(run.address) as connection:
-            connection.settimeout(30)
-            for _ in range(100_000):
-                try:
-                    connection.sendall(b'{"ask":"status"}\n')
-                except (BrokenPipeError, ConnectionResetError):
-                    return "disconnected"
-        return "still connected"
-
-    assert train(tmp_path, talk)[0] == "disconnected"
-
-
-def test_a_flood_of_requests_is_refused_beyond_what_waits(tmp_path: Path) -> None:
-    from threading import Event
-
-    entered, left = Event(), Event()
-
-    class Hold(h.Plugin):
-        @h.on(h.BatchEnd, lane=h.Lane.REPORT, when=h.At(steps=3))
-        def hold(self, run: h.Run, event: h.BatchEnd) -> None:
-            entered.set()
-            assert left.wait(60)
-
-    def talk(run: Any) -> list[str]:
-        assert entered.wait(60)
-        with raw(run.address) as connection:
-            reader = connection.makefile("rb")
-            connection.sendall(b'{"ask":"log","reason":"flood"}\n' * (WAITING + 5))
-            states = [str(decode(reader.readline())["state"]) for _ in range(WAITING + 5)]
-            left.set()
-            states += [decode(reader.readline())["state"] for _ in range(WAITING)]
-            reader.close()
-        return states
-
-    states, result = train(tmp_path, talk, Hold())
-    assert states == ["queued"] * WAITING + ["refused"] * 5 + ["accepted"] * WAITING
-    assert sum(each.reason == "flood" for each in result.history) == WAITING
 
 
 def test_an_error_in_the_thread_is_a_warning_and_the_training_continues(

@@ -47,13 +47,14 @@ def test_every_request_is_in_the_history_with_its_asker(tmp_path: Path, wait: bo
     answers, result = train(tmp_path, talk, h.EMA(0.9))
     assert [each.state for each in answers] == ["served" if wait else "accepted"] * 6
     own = [each for each in result.history if each.by == ME and not each.reason.startswith(KEPT)]
-    assert [(each.what, each.reason, each.event) for each in own] == [
-        ("log", "to see", "batch_end"),
-        ("validation", "to judge", "batch_end"),
-        ("save", "to keep", "batch_end"),
-        ("set_learning_rate 0.05", "too fast", "batch_end"),
-        ("disable_plugin ema", "not needed", "batch_end"),
-        ("enable_plugin ema", "needed", "batch_end"),
+    assert {each.event for each in own} <= {"batch_end", "validation_batch_end"}  # the next one may come that early
+    assert [(each.what, each.reason) for each in own] == [
+        ("log", "to see"),
+        ("validation", "to judge"),
+        ("save", "to keep"),
+        ("set_learning_rate 0.05", "too fast"),
+        ("disable_plugin ema", "not needed"),
+        ("enable_plugin ema", "needed"),
     ]
     places = [(each.epoch, each.batch, each.step) for each in answers]
     assert places == [(each.epoch, each.batch, each.step) for each in own]  # served at the boundary after that batch
@@ -82,7 +83,6 @@ def test_the_end_of_an_epoch(tmp_path: Path) -> None:
         (lambda run: run.end_epoch("why", wait=True), "end_epoch"),
         (lambda run: run.set_learning_rate(0.05, "why", wait=True), "set_learning_rate 0.05"),
         (lambda run: run.disable("ema", "why", wait=True), "disable_plugin ema"),
-        (lambda run: run.enable("ema", "why", wait=True), None),  # which it is
         (lambda run: run.log("why", wait=True), None),
     ],
 )

@@ -11,7 +11,7 @@ from heliograph_recorder.remote.outcomes import Outcomes
 from heliograph_recorder.remote.server import ClientCommand
 
 SWITCHED = ("gradient_clipping", "learning_rate", "mutator", "ema")
-NOBODY: Any = None  # the connection, which only answers
+NOBODY: Any = None  # takes no answers
 
 
 class People(h.Plugin):
@@ -54,6 +54,6 @@ class People(h.Plugin):
         target = draws.choice(known) if word in ("enable", "disable") and known else ""
         value = draws.uniform(0.001, 0.02) if word == "set-lr" else 0.0
         command = Command(word, f"reason {draws.random():.3f}", target, value)
-        answer, _ = self._outcomes.accept(run, ClientCommand(command, who, NOBODY))
+        answer = self._outcomes.accept(run, ClientCommand(command, who, NOBODY))
         if answer["state"] == "accepted":
             self.accepted.append(word)

@@ -54,16 +54,16 @@ def test_of_fast_batches_some_are_timed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_is_done_between_two_batches_is_no_wait_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(monkeypatch, load=0.25, forward=0.5, rest=0.25)
     loop.run(2)
-    loop.clock.begin_validation()
+    loop.clock.begin("validation")
     loop.now += 8.0
-    loop.clock.end_validation()
-    loop.clock.begin_save()
+    loop.clock.end("validation")
+    loop.clock.begin("save")
     loop.now += 4.0
-    loop.clock.end_save()
+    loop.clock.end("save")
     loop.run(1)
     sums = loop.clock.take()
     assert (sums.sampled, sums.load) == (2, 0.5)
-    assert (sums.validations, sums.validation, sums.saves, sums.save) == (1, 8.0, 1, 4.0)
+    assert (sums.times, sums.seconds) == ({"validation": 1, "save": 1}, {"validation": 8.0, "save": 4.0})
 
 
 def test_batches_that_were_not_seen_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_batches_that_were_not_seen_are_not_timed(monkeypatch: pytest.MonkeyPatc
 
 def test_an_end_without_a_begin_is_nothing() -> None:
     clock = StepClock()
-    clock.end_validation()
-    clock.end_save()
+    clock.end("validation")
+    clock.end("save")
     clock.end_forward()
-    assert (clock.sums.validations, clock.sums.saves) == (0, 0)
+    assert clock.sums.times == {}

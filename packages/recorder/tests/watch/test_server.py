@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import http.client
 import json
 import os
@@ -195,13 +194,6 @@ def test_nothing_else_is_served(client: Client, path: str, status: int) -> None:
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "HEAD", "OPTIONS"])
 def test_other_methods_are_refused(client: Client, method: str) -> None:
     assert client.get("/", method).status == 501
-
-
-def test_facts_are_compressed_for_who_can_read_that(client: Client) -> None:
-    answer = client.get("/facts?run=0", Accept_Encoding="gzip, br")
-    assert answer.headers["Content-Encoding"] == "gzip"
-    assert json.loads(gzip.decompress(answer.body))["facts"]["run"] == "digits"
-    assert "Content-Encoding" not in client.get("/runs", Accept_Encoding="gzip").headers  # it is short
 
 
 STOP = {"run": 1, "verb": "stop", "reason": "enough"}

@@ -8,31 +8,16 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from heliograph import (
-    CheckpointSaved,
-    Log,
-    PluginChanged,
-    PluginFailed,
-    PredictBatchEnd,
-    PredictBatchStart,
-    Replay,
-    RunClosed,
-    RunFailed,
-    TestBatchEnd,
-    TestBatchStart,
-    ValidationBatchEnd,
-    ValidationBatchStart,
-    ValidationEnd,
-)
+import heliograph as h
 from heliograph.events import Event
 from heliograph.spi import known_names
 
 from ..base import EndTracker, RuleMetric, RuleOperation
-from ..errors import RuleError, RuleKeyError, RuleSyntaxError, RuleTypeError
+from ..errors import RuleError, RuleKeyError, RuleTypeError
 from ..language import FUNCTION_NAMES, Rule
 from ..operations.log_control import names_at
 from ..operations.requests import Function
@@ -40,16 +25,6 @@ from ..registry import DEFAULT_OPERATIONS, metric_class, operation_class
 from .config import Problems
 from .specs import OnError, RulePart, RuleSet, RuleSpec
 from .triggers import BEFORE_BOUNDARY, Trigger, find_trigger, needed_request
-
-
-@dataclass(frozen=True)
-class Additions:
-    """Classes, functions and the `on_error` of a `RuleController`, in addition to registered ones."""
-
-    metrics: tuple[type[RuleMetric], ...] = ()
-    operations: tuple[type[RuleOperation], ...] = ()
-    functions: Mapping[str, Function] = field(default_factory=dict)
-    on_error: OnError = "warn"
 
 
 @dataclass(frozen=True)
@@ -61,7 +36,6 @@ class CheckedRule:
         file: the rule file.
         rule: the compiled rule.
         triggers: when the rule is evaluated.
-        actions: its actions as (operation, action).
         level: the logging level for a firing.
         on_error: what an error in the evaluation does.
         shared: whether the rule must be true on all ranks.
@@ -73,7 +47,6 @@ class CheckedRule:
     file: str | None
     rule: Rule
     triggers: tuple[Trigger, ...]
-    actions: tuple[tuple[str, str], ...]
     level: int
     on_error: OnError
     shared: bool
@@ -106,7 +79,7 @@ class Blueprint:
         events: the events to handle.
         asks: the requests that the rules make.
         needs: the requests that other plugins must make, or a rule is never evaluated; and required data.
-        asks_ranks: whether the ranks exchange their requests; a dry run has one rank.
+        unrecorded: in a dry run, the data that metrics miss, by the names of the metrics; None in other runs.
     """
 
     file: str | None
@@ -116,7 +89,7 @@ class Blueprint:
     events: frozenset[type[Event]]
     asks: tuple[str, ...]
     needs: tuple[str, ...]
-    asks_ranks: bool = True
+    unrecorded: dict[str, str] | None = None
 
 
 T = TypeVar("T", RuleMetric, RuleOperation)
@@ -173,40 +146,54 @@ def check_name(name: str) -> None:
 
 
 NOT_COLLECTIVE: tuple[type[Event], ...] = (  # emitted at different times on the ranks, or not on all of them
-    PluginChanged, PluginFailed, PredictBatchEnd, PredictBatchStart, Replay, RunClosed, RunFailed,
-    TestBatchEnd, TestBatchStart, ValidationBatchEnd, ValidationBatchStart,
+    h.PluginChanged, h.PluginFailed, h.PredictBatchEnd, h.PredictBatchStart, h.Replay, h.RunClosed, h.RunFailed,
+    h.TestBatchEnd, h.TestBatchStart, h.ValidationBatchEnd, h.ValidationBatchStart,
 )  # fmt: skip
 
 
-def build(rules: RuleSet, additions: Additions, problems: Problems | None = None) -> Blueprint:
-    """Check rules and build their blueprint; without `problems`, the first error is raised."""
-    return _Building(rules, additions, problems or Problems()).blueprint()
+class Builder:
+    """Checks rules and builds their blueprint.
 
+    Args:
+        rules: the rules.
+        problems: collects the errors; without it, the first one is raised.
+        metrics, operations, functions, on_error: see `RuleController`.
+    """
 
-class _Building:
-    def __init__(self, rules: RuleSet, additions: Additions, problems: Problems) -> None:
-        self._rules, self._additions, self._problems = rules, additions, problems
+    def __init__(
+        self,
+        rules: RuleSet,
+        problems: Problems | None = None,
+        *,
+        metrics: Iterable[type[RuleMetric]] = (),
+        operations: Iterable[type[RuleOperation]] = (),
+        functions: Mapping[str, Function] | None = None,
+        on_error: OnError = "warn",
+    ) -> None:
+        self._rules, self._problems = rules, problems or Problems()
+        self._metric_classes, self._operation_classes = tuple(metrics), tuple(operations)
+        self._functions, self._on_error = functions or {}, on_error
         self._metrics: dict[str, RuleMetric] = {}
         self._operations: dict[str, RuleOperation] = {}
         self._metric_makers: dict[str, Callable[[], RuleMetric]] = {}
         self._operation_makers: dict[str, Callable[[], RuleOperation]] = {}
-        self._metric_names = {part.name for part in rules.metrics} | self._problems.broken
-        named = {part.name for part in rules.operations}
-        defaults = [RulePart(name, kind) for name, kind in DEFAULT_OPERATIONS.items() if name not in named]
-        self._parts = (*defaults, *rules.operations)
 
     def blueprint(self) -> Blueprint:
-        attempt = self._problems.attempt
-        for part in self._rules.metrics:
+        rules, attempt = self._rules, self._problems.attempt
+        named = {part.name for part in rules.operations}
+        defaults = [RulePart(name, kind) for name, kind in DEFAULT_OPERATIONS.items() if name not in named]
+        for part in rules.metrics:
             attempt(self._check_metric, part)
-        for part in self._parts:
+        for part in (*defaults, *rules.operations):
             attempt(self._check_operation, part)
-        checked = [attempt(self._check_rule, spec) for spec in self._rules.controllers]
+        self._problems.broken |= {part.name for part in rules.metrics} - self._metrics.keys()
+        self._problems.broken |= named - self._operations.keys()
+        checked = [attempt(self._check_rule, spec) for spec in rules.controllers]
         controllers = tuple(rule for rule in checked if rule is not None)
         needs = {_needed_request(rule) for rule in controllers}
         needs |= {"validation data" for rule in controllers if "validation" in rule.asks}
         return Blueprint(
-            file=self._rules.file,
+            file=rules.file,
             metrics=self._metric_makers,
             operations=self._operation_makers,
             controllers=controllers,
@@ -218,7 +205,7 @@ class _Building:
     def _check_metric(self, part: RulePart) -> None:
         with self._located(part.line):
             check_name(part.name)
-            kind = metric_class(part.kind, self._additions.metrics)
+            kind = metric_class(part.kind, self._metric_classes)
             make = partial(create, kind, part.name, part.arguments)
             metric = make()
             check_usable(metric, part.name)
@@ -228,32 +215,29 @@ class _Building:
         with self._located(part.line):
             if "." in part.name:
                 raise RuleError(f"The name of an operation must not contain a dot, got {part.name!r}.")
-            kind = operation_class(part.kind, self._additions.operations)
-            make = partial(create_bound, kind, part.name, part.arguments, self._additions.functions)
+            kind = operation_class(part.kind, self._operation_classes)
+            make = partial(create_bound, kind, part.name, part.arguments, self._functions)
             operation = make()
             check_actions(operation)
         self._operations[part.name], self._operation_makers[part.name] = operation, make
 
     def _check_rule(self, spec: RuleSpec) -> CheckedRule | None:
-        attempt = self._problems.attempt
-        triggers = [attempt(self._trigger, spec, name) for name in spec.triggers]
-        valid_triggers = [trigger for trigger in triggers if trigger is not None]
-        actions = [attempt(self._action, spec, name, valid_triggers) for name in spec.operations]
-        rule = attempt(self._compile, spec)
-        if rule is None or None in triggers or None in actions:
-            return None
-        valid_actions = [(self._operations[name], action) for name, action in filter(None, actions)]
+        triggers = tuple(self._trigger(spec, name) for name in spec.triggers)
+        rule = self._compile(spec)
+        owners = {name.partition(".")[0] for name in spec.operations}
+        if self._problems.broken & (owners | rule.names):
+            return None  # reported already
+        actions = [self._action(spec, name, triggers) for name in spec.operations]
         return CheckedRule(
             spec=spec,
             file=self._rules.file,
             rule=rule,
-            triggers=tuple(valid_triggers),
-            actions=tuple(action for action in actions if action is not None),
+            triggers=triggers,
             level=logging.getLevelNamesMapping()[spec.log_level.upper()],
-            on_error=spec.on_error or self._additions.on_error,
-            shared=any(operation.shared for operation, _ in valid_actions),
-            waits_for=self._waits_for(rule, valid_triggers),
-            asks=tuple(_requests(valid_actions, {kind for trigger in valid_triggers for kind in trigger.events})),
+            on_error=spec.on_error or self._on_error,
+            shared=any(operation.shared for operation, _ in actions),
+            waits_for=self._waits_for(rule, triggers),
+            asks=tuple(_requests(actions, {kind for trigger in triggers for kind in trigger.events})),
         )
 
     def _trigger(self, spec: RuleSpec, name: str) -> Trigger:
@@ -262,40 +246,36 @@ class _Building:
 
     def _compile(self, spec: RuleSpec) -> Rule:
         with self._located(spec.lines.get("rule", spec.line), spec.name):
-            try:
-                return Rule(str(spec.rule), self._metric_names)
-            except RuleSyntaxError as error:
-                problem = f"Rule for control {spec.name} is invalid: {error.problem}"
-                raise RuleSyntaxError(problem, column=error.column) from error.__cause__
+            return Rule(str(spec.rule), self._metrics.keys() | self._problems.broken)
 
-    def _action(self, spec: RuleSpec, name: str, triggers: list[Trigger]) -> tuple[str, str] | None:
+    def _action(self, spec: RuleSpec, name: str, triggers: Iterable[Trigger]) -> tuple[RuleOperation, str]:
         owner, _, action = name.partition(".")
-        if owner not in self._operations and owner in {part.name for part in self._parts} | self._problems.broken:
-            return None  # reported already
         with self._located(spec.lines.get(name, spec.line), spec.name):
             actions = {f"{key}.{act}" for key, operation in self._operations.items() for act in operation.actions()}
             if name not in actions:
                 raise RuleKeyError(f"Invalid operation {name} for control {spec.name}.{known_names(name, actions)}")
             operation = self._operations[owner]
             for trigger, kind in ((trigger, kind) for trigger in triggers for kind in trigger.events):
-                operation.check(action, self._metric_names | names_at(kind), trigger.name, kind)
+                operation.check(action, self._metrics.keys() | names_at(kind), trigger.name, kind)
                 if operation.shared and kind in NOT_COLLECTIVE:
                     raise RuleError(
                         f"{name} acts on all ranks together, but the ranks do not emit {kind.__name__} at the same "
                         f"time (the trigger {trigger.name!r}): choose another trigger."
                     )
-        return owner, action
+        return operation, action
 
-    def _waits_for(self, rule: Rule, triggers: list[Trigger]) -> frozenset[type[Event]]:
+    def _waits_for(self, rule: Rule, triggers: Iterable[Trigger]) -> frozenset[type[Event]]:
         # Scheduled events that renew values which the rule reads.
         if not any(kind in BEFORE_BOUNDARY for trigger in triggers for kind in trigger.events):
             return frozenset()
         read = [self._metrics[name] for name in rule.names if name in self._metrics]
-        return frozenset(kind for kind in (Log, ValidationEnd) if any(_renews(kind, metric, rule) for metric in read))
+        return frozenset(
+            kind for kind in (h.Log, h.ValidationEnd) if any(_renews(kind, metric, rule) for metric in read)
+        )
 
     def _handled_events(self, controllers: tuple[CheckedRule, ...]) -> frozenset[type[Event]]:
         handled = {kind for rule in controllers for trigger in rule.triggers for kind in trigger.events}
-        if CheckpointSaved in handled:
+        if h.CheckpointSaved in handled:
             handled |= set(EndTracker.EVENTS)
         return frozenset(handled.union(*(metric.events for metric in self._metrics.values())))
 
@@ -304,7 +284,8 @@ class _Building:
         try:
             yield
         except RuleError as error:
-            raise error.located(file=self._rules.file, line=line, controller=controller) from error.__cause__
+            error.located(file=self._rules.file, line=line, controller=controller)
+            raise
 
 
 def _renews(kind: type[Event], metric: RuleMetric, rule: Rule) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -93,7 +93,7 @@ T = TypeVar("T")
 
 
 class Problems:
-    """The errors of a file: raised at once, or collected.
+    """The errors of a file: raised at once, or collected, one for each metric, operation and rule.
 
     Attributes:
         errors: the collected errors.
@@ -106,26 +106,21 @@ class Problems:
         self._collects = collects
 
     def attempt(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        before = len(self.errors)
         try:
-            made = function(*args, **kwargs)
+            return function(*args, **kwargs)
         except RuleError as error:
-            self.add(error)
-        return made if len(self.errors) == before else None
-
-    def add(self, error: RuleError) -> None:
-        if not self._collects:
-            raise error
-        self.errors.append(error)
+            if not self._collects:
+                raise
+            self.errors.append(error)
+            return None
 
 
 class Section:
-    """A mapping of a rule file whose keys are checked; a wrong value reads as an empty one."""
+    """A mapping of a rule file whose keys and values are checked."""
 
     def __init__(
         self,
         document: Document,
-        problems: Problems,
         value: Any,
         title: str,
         keys: Collection[str],
@@ -134,74 +129,48 @@ class Section:
         controller: str | None = None,
         line: int | None = None,
     ) -> None:
-        self.document, self.value, self.title, self.controller = document, value, title, controller
-        self.problems, self._line = problems, line
+        self.document, self.value, self.title, self.controller, self._line = document, value, title, controller, line
         if not isinstance(value, Mapping):
             problem = f"{title} must be a mapping with the keys {', '.join(keys)}, got {show(value)}."
-            raise self._error(problem, None, RuleTypeError)
+            raise self.error(problem, kind=RuleTypeError)
         for key in value:
             if key not in keys:
-                self.fail(f"{title} has no key {key!r}.{known_names(str(key), keys)}", key, RuleKeyError)
+                raise self.error(f"{title} has no key {key!r}.{known_names(str(key), keys)}", key, RuleKeyError)
         if lacking := [repr(key) for key in needed if key not in value]:
-            self.fail(f"{title} lacks the key{'s' * (len(lacking) > 1)} {', '.join(lacking)}.", kind=RuleKeyError)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.value
+            keys = f"key{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
+            raise self.error(f"{title} lacks the {keys}.", kind=RuleKeyError)
 
     def line(self, key: Any = None) -> int | None:
         return self.document.line(self.value, key) or self.document.line(self.value) or self._line
 
-    def fail(self, problem: str, key: Any = None, kind: type[RuleError] = RuleError) -> None:
-        self.problems.add(self._error(problem, key, kind))
+    def error(self, problem: str, key: Any = None, kind: type[RuleError] = RuleError) -> RuleError:
+        return kind(problem, file=self.document.file, line=self.line(key), controller=self.controller)
 
-    def text(self, key: str) -> str:
-        value = self.value.get(key, "")
-        if isinstance(value, str) and (value.strip() or key not in self):
-            return value
-        self.fail(f"{key!r} of {self.title} must be text, got {show(value)}.", key, RuleTypeError)
-        return ""
-
-    def word(self, key: str, allowed: Collection[str], default: str | None = None) -> str | None:
-        if key not in self:
-            return default
-        if (word := self.text(key)) and word not in allowed:
-            self.fail(f"{key!r} of {self.title} must be one of {', '.join(allowed)}, got {word!r}.", key)
-        return word
-
-    def texts(self, key: str, example: str) -> list[str]:
-        if key not in self:
-            return []
-        value = self.value[key]
-        if not isinstance(value, list | tuple) or not value or not all(isinstance(text, str) for text in value):
-            problem = f"{key!r} of {self.title} must be a list of names, for example [{example}], got {show(value)}."
-            self.fail(problem, key, RuleTypeError)
-            return []
-        for index, text in enumerate(value):
-            if text in value[:index]:
-                self.fail(f"{key!r} of {self.title} contains {text!r} twice.", key)
-        return list(value)
-
-    def items(self, key: str) -> list[tuple[Any, int | None]]:
-        value = self.value.get(key)
-        if value is None:
-            return []
-        if not isinstance(value, list | tuple):
-            self.fail(f"{key!r} must be a list, got {show(value)}.", key, RuleTypeError)
-            return []
-        return [(item, self.document.line(value, index)) for index, item in enumerate(value)]
-
-    def mapping(self, key: str) -> Mapping[str, Any]:
-        value = self.value.get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            problem = f"{key!r} of {self.title} must be a mapping of names to values, got {show(value)}."
-            self.fail(problem, key, RuleTypeError)
-            return {}
+    def get(self, key: str, kind: type[T] | tuple[type[T], ...], allowed: str, default: T) -> T:
+        value = self.value.get(key, default)
+        if not isinstance(value, kind):
+            raise self.error(f"{key!r} of {self.title} must be {allowed}, got {show(value)}.", key, RuleTypeError)
         return value
 
-    def _error(self, problem: str, key: Any, kind: type[RuleError]) -> RuleError:
-        return kind(problem, file=self.document.file, line=self.line(key), controller=self.controller)
+    def text(self, key: str) -> str:
+        value = self.get(key, str, "text", "")
+        if not value.strip():
+            raise self.error(f"{key!r} of {self.title} must be text, got {show(value)}.", key, RuleTypeError)
+        return value
+
+    def word(self, key: str, allowed: Collection[str]) -> str:
+        if (word := self.text(key).lower()) not in allowed:
+            raise self.error(f"{key!r} of {self.title} must be one of {', '.join(allowed)}, got {word!r}.", key)
+        return word
+
+    def names(self, key: str, example: str) -> list[str]:
+        names = self.get(key, (list, tuple), allowed := f"a list of names, for example [{example}]", [])
+        if not names or not all(isinstance(name, str) for name in names):
+            raise self.error(f"{key!r} of {self.title} must be {allowed}, got {show(names)}.", key, RuleTypeError)
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise self.error(f"{key!r} of {self.title} contains {name!r} twice.", key)
+        return list(names)
 
 
 Source = str | Path | Mapping[str, Any] | RuleSet | Iterable[RuleSpec]
@@ -225,112 +194,88 @@ def read_rules(source: Source, problems: Problems | None = None) -> RuleSet:
     else:
         rules = RuleSet(list(source))
     for title, parts in (("metric", rules.metrics), ("operation", rules.operations), ("controller", rules.controllers)):
-        _check_unique(title, parts, rules.file, problems)
+        problems.attempt(_check_unique, title, parts, rules.file)
     return rules
 
 
 def _rule_set(document: Document, problems: Problems) -> RuleSet:
     keys = (*METRICS, "operations", "controllers")
-    top = Section(document, problems, document.content, "a rule file", keys, needed=("controllers",))
-    if all(key in top for key in METRICS):
-        top.fail(f"{METRICS[0]!r} and {METRICS[1]!r} are the same key: use only one of them.", METRICS[1])
-    if top.value.get("controllers", ...) in (None, [], ()):
-        top.fail("There is no controller: define at least one.", "controllers")
-    attempt = problems.attempt
-    metrics = [attempt(_part, document, problems, *item, "a metric") for key in METRICS for item in top.items(key)]
-    operations = [attempt(_part, document, problems, *item, "an operation") for item in top.items("operations")]
-    controllers = [attempt(_controller, document, problems, *item) for item in top.items("controllers")]
-    return RuleSet(
-        controllers=[controller for controller in controllers if controller is not None],
-        metrics=[metric for metric in metrics if metric is not None],
-        operations=[operation for operation in operations if operation is not None],
-        file=document.file,
-    )
+    top = Section(document, document.content, "a rule file", keys, needed=("controllers",))
+    if all(key in top.value for key in METRICS):
+        raise top.error(f"{METRICS[0]!r} and {METRICS[1]!r} are the same key: use only one of them.", METRICS[1])
+    if not top.value["controllers"]:
+        raise top.error("There is no controller: define at least one.", "controllers")
+
+    def items(key: str) -> Iterator[tuple[Any, int | None]]:
+        values = top.get(key, (list, tuple, type(None)), "a list", None) or ()
+        for index, value in enumerate(values):
+            yield value, document.line(values, index)
+
+    def parts(key: str, title: str) -> Iterator[RulePart]:
+        for value, line in items(key):
+            part = problems.attempt(_part, document, value, line, title)
+            if part is not None:
+                yield part
+            elif isinstance(value, Mapping):
+                problems.broken.add(str(value.get("name")))
+
+    metrics = [part for key in METRICS for part in parts(key, "a metric")]
+    operations = list(parts("operations", "an operation"))
+    controllers = [problems.attempt(_controller, document, *item) for item in items("controllers")]
+    return RuleSet([spec for spec in controllers if spec is not None], metrics, operations, document.file)
 
 
-def _part(document: Document, problems: Problems, value: Any, line: int | None, title: str) -> RulePart:
-    before, keys, needed = len(problems.errors), ("name", "class", "arguments"), ("name", "class")
-    section = Section(document, problems, value, title, keys, needed=needed, line=line)
-    kind, name = section.value.get("class"), section.text("name")
-    part = RulePart(
-        name=name,
-        kind=kind if isinstance(kind, type) else section.text("class"),
-        arguments=deepcopy(dict(section.mapping("arguments"))),
-        line=section.line(),
-    )
-    if name and len(problems.errors) > before:
-        problems.broken.add(name)
-    return part
+def _part(document: Document, value: Any, line: int | None, title: str) -> RulePart:
+    keys = ("name", "class", "arguments")
+    section = Section(document, value, title, keys, needed=keys[:2], line=line)
+    kind = value["class"] if isinstance(value["class"], type) else section.text("class")
+    arguments = value.get("arguments") or {}
+    if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
+        problem = f"'arguments' of {title} must be a mapping of names to values, got {show(arguments)}."
+        raise section.error(problem, "arguments", RuleTypeError)
+    return RulePart(section.text("name"), kind, deepcopy(dict(arguments)), section.line())
 
 
-def _controller(document: Document, problems: Problems, value: Any, line: int | None) -> RuleSpec:
+def _controller(document: Document, value: Any, line: int | None) -> RuleSpec:
     name = value.get("name") if isinstance(value, Mapping) else None
-    controller = name if isinstance(name, str) and name.strip() else None
-    section = Section(
-        document, problems, value, "a controller", CONTROLLER, needed=CONTROLLER[:4], controller=controller, line=line
-    )
-    triggers, operations = section.texts("triggers", "on_log"), section.texts("operations", "hfcontrols.should_save")
-    rule = section.value.get("rule")
-    return RuleSpec(
-        name=section.text("name"),
-        triggers=triggers,
-        rule=str(rule) if isinstance(rule, bool) else section.text("rule"),
-        operations=operations,
-        patience=problems.attempt(_patience, section) if "patience" in section else None,
-        on_error=cast(OnError | None, section.word("on_error", ON_ERROR)),
-        log_level=_level(section),
-        line=section.line(),
-        lines=_lines(section, triggers, operations),
-    )
-
-
-def _lines(section: Section, triggers: Sequence[str], operations: Sequence[str]) -> dict[str, int]:
-    document, value = section.document, section.value
+    place: dict[str, Any] = {"controller": name if isinstance(name, str) and name.strip() else None, "line": line}
+    section = Section(document, value, "a controller", CONTROLLER, needed=CONTROLLER[:4], **place)
+    triggers, operations = section.names("triggers", "on_log"), section.names("operations", "hfcontrols.should_save")
+    config = Section(document, value.get("config") or {}, "the config", ("trigger_log_level",), **place)
     lines = {"rule": section.line("rule")}
     for key, names in (("triggers", triggers), ("operations", operations)):
         lines |= {name: document.line(value[key], index) for index, name in enumerate(names)}
-    return {name: line for name, line in lines.items() if line is not None}
-
-
-def _patience(section: Section) -> RulePatience:
-    patience = Section(
-        section.document,
-        section.problems,
-        section.value["patience"],
-        "the patience",
-        ("patience_threshold", "mode"),
-        controller=section.controller,
-        line=section.line("patience"),
+    return RuleSpec(
+        name=section.text("name"),
+        triggers=triggers,
+        rule=str(value["rule"]) if isinstance(value["rule"], bool) else section.text("rule"),
+        operations=operations,
+        patience=_patience(section, place) if "patience" in value else None,
+        on_error=cast(OnError, section.word("on_error", ON_ERROR)) if "on_error" in value else None,
+        log_level=config.word("trigger_log_level", LEVELS) if config.value else RuleSpec.log_level,
+        line=section.line(),
+        lines={name: line for name, line in lines.items() if line is not None},
     )
+
+
+def _patience(section: Section, place: Mapping[str, Any]) -> RulePatience:
+    keys = ("patience_threshold", "mode")
+    place = {**place, "line": section.line("patience")}
+    patience = Section(section.document, section.value["patience"], "the patience", keys, **place)
     threshold = patience.value.get("patience_threshold", RulePatience.threshold)
     if not is_whole_number(threshold):
         problem = f"'patience_threshold' must be an integer, got {show(threshold)}."
-        patience.fail(problem, "patience_threshold", RuleTypeError)
-        threshold = RulePatience.threshold
-    elif threshold < 0:
-        patience.fail(f"'patience_threshold' must be at least 0, got {threshold}.", "patience_threshold")
-        threshold = RulePatience.threshold
-    return RulePatience(threshold, cast(Mode, patience.word("mode", MODES, RulePatience.mode)))
+        raise patience.error(problem, "patience_threshold", RuleTypeError)
+    if threshold < 0:
+        raise patience.error(f"'patience_threshold' must be at least 0, got {threshold}.", "patience_threshold")
+    mode = patience.word("mode", MODES) if "mode" in patience.value else RulePatience.mode
+    return RulePatience(threshold, cast(Mode, mode))
 
 
-def _level(section: Section) -> str:
-    mapping, controller = section.mapping("config"), section.controller
-    config = Section(
-        section.document, section.problems, mapping, "the config", ("trigger_log_level",), controller=controller
-    )
-    if "trigger_log_level" not in config:
-        return RuleSpec.log_level
-    level = config.text("trigger_log_level")
-    if level and level.lower() not in LEVELS:
-        config.fail(f"'trigger_log_level' must be one of {', '.join(LEVELS)}, got {level!r}.", "trigger_log_level")
-    return level.lower()
-
-
-def _check_unique(title: str, parts: Sequence[RulePart | RuleSpec], file: str | None, problems: Problems) -> None:
+def _check_unique(title: str, parts: Sequence[RulePart | RuleSpec], file: str | None) -> None:
     seen: dict[str, int | None] = {}
     for part in parts:
         if part.name in seen:
             first = f" (first in line {seen[part.name]})" if seen[part.name] else ""
-            problem = f"Two {title}s are named {part.name!r}{first}."
-            problems.add(RuleError(problem, file=file, line=part.line))
-        seen.setdefault(part.name, part.line)
+            raise RuleError(f"Two {title}s are named {part.name!r}{first}.", file=file, line=part.line)
+        seen[part.name] = part.line

@@ -9,7 +9,7 @@ from heliograph import Log, PredictEnd, Run, TestEnd, ValidationEnd
 from heliograph.events import Event
 from heliograph.spi import known_names
 
-from ..base import EndTracker, RuleMetric
+from ..base import EndTracker, NewestMetric, RuleMetric
 from ..errors import RuleError, show
 from .history import LOGGED, Entry, LogHistory, entry_of, fractional_epoch, has_loss, under_both_names
 
@@ -22,7 +22,7 @@ SOURCES: dict[str, tuple[type[ValidationEnd | TestEnd | PredictEnd], ...]] = {
 }
 
 
-class Loss(RuleMetric):
+class Loss(NewestMetric):
     """The newest log entry with a training loss, as a dict: `loss`, `epoch`, `step` and the rest of the entry.
 
     The rest is, for example, `learning_rate` and `grad_norm`. With several optimizers, `<name>_loss` replaces `loss`.
@@ -30,22 +30,9 @@ class Loss(RuleMetric):
     """
 
     events = (Log,)
-    when_read = True
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self._entry: Entry | None = None
-
-    def compute(self, run: Run, event: Event) -> Entry | None:
-        if isinstance(event, Log) and has_loss(entry := entry_of(run, event)):
-            self._entry = entry
-        return self._entry
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"entry": self._entry}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._entry = state["entry"]
+    def measure(self, run: Run, event: Log) -> Entry | None:
+        return entry if has_loss(entry := entry_of(run, event)) else None
 
 
 class TrainingState(RuleMetric):
@@ -103,7 +90,7 @@ class TrainingState(RuleMetric):
         self._ending.is_final = state["is_final"]
 
 
-class EvalMetrics(RuleMetric):
+class EvalMetrics(NewestMetric):
     """The metrics of the last validation, test or prediction, as a dict with `epoch` and `step`.
 
     Each metric has both names, for example `validation/loss` and `eval_loss`; of a named set
@@ -118,28 +105,16 @@ class EvalMetrics(RuleMetric):
         RuleError: `source_event` is unknown.
     """
 
-    when_read = True
-
     def __init__(self, name: str, source_event: str = "on_evaluate") -> None:
         super().__init__(name)
         if not isinstance(source_event, str) or source_event not in SOURCES:
             hint = known_names(show(source_event), SOURCES)
             raise RuleError(f"EvalMetrics has no source_event {show(source_event)}.{hint}")
-        self._source = SOURCES[source_event]
-        self.events = self._source
-        self._metrics: dict[str, float] | None = None
+        self.events = SOURCES[source_event]
 
-    def compute(self, run: Run, event: Event) -> dict[str, float] | None:
-        if isinstance(event, self._source):
-            place = {"epoch": fractional_epoch(run, event), "step": run.progress.steps}
-            self._metrics = under_both_names(event.metrics) | place
-        return self._metrics
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"metrics": self._metrics}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._metrics = state["metrics"]
+    def measure(self, run: Run, event: ValidationEnd | TestEnd | PredictEnd) -> dict[str, float]:
+        place = {"epoch": fractional_epoch(run, event), "step": run.progress.steps}
+        return under_both_names(event.metrics) | place
 
 
 class Metrics(RuleMetric):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,43 +66,36 @@ class LogHistory:
     """The newest 1,000 log entries, the newest last; `entries` is a new list after each entry."""
 
     def __init__(self) -> None:
-        self._entries: deque[Entry] = deque(maxlen=LONGEST)
-        self._list: list[Entry] = []
+        self.entries: list[Entry] = []
         self._seen: dict[str, int] = {}
-
-    @property
-    def entries(self) -> list[Entry]:
-        return self._list
 
     def handle(self, run: Run, event: Event) -> None:
         if isinstance(event, LOGGED) and is_new(self._seen, run, event):
-            self._entries.append(entry_of(run, event))
-            self._list = list(self._entries)
+            self.entries = [*self.entries, entry_of(run, event)][-LONGEST:]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"entries": [dict(entry) for entry in self._entries], "heard": dict(self._seen)}
+        return {"entries": [dict(entry) for entry in self.entries], "heard": dict(self._seen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._entries = deque((dict(entry) for entry in state["entries"]), maxlen=LONGEST)
-        self._list, self._seen = list(self._entries), dict(state["heard"])
+        self.entries, self._seen = [dict(entry) for entry in state["entries"]], dict(state["heard"])
 
 
 class Window:
     """The newest values of several names; a negative size keeps all of them."""
 
     def __init__(self, size: int) -> None:
-        self._length = None if size < 0 else min(size, sys.maxsize)
-        self._values: dict[str, deque[float]] = {}
+        self._size = size
+        self.lists: dict[str, list[float]] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self._values.setdefault(name, deque(maxlen=self._length)).append(value)
-
-    def lists(self) -> dict[str, list[float]]:
-        return {name: list(values) for name, values in self._values.items()}
+            self.lists[name] = self._newest([*self.lists.get(name, ()), value])
 
     def load(self, lists: Mapping[str, list[float]]) -> None:
-        self._values = {name: deque(values, maxlen=self._length) for name, values in lists.items()}
+        self.lists = {name: self._newest(values) for name, values in lists.items()}
+
+    def _newest(self, values: list[float]) -> list[float]:
+        return values if self._size < 0 else values[max(0, len(values) - self._size) :]
 
 
 class HistoryBasedMetric(RuleMetric):
@@ -154,8 +145,8 @@ class HistoryBasedMetric(RuleMetric):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "training_loss": self._training.lists(),
-            "metrics": self._metrics.lists(),
+            "training_loss": dict(self._training.lists),
+            "metrics": dict(self._metrics.lists),
             "heard": dict(self._seen),
         }
 
@@ -168,8 +159,8 @@ class HistoryBasedMetric(RuleMetric):
         none: dict[str, list[float]] = {"loss": [], "steps": [], "epoch": []}
         return {
             "window_size": self.window_size,
-            "training_loss": _add_aliases(none | self._training.lists()),
-            "metrics": _add_aliases(self._metrics.lists()),
+            "training_loss": _add_aliases(none | self._training.lists),
+            "metrics": _add_aliases(self._metrics.lists),
         }
 
 

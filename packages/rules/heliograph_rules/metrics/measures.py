@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from heliograph import EpochEnd, Log, Progress, Run
 from heliograph.events import Event
 from heliograph.spi import Rates
 
-from ..base import RuleMetric
+from ..base import NewestMetric, RuleMetric
 
 MIB = 2**20
 STATM = Path("/proc/self/statm")
 
 
-class Throughput(RuleMetric):
+class Throughput(NewestMetric):
     """The speed of the training, as a dict: `samples_per_second` (over all ranks) and `steps_per_second`.
 
     If losses are sums over tokens, also `tokens_per_second`. Measured at each log and each end of an epoch, over the
@@ -26,53 +24,36 @@ class Throughput(RuleMetric):
     """
 
     events = (Log, EpochEnd)
-    when_read = True
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._origin: Progress | None = None
         self._measured = Rates()
-        self._rates: dict[str, float] | None = None
 
-    def compute(self, run: Run, event: Event) -> dict[str, float] | None:
+    def measure(self, run: Run, event: Log | EpochEnd) -> dict[str, float] | None:
         if run.origin is not self._origin:
             origin = self._origin = run.origin
             self._measured.start(origin, origin.earlier_seconds)  # run.origin.seconds would continue to run
-        if isinstance(event, self.events):
-            self._rates = self._measured.read(run.progress, run.progress.seconds) or self._rates
-        return self._rates
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rates": self._rates}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rates = state["rates"]
+        return self._measured.read(run.progress, run.progress.seconds) or None
 
 
-class GradientNorm(RuleMetric):
+class GradientNorm(NewestMetric):
     """The mean gradient norm in the newest log that contains one; of several optimizers, a dict by name.
 
     None before the first one. The plugins `GradientNorm` and `GradientClipping` measure it.
     """
 
     events = (Log,)
-    when_read = True
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self._norm: float | dict[str, float] | None = None
-
-    def compute(self, run: Run, event: Event) -> float | dict[str, float] | None:
-        if isinstance(event, Log):
-            norm = _gradient_norms(event.metrics)
-            self._norm = self._norm if norm is None else norm
-        return self._norm
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"norm": self._norm}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._norm = state["norm"]
+    def measure(self, run: Run, event: Log) -> float | dict[str, float] | None:
+        if "train/gradient_norm" in event.metrics:
+            return float(event.metrics["train/gradient_norm"])
+        named = {
+            name.removeprefix("train/").removesuffix("_gradient_norm"): float(value)
+            for name, value in event.metrics.items()
+            if name.startswith("train/") and name.endswith("_gradient_norm")
+        }
+        return _unwrap_single(named)
 
 
 class LearningRate(RuleMetric):
@@ -106,17 +87,6 @@ class Memory(RuleMetric):
             memory["device_reserved"] = torch.cuda.memory_reserved(device) / MIB
             memory["device_peak"] = torch.cuda.max_memory_allocated(device) / MIB
         return memory
-
-
-def _gradient_norms(metrics: Mapping[str, float]) -> float | dict[str, float] | None:
-    if "train/gradient_norm" in metrics:
-        return float(metrics["train/gradient_norm"])
-    named = {
-        name.removeprefix("train/").removesuffix("_gradient_norm"): float(value)
-        for name, value in metrics.items()
-        if name.startswith("train/") and name.endswith("_gradient_norm")
-    }
-    return _unwrap_single(named)
 
 
 def _unwrap_single(by_optimizer: dict[str, float]) -> float | dict[str, float] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from string import Formatter
 from typing import Any
@@ -83,12 +83,6 @@ def names_at(kind: type[Event]) -> frozenset[str]:
     return frozenset(names)
 
 
-def values_of(run: Run, firing: RuleFiring, names: Iterable[str]) -> dict[str, Any]:
-    # A metric hides a field of the same name.
-    metrics = {name: firing.metrics[name] for name in names if name in firing.metrics}
-    return fields_of(run, firing) | metrics
-
-
 def fields_of(run: Run, firing: RuleFiring) -> dict[str, Any]:
     event = firing.event
     values: dict[str, Any] = {field.name: getattr(event, field.name) for field in _fields(event)}
@@ -139,4 +133,6 @@ class LogControl(RuleOperation):
 
     def should_log(self, run: Run, firing: RuleFiring) -> None:
         if logger.isEnabledFor(self._level):
-            logger.log(self._level, "%s", self._format.fill(values_of(run, firing, self.reads)))
+            # A metric hides a field of the same name.
+            metrics = {name: firing.metrics[name] for name in self.reads if name in firing.metrics}
+            logger.log(self._level, "%s", self._format.fill(fields_of(run, firing) | metrics))

@@ -5,38 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from heliograph import (
-    BatchEnd,
-    BatchStart,
-    CheckpointSaved,
-    EpochEnd,
-    EpochStart,
-    GradientsReady,
-    LastBoundary,
-    Log,
-    PredictBatchEnd,
-    PredictBatchStart,
-    PredictStart,
-    Run,
-    SavePoint,
-    ShouldStop,
-    StepEnd,
-    TestBatchEnd,
-    TestBatchStart,
-    TestStart,
-    TrainEnd,
-    ValidationBatchEnd,
-    ValidationBatchStart,
-    ValidationEnd,
-    ValidationStart,
-)
+import heliograph as h
 from heliograph.events import Event, Pending
 from heliograph.spi import describe, is_number, known_names, scale_optimizer, scale_scheduler
 
-from ..base import RuleFiring, RuleOperation
+from ..base import Action, RuleFiring, RuleOperation
 from ..errors import RuleError, RuleKeyError, RuleTypeError, show
 
 Function = Callable[..., Any]
@@ -81,98 +58,84 @@ def find_function(name: str, additions: Mapping[str, Function]) -> Function:
 
 
 BEFORE_SAVES = (
-    EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationEnd, EpochEnd, LastBoundary, TrainEnd,
+    h.EpochStart, h.BatchStart, h.GradientsReady, h.StepEnd, h.BatchEnd, h.Log, h.ValidationEnd, h.EpochEnd,
+    h.LastBoundary, h.TrainEnd,
 )  # fmt: skip
 EVALUATING = (
-    ValidationStart, ValidationBatchStart, ValidationBatchEnd, TestStart, TestBatchStart, TestBatchEnd,
-    PredictStart, PredictBatchStart, PredictBatchEnd,
+    h.ValidationStart, h.ValidationBatchStart, h.ValidationBatchEnd, h.TestStart, h.TestBatchStart, h.TestBatchEnd,
+    h.PredictStart, h.PredictBatchStart, h.PredictBatchEnd,
 )  # fmt: skip
 
 
-LOGGING, VALIDATING, SAVING = (Log,), (ValidationEnd,), (SavePoint, CheckpointSaved)
+class ControlRequest(NamedTuple):
+    """A request to the control.
+
+    Attributes:
+        method: the method of the control.
+        asks, only_on, answers: see `RuleOperation`.
+    """
+
+    method: str
+    asks: str = ""
+    only_on: tuple[type[Event], ...] = ()
+    answers: tuple[type[Event], ...] = ()
 
 
-def make_request(verb: str, answers: tuple[type[Event], ...] = ()) -> Callable[[RuleOperation, Run, RuleFiring], None]:
-    # The reason of the request is the rule.
-    def ask(operation: RuleOperation, run: Run, firing: RuleFiring) -> None:  # noqa: ARG001  # a method
-        if not isinstance(firing.event, answers):
-            getattr(run.control, verb)(firing.reason)
-
-    return ask
-
-
-def make_withdrawal(verb: Pending) -> Callable[[RuleOperation, Run, RuleFiring], None]:
-    def withdraw(operation: RuleOperation, run: Run, firing: RuleFiring) -> None:  # noqa: ARG001  # a method
-        run.control.withdraw(verb, firing.reason)
-
-    return withdraw
-
-
-class _Requests(RuleOperation):
-    """The requests that have the same name in both operations."""
-
-    only_on: Mapping[str, tuple[type[Event], ...]] = {
-        "should_skip_batch": (BatchStart,),
-        "should_hold_step": (BatchStart,),
-        "should_skip_step": (GradientsReady,),
-        "should_veto_stop": (ShouldStop,),
-        "should_veto_save": BEFORE_SAVES,
-        "should_cut_validation": EVALUATING,
-    }
-    asks: Mapping[str, str] = {
-        "should_log": "log",
-        "should_save": "save",
-        "should_skip_batch": "skip_batch",
-        "should_skip_step": "skip_step",
-        "should_hold_step": "hold_step",
-        "should_next_phase": "next_phase",
-        "should_veto_stop": "veto_stop",
-        "should_veto_save": "veto_save",
-    }
-    answers: Mapping[str, tuple[type[Event], ...]] = {
-        "should_log": LOGGING,
-        "should_save": SAVING,
-        "should_evaluate": VALIDATING,
-        "should_validate": VALIDATING,
-    }
-
-    should_save = make_request("request_save", SAVING)
-    should_log = make_request("request_log", LOGGING)
-    should_next_phase = make_request("next_phase")
-    should_skip_batch = make_request("skip_batch")
-    should_hold_step = make_request("hold_step")
-    should_skip_step = make_request("skip_step")
-    should_veto_stop = make_request("veto_stop")
-    should_veto_save = make_request("veto_save")
-    should_withdraw_save = make_withdrawal("save")
-    should_withdraw_log = make_withdrawal("log")
-    should_cut_validation = make_request("cut_validation")
+REQUESTS: Mapping[str, ControlRequest] = {
+    "stop": ControlRequest("stop", "stop"),
+    "end_epoch": ControlRequest("end_epoch"),
+    "validate": ControlRequest("request_validation", "validation", answers=(h.ValidationEnd,)),
+    "save": ControlRequest("request_save", "save", answers=(h.SavePoint, h.CheckpointSaved)),
+    "log": ControlRequest("request_log", "log", answers=(h.Log,)),
+    "next_phase": ControlRequest("next_phase", "next_phase"),
+    "skip_batch": ControlRequest("skip_batch", "skip_batch", (h.BatchStart,)),
+    "hold_step": ControlRequest("hold_step", "hold_step", (h.BatchStart,)),
+    "skip_step": ControlRequest("skip_step", "skip_step", (h.GradientsReady,)),
+    "veto_stop": ControlRequest("veto_stop", "veto_stop", (h.ShouldStop,)),
+    "veto_save": ControlRequest("veto_save", "veto_save", BEFORE_SAVES),
+    "cut_validation": ControlRequest("cut_validation", only_on=EVALUATING),
+}
+WITHDRAWALS: Mapping[str, Pending] = {
+    "stop": "stop",
+    "end_epoch": "end_epoch",
+    "validate": "validation",
+    "save": "save",
+    "log": "log",
+}
 
 
-class HFControls(_Requests):
-    """Make requests by the names of fms-hf-tuning: `should_training_stop`, `should_evaluate`, ..."""
-
-    asks: Mapping[str, str] = {**_Requests.asks, "should_training_stop": "stop", "should_evaluate": "validation"}
-
-    should_training_stop = make_request("stop")
-    should_epoch_stop = make_request("end_epoch")
-    should_evaluate = make_request("request_validation", VALIDATING)
-    should_withdraw_training_stop = make_withdrawal("stop")
-    should_withdraw_epoch_stop = make_withdrawal("end_epoch")
-    should_withdraw_evaluate = make_withdrawal("validation")
-
-
-class Controls(_Requests):
+class Controls(RuleOperation):
     """Make requests by the names of Heliograph: `should_stop`, `should_validate`, `should_save`, ..."""
 
-    asks: Mapping[str, str] = {**_Requests.asks, "should_stop": "stop", "should_validate": "validation"}
+    names: Mapping[str, str] = {}  # other names of requests
 
-    should_stop = make_request("stop")
-    should_end_epoch = make_request("end_epoch")
-    should_validate = make_request("request_validation", VALIDATING)
-    should_withdraw_stop = make_withdrawal("stop")
-    should_withdraw_end_epoch = make_withdrawal("end_epoch")
-    should_withdraw_validate = make_withdrawal("validation")
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        requests = {f"should_{self.names.get(word, word)}": request for word, request in REQUESTS.items()}
+        self.asks = {action: request.asks for action, request in requests.items() if request.asks}
+        self.only_on = {action: request.only_on for action, request in requests.items() if request.only_on}
+        self.answers = {action: request.answers for action, request in requests.items()}
+        self._actions: dict[str, Action] = {
+            action: partial(self._request, request) for action, request in requests.items()
+        }
+        for word, verb in WITHDRAWALS.items():
+            self._actions[f"should_withdraw_{self.names.get(word, word)}"] = partial(self._withdraw, verb)
+
+    def actions(self) -> dict[str, Action]:
+        return self._actions
+
+    def _request(self, request: ControlRequest, run: h.Run, firing: RuleFiring) -> None:
+        if not isinstance(firing.event, request.answers):
+            getattr(run.control, request.method)(firing.reason)
+
+    def _withdraw(self, verb: Pending, run: h.Run, firing: RuleFiring) -> None:
+        run.control.withdraw(verb, firing.reason)
+
+
+class HFControls(Controls):
+    """Make requests by the names of fms-hf-tuning: `should_training_stop`, `should_evaluate`, ..."""
+
+    names: Mapping[str, str] = {"stop": "training_stop", "end_epoch": "epoch_stop", "validate": "evaluate"}
 
 
 class CallFunction(RuleOperation):
@@ -207,7 +170,7 @@ class CallFunction(RuleOperation):
             form = ", ".join(["run", "firing", *(f"{name}=..." for name in self.arguments)])
             raise RuleTypeError(f"{describe(self._function)} cannot be called as ({form}): {error}.") from None
 
-    def should_call(self, run: Run, firing: RuleFiring) -> None:
+    def should_call(self, run: h.Run, firing: RuleFiring) -> None:
         assert callable(self._function)  # bind() has replaced a name
         self._function(run, firing, **self.arguments)
 
@@ -244,7 +207,7 @@ class ScaleLearningRate(RuleOperation):
             raise RuleError(f"optimizer must be the name of an optimizer, got {show(optimizer)}.")
         self.factor, self.minimum, self.optimizer = factor, minimum, optimizer
 
-    def should_scale(self, run: Run, firing: RuleFiring) -> None:
+    def should_scale(self, run: h.Run, firing: RuleFiring) -> None:
         optimizers, schedulers = run.optimizers, run.schedulers
         names = list(optimizers) if self.optimizer is None else [self.optimizer]
         for name in names:
@@ -276,7 +239,7 @@ class ScaleLoss(RuleOperation):
     """
 
     shared = True
-    only_on: Mapping[str, tuple[type[Event], ...]] = {"should_scale": (BatchStart,)}
+    only_on: Mapping[str, tuple[type[Event], ...]] = {"should_scale": (h.BatchStart,)}
     asks: Mapping[str, str] = {"should_scale": "scale_loss"}
 
     def __init__(self, name: str, factor: float) -> None:
@@ -285,5 +248,5 @@ class ScaleLoss(RuleOperation):
             raise RuleError(f"factor must be a finite number, for example 0.5, got {show(factor)}.")
         self.factor = factor
 
-    def should_scale(self, run: Run, firing: RuleFiring) -> None:
+    def should_scale(self, run: h.Run, firing: RuleFiring) -> None:
         run.control.scale_loss(self.factor, firing.reason)

@@ -51,13 +51,13 @@ def test_throughput_stands_where_nothing_was_trained_since() -> None:
 
 def test_throughput_of_a_resumed_run_counts_from_where_it_began() -> None:
     metric, origin = measures.Throughput("speed"), Progress(samples=1000, steps=100, earlier_seconds=50.0)
-    metric.load_state_dict({"rates": {"samples_per_second": 1.0, "steps_per_second": 2.0}})
+    metric.load_state_dict({"newest": {"samples_per_second": 1.0, "steps_per_second": 2.0}})
     assert metric.compute(at(1000, 100, 51.0, origin), StepEnd()) == {
         "samples_per_second": 1.0,
         "steps_per_second": 2.0,
     }
     rates = metric.compute(at(1040, 104, 54.0, origin), Log({}))
-    assert rates == metric.state_dict()["rates"] == {"samples_per_second": 10.0, "steps_per_second": 1.0}
+    assert rates == metric.state_dict()["newest"] == {"samples_per_second": 10.0, "steps_per_second": 1.0}
 
 
 def test_the_norm_is_the_newest_that_was_logged(task: Make, batches: Make, sgd: Any) -> None:

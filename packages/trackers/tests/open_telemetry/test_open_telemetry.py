@@ -207,7 +207,8 @@ def test_what_could_not_be_sent_is_a_warning(tmp_path: Path, caplog: pytest.LogC
 def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "theirs")
     made = providers.TelemetryProviders("http://127.0.0.1:9", "ours", None, None)
-    assert made._resource().attributes["service.name"] == "theirs"
+    assert made._created[0].resource.attributes["service.name"] == "theirs"
+    made.shut_down()
 
 
 def test_an_endpoint_that_nothing_would_use_is_an_error(memory: Memory) -> None:
