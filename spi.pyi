@@ -12,6 +12,7 @@ from .core.checkpoint.state.schema import as_plain as as_plain
 from .core.checkpoint.storage import read_manifest as read_manifest
 from .core.checkpoint.storage.lock import Lock as Lock
 from .core.checkpoint.storage.manifest import Entry as Entry
+from .core.checkpoint.storage.manifest import MissingManifestError as MissingManifestError
 from .core.checkpoint.storage.manifest import clean as clean
 from .core.checkpoint.storage.store import Store as Store
 from .core.data.draws.rng import capture as capture

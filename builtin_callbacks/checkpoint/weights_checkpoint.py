@@ -17,8 +17,8 @@ class WeightsCheckpoint(Saver):
     """Save only the weights, for use; a run cannot resume them.
 
     The files are small: the weights with an average of them, the counters and the metrics. `load_weights`,
-    `trainer.test(weights=...)` and `checkpoint export` read them. Names and retention are as for `Checkpoint`. To
-    resume the training, also register a `Checkpoint` in another folder.
+    `trainer.test(weights=...)` and the command `checkpoint export` of heliograph-cli read them. Names and retention are
+    as for `Checkpoint`. To resume the training, also register a `Checkpoint` in another folder.
 
     Args:
         folder: as for `Checkpoint`.

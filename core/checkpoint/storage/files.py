@@ -262,32 +262,31 @@ def megabytes(size: int, *, needed: bool = False) -> str:
     return f"{(ceil(size / 1e5) if needed else size // 10**5) / 10:.1f} MB"
 
 
-def write_whole(path: Path, write: Callable[[Path], None], *, files: Files = SYSTEM) -> None:
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file completely or not at all; an existing file of that name stays until then.
 
     Args:
         path: the file.
         write: writes the file at the path that it receives, in a hidden folder; other files that it writes there are
             moved to the folder of `path`, before the file itself.
-        files: the operations on files.
 
     Raises:
         OSError: it could not be written; nothing remains of it.
     """
     hidden_folder = path.with_name(f".{path.name}.tmp")
     try:
-        files.remove_folder(hidden_folder)  # left by a killed process
+        SYSTEM.remove_folder(hidden_folder)  # left by a killed process
         hidden_folder.mkdir()
         write(hidden_folder / path.name)
         names = sorted((entry.name for entry in hidden_folder.iterdir()), key=lambda name: name == path.name)
         for name in names:
             with FileIO(hidden_folder / name, "r+") as file:
-                files.sync(file)
+                SYSTEM.sync(file)
         for name in names:
-            files.rename(hidden_folder / name, path.with_name(name))
-        files.sync_folder(path.parent)
+            SYSTEM.rename(hidden_folder / name, path.with_name(name))
+        SYSTEM.sync_folder(path.parent)
     finally:
-        files.remove_folder(hidden_folder)
+        SYSTEM.remove_folder(hidden_folder)
 
 
 def prepare_folder(folder: Path) -> None:

@@ -92,10 +92,16 @@ _JSON = json.JSONEncoder(sort_keys=True, allow_nan=False)
 
 
 class MissingManifestError(ValueError):
+    """A file without a manifest: not a checkpoint of heliograph, or one of Helios that was not migrated.
+
+    Args:
+        path: the file.
+    """
+
     def __init__(self, path: Path) -> None:
         super().__init__(
             f"{path} has no manifest, so it is not a checkpoint of heliograph. If it is one of Helios, run "
-            f"`python -m heliograph checkpoint migrate {path}`."
+            f"`python -m heliograph checkpoint migrate {path}`, a command of heliograph-cli."
         )
 
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 from time import time, time_ns
-from typing import Any
+from typing import Any, get_args
 
 from ..state.schema import WEIGHTS_ONLY
 from . import reader
@@ -298,6 +298,16 @@ class Store:
         if not reader.is_complete(entry):
             raise ValueError(f"The checkpoint {path} is not complete: shards of it are missing, or have another size.")
         return [path] if entry.shards is None else [path, *sorted(reader.shards_path(entry).iterdir())]
+
+    def peek(self, path: Path) -> reader.State:
+        """Return the state in a checkpoint in any folder, unverified, with its tensors left on the disk."""
+        return reader.read(path, map_tensors=True, files=self._files)  # type: ignore[no-any-return]
+
+    def marks(self, entry: Entry) -> list[str]:
+        """Return which of `last`, `best` and `pinned` apply to a checkpoint in any folder."""
+        path, labels = entry.path, get_args(Label)
+        pointers = {label: read_pointer(pointer_path(path.parent, entry.run_name, label)) for label in labels}
+        return [label for label in labels if pointers[label] == path.name] + ["pinned"] * self.is_pinned(path)
 
     def scratch(self, kind: str) -> Path:
         """Return the path of a hidden folder beside the checkpoints, for other files of this run."""

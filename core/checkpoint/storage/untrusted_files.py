@@ -221,6 +221,13 @@ def plain_text(value: Any = "") -> str:
     return str(value)
 
 
+def read_foreign(path: Path, records: Collection[str] = (), texts: str = "(?!)") -> Any:
+    """Read a file of another program as plain types and tensors; see `read_with_stand_ins`."""
+    content = records_as_dicts(read_with_stand_ins(path, records, texts))
+    check_content(content, path)
+    return content
+
+
 def read_with_stand_ins(path: Path, records: Collection[str] = (), texts: str = "(?!)") -> Any:
     """Read a file with `weights_only=True`, with stand-ins for objects of some classes.
 
@@ -266,7 +273,8 @@ def refuse_unknown(path: Path, names: list[str]) -> None:
         raise ValueError(
             f"{path} holds objects of {', '.join(sorted(names))}: creating them could run code, so it is refused. "
             f"Save weights as torch.save(module.state_dict(), path). To migrate a checkpoint, `heliograph checkpoint "
-            f"migrate {path} --as-data {sorted(names)[0]}` reads only the attributes of such objects, and runs no code."
+            f"migrate {path} --as-data {sorted(names)[0]}`, a command of heliograph-cli, reads only the attributes of "
+            f"such objects, and runs no code."
         )
 
 
