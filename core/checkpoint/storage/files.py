@@ -23,7 +23,6 @@ T = TypeVar("T")
 PAUSES = (0.1, 0.5, 2.0)  # seconds before reading is tried again
 TRIES = 1 + len(PAUSES)
 NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 logger = logging.getLogger("heliograph")
 
 
@@ -50,15 +49,6 @@ class Files:
 
     def sync(self, file: FileIO) -> None:
         os.fsync(file.fileno())
-
-    def link(self, old: Path, new: Path) -> None:
-        # NotImplementedError if the file system has no hard links
-        try:
-            os.link(old, new)
-        except OSError as error:
-            if error.errno in NO_LINKS:
-                raise NotImplementedError from error
-            raise
 
     def rename(self, old: Path, new: Path) -> None:
         old.replace(new)

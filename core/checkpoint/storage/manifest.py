@@ -65,19 +65,17 @@ class Hidden(NamedTuple):
         data: a checkpoint while it is written, or a checkpoint with shards while it is removed.
         shards: the folder into which ranks write shards.
         small: a small file while it is written.
-        previous: a second name of a checkpoint while it is replaced; restored if that fails.
         lock: the lock file of the process that writes.
     """
 
     data: Path
     shards: Path
     small: Path
-    previous: Path
     lock: Path
 
     @classmethod
     def of(cls, folder: Path, run_name: str) -> Self:
-        ends = ("data.tmp", "shards.tmp", "small.tmp", "former.tmp", "lock")
+        ends = ("data.tmp", "shards.tmp", "small.tmp", "lock")
         return cls(*(folder / f".{run_part(run_name)}.{end}" for end in ends))
 
 

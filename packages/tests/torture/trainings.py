@@ -42,7 +42,7 @@ from heliograph_cli.checkpoint_command import checkpoint
 
 NAMES = ("run", "run", "run", "run-2", "a b", "a-b")
 REFUSALS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.ESTALE)
-WRITES = ("create", "write", "sync", "rename", "link", "unlink", "sync_folder")
+WRITES = ("create", "write", "sync", "rename", "unlink", "sync_folder")
 MOVES = ("rename", "unlink")
 LOADS = ("try_open", "data")
 READS = ("try_status", "try_open", "try_range", "try_names")

@@ -396,7 +396,7 @@ def test_prune_removes_nothing_if_a_checkpoint_cannot_be_read(
     def refused(path: Path, **options: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(storage.reader, "check", refused)
+    monkeypatch.setattr(storage.reader, "verify", refused)
     assert command("prune", tmp_path, "--keep-last", 1) == 1
     assert "Permission denied" in command.error
     assert len(list(tmp_path.glob("*.pth"))) == 2

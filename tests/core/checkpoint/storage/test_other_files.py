@@ -156,7 +156,7 @@ def test_pointers_are_for_people_only(tmp_path: Path, opened: Make, state: Make,
     assert store.marks(store.save(NAME, state(4))) == []
 
 
-@pytest.mark.parametrize("name", [".run.lock", ".run.data.tmp", ".run.former.tmp", ".run.small.tmp", "run.last"])
+@pytest.mark.parametrize("name", [".run.lock", ".run.data.tmp", ".run.small.tmp", "run.last"])
 @pytest.mark.parametrize("there", [True, False])
 def test_no_link_is_followed_in_writing(tmp_path: Path, state: Make, name: str, there: bool) -> None:
     folder, victim = tmp_path / "run", tmp_path / "precious"
@@ -228,7 +228,7 @@ def test_shards_behind_a_link_are_not_removed(tmp_path: Path, opened: Make, stat
     assert (tmp_path / "large").is_dir()
 
 
-@pytest.mark.parametrize("name", [".run.former.tmp", ".run.data.tmp", ".run.small.tmp"])
+@pytest.mark.parametrize("name", [".run.data.tmp", ".run.small.tmp"])
 def test_a_folder_with_the_name_of_a_file_of_ours_is_named(tmp_path: Path, state: Make, name: str) -> None:
     (tmp_path / name).mkdir()
     store = Store(tmp_path, "run")

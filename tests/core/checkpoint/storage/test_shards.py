@@ -73,9 +73,14 @@ def test_a_save_that_fails_at_any_operation_changes_nothing(
         files.count, files.first = 0, trial
         try:
             save(store, name, state(2), later)
-        except OSError:
-            assert contents(folder) == before
-            assert check_whole(folder) == 1
+        except OSError as failure:
+            is_replaced = "either may remain" in str(failure)
+            assert is_replaced or contents(folder) == before
+            if is_replaced:  # the shards of the previous one stay until the next start
+                store.close()
+                store = opened(folder=folder)
+            assert check_whole(folder) == 1 + is_replaced
+            assert name == "a.pth" or not is_replaced
         if files.count <= trial:
             break
         store.close()
