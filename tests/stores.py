@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store
 from heliograph.core.checkpoint.storage.files import SYSTEM
 from heliograph.core.checkpoint.storage.manifest import END, END_SIZE, Entry, encode

@@ -33,8 +33,8 @@ from ..engines.weights import (
     state_of,
 )
 from ..system.extras import kind_of, require
-from .state.frozen import FROZEN, verified_weights
-from .state.ranks import join_weights
+from .frozen import FROZEN, verified_weights
+from .ranks import join_weights
 from .storage import reader
 from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first
 from .storage.reader import Manifests

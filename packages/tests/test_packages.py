@@ -29,8 +29,8 @@ DOORS = ("heliograph", "heliograph.events", "heliograph.plugins", "heliograph.sp
 PRIVATE = """
     builtin_callbacks.checkpoint.folder.reasons_to_keep builtin_callbacks.checkpoint.resume.UNSAVED_FORK
     builtin_callbacks.checkpoint.resume.share_state builtin_callbacks.trackers.tracker.AXES
-    core.checkpoint.state.ranks.gather_rank_parts core.checkpoint.state.ranks.join_shards
-    core.checkpoint.state.ranks.select_rank_part core.checkpoint.storage.files.prepare_folder
+    core.checkpoint.ranks.gather_rank_parts core.checkpoint.ranks.join_shards
+    core.checkpoint.ranks.select_rank_part core.checkpoint.storage.files.prepare_folder
     core.checkpoint.storage.files.write_whole core.checkpoint.storage.untrusted_files.read_foreign
     core.checkpoint.weights.WeightsFile core.checkpoint.weights.find_weights core.checkpoint.weights.view_of
     core.context.LineVerbs core.context.RunContext core.data.draws.generators.isolated core.data.draws.generators.states

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from ..state.schema import map_leaves
+from ..schema import map_leaves
 from .files import PIECE, ArchiveWriter, Files
 from .manifest import Entry, encode
 from .untrusted_files import open_regular, tensors_in

@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, Self
 
 from ...system.extras import kind_of
-from ..state.schema import SCHEMA, describe_schema
+from ..schema import SCHEMA, describe_schema
 
 SUFFIX = ".pth"
 PINNED = ".pinned"

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import torch
 
 from ....events.checks import known_names
-from ..state.ranks import INDEX, read_index
-from ..state.schema import check_schema
+from ..ranks import INDEX, read_index
+from ..schema import check_schema
 from .archive import Head, read_head
 from .files import SYSTEM, Files, WatchedReader
 from .manifest import SUFFIX, Entry, MissingManifestError, SchemaError, clean, read_entry, run_part

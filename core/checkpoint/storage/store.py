@@ -13,7 +13,7 @@ from secrets import token_hex
 from time import time, time_ns
 from typing import Any, get_args
 
-from ..state.schema import WEIGHTS_ONLY
+from ..schema import WEIGHTS_ONLY
 from . import reader
 from .archive import compacted, rewrite_manifest, write_checkpoint, write_small
 from .files import SYSTEM, Files, megabytes, prepare_folder

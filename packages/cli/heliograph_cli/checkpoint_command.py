@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from heliograph.builtin_callbacks.checkpoint.folder import reasons_to_keep
-from heliograph.core.checkpoint.state.ranks import join_shards
+from heliograph.core.checkpoint.ranks import join_shards
 from heliograph.core.checkpoint.weights import find_weights
 from heliograph.spi import (
     Entry,

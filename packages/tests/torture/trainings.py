@@ -32,7 +32,7 @@ from unittest.mock import patch
 
 import torch
 from heliograph import Checkpoint, Resume
-from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store, load
 from heliograph.core.checkpoint.storage.files import SYSTEM
 from heliograph.core.checkpoint.storage.manifest import Entry

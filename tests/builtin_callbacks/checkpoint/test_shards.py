@@ -40,7 +40,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.ranks import join_shards
+from heliograph.core.checkpoint.ranks import join_shards
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.reader import read_shards, shards_path
 from heliograph.tests.kit import checkpoint_names

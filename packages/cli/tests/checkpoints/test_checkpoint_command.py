@@ -17,7 +17,7 @@ import pytest
 import torch
 from heliograph.__main__ import main
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Entry, Store
 from heliograph.tests.kit import damage
 from heliograph.tests.messages import assert_facts, has_facts

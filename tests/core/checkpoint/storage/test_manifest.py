@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Store
 from heliograph.core.checkpoint.storage.manifest import (
     Entry,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Entry, Files, Store, manifest
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.reader import read_shards, shards_path

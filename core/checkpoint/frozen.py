@@ -9,46 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...engines.weights import parameters_of
-from ...objects.equality import sums
+from ..engines.weights import parameters_of
 
 FROZEN = "frozen"  # in a state: the digests of the weights that it lacks, by module and name
 CHUNK = 1 << 26  # bytes that are hashed at a time
 Key = tuple[str, str]  # a module, a name in it
-Digests = dict[str, dict[str, str]]
-
-
-class FrozenWeights:
-    """The parameters of a run that have required no gradient, and have not changed, since it began."""
-
-    def __init__(self) -> None:
-        self._sums: dict[Key, int] = {}
-        self._digests: dict[Key, str] = {}
-
-    def begin(self, modules: Mapping[str, nn.Module]) -> None:
-        # waits for the device once
-        self._digests = {}
-        self._sums = sums({key: parameter for key, parameter in _parameters(modules) if not parameter.requires_grad})
-
-    def without(self, modules: Mapping[str, nn.Module], state: Mapping[str, Any]) -> dict[str, Any]:
-        # one that has changed since the run began, such as an average that a task maintains, is not left out
-        saved: Mapping[str, Mapping[str, Any]] = state["modules"]
-        here = {
-            (root, name): tensor
-            for (root, name), tensor in _parameters(modules)
-            if (root, name) in self._sums and not tensor.requires_grad and name in saved.get(root, {})
-        }
-        unchanged = {key: here[key] for key, value in sums(here).items() if value == self._sums[key]}
-        frozen: Digests = {}
-        for (root, name), tensor in unchanged.items():
-            if (root, name) not in self._digests:
-                self._digests[root, name] = digest(tensor)
-            frozen.setdefault(root, {})[name] = self._digests[root, name]
-        trained = {
-            root: {name: tensor for name, tensor in weights.items() if (root, name) not in unchanged}
-            for root, weights in saved.items()
-        }
-        return {**state, "modules": trained, FROZEN: frozen}
 
 
 def with_frozen(saved: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> Mapping[str, Any]:
@@ -99,7 +64,7 @@ def digest(tensor: Tensor) -> str:
     return hasher.hexdigest()
 
 
-def _parameters(modules: Mapping[str, nn.Module]) -> Iterator[tuple[Key, Tensor]]:
+def named_parameters(modules: Mapping[str, nn.Module]) -> Iterator[tuple[Key, Tensor]]:
     for root, module in modules.items():
         for name, parameter in parameters_of(module, remove_duplicate=False):
             yield (root, name), parameter

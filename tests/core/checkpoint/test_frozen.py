@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from heliograph.core.checkpoint.state.frozen import digest, verified_weights
+from heliograph.core.checkpoint.frozen import digest, verified_weights
 from heliograph.core.objects.equality import SUMMED, sums
 from heliograph.tests import kit
 from torch import nn
