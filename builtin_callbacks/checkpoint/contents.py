@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any
 
-from ...core.checkpoint.frozen import FROZEN, Key, digest, named_parameters
+from ...core.checkpoint.frozen import FROZEN, Key, named_parameters
+from ...core.checkpoint.ranks import digest
 from ...core.engines.sharded_states import ShardingEngine
 from ...core.objects.equality import sums
 from ...core.system.extras import kind_of
@@ -166,7 +167,7 @@ class TrainedOnly(Plugin):
         frozen: dict[str, dict[str, str]] = {}
         for (root, name), tensor in unchanged.items():
             if (root, name) not in self._digests:
-                self._digests[root, name] = digest(tensor)
+                self._digests[root, name] = digest(tensor).hex()
             frozen.setdefault(root, {})[name] = self._digests[root, name]
         trained = {
             root: {name: tensor for name, tensor in weights.items() if (root, name) not in unchanged}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from hashlib import blake2b
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..engines.weights import parameters_of
+from .ranks import digest
 
 FROZEN = "frozen"  # in a state: the digests of the weights that it lacks, by module and name
-CHUNK = 1 << 26  # bytes that are hashed at a time
 Key = tuple[str, str]  # a module, a name in it
 
 
@@ -44,7 +42,7 @@ def verified_weights(root: str, module: nn.Module | None, digests: Mapping[str, 
             "with an engine that has full weights on each rank, such as DDPEngine."
         )
     mismatched = [
-        name for name, value in digests.items() if name not in parameters or digest(parameters[name]) != value
+        name for name, value in digests.items() if name not in parameters or digest(parameters[name]).hex() != value
     ]
     if mismatched:
         raise ValueError(
@@ -53,15 +51,6 @@ def verified_weights(root: str, module: nn.Module | None, digests: Mapping[str, 
             f"fit, in the same dtype."
         )
     return {name: parameters[name].detach() for name in digests}
-
-
-def digest(tensor: Tensor) -> str:
-    hasher = blake2b(f"{tensor.dtype} {list(tensor.shape)}".encode(), digest_size=16)
-    flat = tensor.detach().reshape(-1)
-    step = max(1, CHUNK // max(1, flat.element_size()))
-    for begin in range(0, flat.numel(), step):
-        hasher.update(flat[begin : begin + step].cpu().contiguous().view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
 
 
 def named_parameters(modules: Mapping[str, nn.Module]) -> Iterator[tuple[Key, Tensor]]:
