@@ -40,13 +40,13 @@ from .core.data.sources.streams import Streams as Streams
 from .builtin_callbacks.batch_transforms import BatchTransform as BatchTransform
 from .builtin_callbacks.batch_transforms import CutMix as CutMix
 from .builtin_callbacks.batch_transforms import Mixup as Mixup
-from .builtin_callbacks.checkpoint.label import CheckpointLabel as CheckpointLabel
+from .builtin_callbacks.checkpoint.contents import CheckpointLabel as CheckpointLabel
 from .builtin_callbacks.checkpoint.load_best import LoadBest as LoadBest
 from .builtin_callbacks.checkpoint.plugin import Checkpoint as Checkpoint
 from .builtin_callbacks.checkpoint.resume import Resume as Resume
-from .builtin_callbacks.checkpoint.trained_only import TrainedOnly as TrainedOnly
+from .builtin_callbacks.checkpoint.contents import TrainedOnly as TrainedOnly
 from .builtin_callbacks.checkpoint.verify_resume import VerifyResume as VerifyResume
-from .builtin_callbacks.checkpoint.weights_checkpoint import WeightsCheckpoint as WeightsCheckpoint
+from .builtin_callbacks.checkpoint.plugin import WeightsCheckpoint as WeightsCheckpoint
 from .builtin_callbacks.compile import Compile as Compile
 from .builtin_callbacks.early_stopping import EarlyStopping as EarlyStopping
 from .builtin_callbacks.ema import EMA as EMA

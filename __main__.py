@@ -23,7 +23,6 @@ from heliograph.plugins.providers import ENTRY_POINTS, how_to_install
 # its docstring is the help.
 GROUP = "heliograph.commands"
 KERNEL = {  # available without an installation, too
-    "checkpoint": EntryPoint("checkpoint", "heliograph.builtin_callbacks.checkpoint.command:main", GROUP),
     "events": EntryPoint("events", "heliograph.__main__:events", GROUP),
     "run": EntryPoint("run", "heliograph.__main__:run", GROUP),
 }

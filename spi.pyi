@@ -6,12 +6,13 @@ from typing import Any
 from .builtin_callbacks.trackers.tracker import Page as Page
 from .builtin_callbacks.trackers.tracker import Place as Place
 from .builtin_callbacks.trackers.tracker import Tracker as Tracker
-from .core.checkpoint.state.rates import scale_optimizer as scale_optimizer
-from .core.checkpoint.state.rates import scale_scheduler as scale_scheduler
-from .core.checkpoint.state.schema import as_plain as as_plain
+from .core.checkpoint.compatibility import scale_optimizer as scale_optimizer
+from .core.checkpoint.compatibility import scale_scheduler as scale_scheduler
+from .core.checkpoint.schema import as_plain as as_plain
 from .core.checkpoint.storage import read_manifest as read_manifest
 from .core.checkpoint.storage.lock import Lock as Lock
 from .core.checkpoint.storage.manifest import Entry as Entry
+from .core.checkpoint.storage.manifest import MissingManifestError as MissingManifestError
 from .core.checkpoint.storage.manifest import clean as clean
 from .core.checkpoint.storage.store import Store as Store
 from .core.data.draws.rng import capture as capture

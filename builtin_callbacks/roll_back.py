@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..core.checkpoint import storage
-from ..core.checkpoint.state.ranks import join_weights
-from ..core.checkpoint.state.schema import check_resumable
+from ..core.checkpoint.ranks import join_weights
+from ..core.checkpoint.schema import check_resumable
 from ..core.metrics.window_losses import WindowLosses
 from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, ForwardEnd, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..events import Control
     from ..events.run import CheckpointSource
-    from .checkpoint.state.compatibility import BatchChange
+    from .checkpoint.compatibility import BatchChange
     from .metrics.log_rows import LogRows
     from .objects.run_state import ObjectState
     from .outputs.collection import Collection

@@ -8,7 +8,7 @@ from textwrap import TextWrapper
 from ..events.checks import printable
 from ..events.errors import count
 from ..plugins.states import Lines
-from .checkpoint.state.compatibility import batch_factors, global_batch
+from .checkpoint.compatibility import batch_factors, global_batch
 from .context import RunContext
 from .data.sources.streams import Streams
 

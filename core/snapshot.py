@@ -13,8 +13,9 @@ from torch import nn
 
 from ..events import Run
 from ..plugins.filters import Filter
-from .checkpoint.state.compatibility import (
+from .checkpoint.compatibility import (
     apply_batch_change,
+    base_rates,
     batch_factors,
     check_optimizers,
     class_names,
@@ -23,9 +24,8 @@ from .checkpoint.state.compatibility import (
     load_scheduler,
     saved_scheduler_classes,
 )
-from .checkpoint.state.ranks import fit_to_engine, gather_rank_parts, load_parts, select_rank_part
-from .checkpoint.state.rates import base_rates
-from .checkpoint.state.schema import SCHEMA, WEIGHTS_ONLY, as_plain, check_resumable, check_schema, versions
+from .checkpoint.ranks import fit_to_engine, gather_rank_parts, load_parts, select_rank_part
+from .checkpoint.schema import SCHEMA, WEIGHTS_ONLY, as_plain, check_resumable, check_schema, versions
 from .checkpoint.storage import read_manifest
 from .context import RunContext
 from .engines.sharded_states import ShardingEngine
@@ -145,7 +145,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     if resumption.is_resume:  # a rollback stays in its training
         run.checkpoints.training_id, run.checkpoints.forked_from = saved["training_id"], saved.get("forked_from")
     if "frozen" in saved:
-        from .checkpoint.state.frozen import with_frozen
+        from .checkpoint.frozen import with_frozen
 
         saved = with_frozen(saved, run.modules)
     saved = fit_to_engine(select_rank_part(saved, run.engine.rank, run.engine.world_size), run.engine, resumption.path)

@@ -1,4 +1,4 @@
-"""The least that counts as a state, stores that are closed when their test ends, and checkpoints of Helios."""
+"""The least that counts as a state, and stores that are closed when their test ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.checkpoint.conversion import files_in, migrate_file
-from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store
 from heliograph.core.checkpoint.storage.files import SYSTEM
 from heliograph.core.checkpoint.storage.manifest import END, END_SIZE, Entry, encode
@@ -102,23 +101,3 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., Store]]:
 def names(tmp_path: Path) -> Callable[[], list[str]]:
     """Return a function that lists the test's folder, but for locks."""
     return lambda: sorted(path.name for path in tmp_path.iterdir() if path.suffix not in (".lock", ".holder"))
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """Return a folder with checkpoints of Helios: one from the border of an epoch, one from the middle of the next."""
-    for epoch, steps in ((1, 4), (2, 6)):
-        counters = {"current_iteration": steps, "global_iteration": steps, "global_epoch": epoch}
-        saved = {
-            "version": "1.1.0",
-            "training_state": counters | {"validation_cycles": 1, "dataset_iter": steps - 4},
-            "model": {"model": {"0.weight": torch.full((3, 2), float(steps))}},
-            "rng": {},
-        }
-        torch.save(saved, tmp_path / f"golden_epoch_1_iter_{steps}.pth")
-    return tmp_path
-
-
-def migrate(path: Path, **options: Any) -> list[str]:
-    """Convert a checkpoint of Helios, or all in a folder."""
-    return [line for file in files_in(path) for line in migrate_file(file, **options)]

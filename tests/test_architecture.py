@@ -45,9 +45,9 @@ LAYERS = [
     "core.distributed",
     "core.engines",
     "core.objects",
-    "core.checkpoint.state",
-    "core.checkpoint.storage",
     "core.checkpoint",
+    "core.checkpoint.storage",
+    "core.checkpoint.weights",
     "core.outputs",
     "core.stepping",
     "core",
@@ -63,6 +63,7 @@ SINGLE_FILES = {
     "__main__",
     "tuning",
     "builtin_callbacks.standard",
+    "core.checkpoint.weights",
     "core.objects.equality",
 }  # with a layer of their own
 PUBLIC = """

@@ -7,9 +7,9 @@ from math import isnan
 from typing import Literal
 
 from ...core.checkpoint import storage
-from ...core.checkpoint.state.compatibility import load_scheduler
-from ...core.checkpoint.state.frozen import with_frozen
-from ...core.checkpoint.state.ranks import load_parts
+from ...core.checkpoint.compatibility import load_scheduler
+from ...core.checkpoint.frozen import with_frozen
+from ...core.checkpoint.ranks import load_parts
 from ...core.checkpoint.storage import Entry, State
 from ...core.distributed.failure import on_main
 from ...core.engines.weights import LEFT_WEIGHTS, load_average, measured_average
@@ -18,9 +18,9 @@ from ...core.metrics.monitor import Monitor
 from ...core.system.errors import NotRecorded
 from ...events import Lane, Run, RunClosed, TrainEnd, TrainStart
 from ...plugins import Plugin, on
+from .plugin import WeightsCheckpoint
 from .resume import share_state
 from .saver import Saver
-from .weights_checkpoint import WeightsCheckpoint
 
 Extent = Literal["weights", "everything"]
 

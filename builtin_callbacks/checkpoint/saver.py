@@ -25,7 +25,7 @@ from ...plugins import Plugin, on
 from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
 from .folder import CheckpointFolder, OnExisting, Retention
 from .resume import Resume
-from .writers import BackgroundWriter, Capture, CheckpointWriter, save_shards
+from .writers import BackgroundWriter, CheckpointWriter, save_shards
 
 if TYPE_CHECKING:
     from ...events.alarms import Alarm
@@ -137,8 +137,7 @@ class Saver(Plugin):
         self._files = CheckpointFolder(self._retention)
         self._on_existing: OnExisting = "new_name"
         self.background = background
-        capture = Capture(weights_only=self.weights_only)
-        self._writer = BackgroundWriter(capture) if background else CheckpointWriter(capture)
+        self._writer = (BackgroundWriter if background else CheckpointWriter)(weights_only=self.weights_only)
         self._forget()
 
     def _forget(self) -> None:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, UntypedStorage, nn
 
-from ...core.checkpoint.state.ranks import INDEX, cause_of
-from ...core.checkpoint.state.schema import map_leaves
+from ...core.checkpoint.ranks import INDEX, cause_of
+from ...core.checkpoint.schema import map_leaves
 from ...core.checkpoint.storage.archive import has_memory
 from ...core.checkpoint.storage.files import digest_of
 from ...core.checkpoint.storage.untrusted_files import tensors_in
@@ -34,39 +34,17 @@ Shards = dict[str, tuple[int, str]]  # bytes and digest of files, by name
 _Place = tuple[torch.device, int, int]
 
 
-class Capture:
-    """Return the live state of a run, reduced by `reduce_state` of plugins such as `TrainedOnly`. A collective.
-
-    Args:
-        weights_only: capture only the weights.
-    """
-
-    def __init__(self, *, weights_only: bool) -> None:
-        self.weights_only = weights_only
-
-    def __call__(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        state: dict[str, Any] = run.state_dict(shards, weights_only=self.weights_only)
-        for plugin in run.plugins:
-            if callable(reduce := getattr(plugin, "reduce_state", None)) and run.plugins.is_enabled(plugin):
-                state = reduce(run, state)
-        return state
-
-    def weights(self, run: Run) -> Mapping[str, Any]:
-        # without `reduce_state`
-        return {name: state_of(module) for name, module in run.modules.items()}
-
-
 class CheckpointWriter:
     """Write on the main rank while the loop waits; every rank receives the results.
 
     On several ranks all methods except `close` are collectives; so is `end`, unless the rank has left the group.
 
     Args:
-        capture: returns the state to save.
+        weights_only: save only the weights.
     """
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+    def __init__(self, *, weights_only: bool) -> None:
+        self._weights_only = weights_only
 
     @property
     def is_idle(self) -> bool:
@@ -76,6 +54,14 @@ class CheckpointWriter:
 
     def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return self._capture(run, shards)  # the loop waits, so nothing changes it
+
+    def _capture(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        # the live state, reduced by `reduce_state` of plugins such as `TrainedOnly`; a collective
+        state: dict[str, Any] = run.state_dict(shards, weights_only=self._weights_only)
+        for plugin in run.plugins:
+            if callable(reduce := getattr(plugin, "reduce_state", None)) and run.plugins.is_enabled(plugin):
+                state = reduce(run, state)
+        return state
 
     def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
         """Run `work` on the main rank; when it is done, call `then` with its result in the thread of the loop.
@@ -102,8 +88,8 @@ class BackgroundWriter(CheckpointWriter):
     `_awaited` is set, which all ranks set and clear at the same places.
     """
 
-    def __init__(self, capture: Capture) -> None:
-        super().__init__(capture)
+    def __init__(self, *, weights_only: bool) -> None:
+        super().__init__(weights_only=weights_only)
         self._worker, self._buffers = BackgroundWorker(), Buffers()
         self._handle: Handle | None = None
         self._engine: Engine | None = None
@@ -122,8 +108,8 @@ class BackgroundWriter(CheckpointWriter):
         self._saves, self._held_up, self._worker.waited = 0, 0, 0.0
         self._join_group(run)
         if run.engine.is_main:
-            self._reserve(self._capture.weights(run))
-            self._waits_for_step = not self._capture.weights_only
+            self._reserve(_weights(run))
+            self._waits_for_step = not self._weights_only
         self._listen(run)
 
     def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -264,7 +250,11 @@ class BackgroundWriter(CheckpointWriter):
         # of the size of a state; on several ranks without a collective
         if self._engine is None:
             return self._capture(run)
-        return [self._capture.weights(run), *(optimizer.state_dict() for optimizer in run.optimizers.values())]
+        return [_weights(run), *(optimizer.state_dict() for optimizer in run.optimizers.values())]
+
+
+def _weights(run: Run) -> dict[str, Any]:
+    return {name: state_of(module) for name, module in run.modules.items()}
 
 
 def _watched(run: Run, work: Callable[[], T]) -> Callable[[], T]:

@@ -1,1 +1,1 @@
-"""The state of a run, checkpoint files, and the conversion of Helios checkpoints."""
+"""The state of a run, and checkpoint files."""

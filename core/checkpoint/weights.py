@@ -32,15 +32,13 @@ from ..engines.weights import (
     plain_name,
     state_of,
 )
-from ..system.extras import kind_of, require, version
-from .state.frozen import FROZEN, verified_weights
-from .state.ranks import join_weights
+from ..system.extras import kind_of, require
+from .frozen import FROZEN, verified_weights
+from .ranks import join_weights
 from .storage import reader
-from .storage.archive import compacted
-from .storage.files import SYSTEM, Files, write_whole
 from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first
 from .storage.reader import Manifests
-from .storage.untrusted_files import check_content, read_small, read_with_stand_ins, records_as_dicts
+from .storage.untrusted_files import read_foreign, read_small
 
 Which = Literal["last", "best"]
 WHICH: tuple[Which, ...] = ("last", "best")
@@ -49,7 +47,6 @@ INDEX = ".json"  # of a model in several files, as in model.safetensors.index.js
 LARGEST_INDEX = 2**26  # bytes
 UNNAMED = ""  # the name of the module in a file that holds one module's weights and nothing else
 logger = logging.getLogger("heliograph")
-TORCH = (".pth", ".pt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +72,10 @@ class WeightsFile:
     run_name: str | None = None
     skipped: tuple[str, ...] = ()
     frozen: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def chosen_average(self, average: str | Literal[False] | None) -> str | None:
+        """Return the plugin whose averaged weights `average` of `load_weights` selects; None for trained weights."""
+        return measured_average({"plugins": self.plugins}) if average is None else average or None
 
 
 def find_weights(
@@ -136,8 +137,7 @@ def read_weights(path: Path) -> WeightsFile:
         with suppress(MissingManifestError):  # then torch.save wrote it
             return _weights_in(reader.load(path), path)
     reader.check_is_there(path)
-    content = records_as_dicts(read_with_stand_ins(path))
-    check_content(content, path)
+    content = read_foreign(path)
     if isinstance(content, Mapping) and "schema" in content:
         raise MissingManifestError(path)
     return WeightsFile(path, _states_in(content, path))
@@ -244,117 +244,11 @@ def _read_parts(path: Path) -> dict[str, Tensor]:
     return {name: tensors[part][name] for name, part in parts.items()}
 
 
-def export_weights(
-    file: WeightsFile,
-    out: Path,
-    *,
-    module: str | None = None,
-    average: str | Literal[False] | None = None,
-    overwrite: bool = False,
-    files: Files = SYSTEM,
-) -> str:
-    """Write the weights of one module, as its `state_dict()` has them; return a report of one line.
-
-    Args:
-        file: the weights.
-        out: a `.safetensors` file, or a `.pth` or `.pt` file for `torch.load`; complete or not written at all.
-        module: which one, if the file holds several.
-        average: as in `load_weights`.
-        overwrite: whether an existing file of that name may be replaced.
-        files: the operations on files.
-
-    Raises:
-        FileExistsError: there is such a file.
-        ImportError: the format is `.safetensors`, and that package is not installed.
-        OSError: it could not be written; an existing file is unchanged.
-        ValueError: the module is ambiguous, there is no such average, or the format cannot hold the weights.
-    """
-    if out.suffix not in (SAFETENSORS, *TORCH):
-        raise ValueError(f"{out} has an unknown format: the suffix must be .safetensors, .pth or .pt.")
-    if out.exists() and (out.resolve() == file.path.resolve() or not overwrite or not out.is_file()):
-        raise FileExistsError(
-            f"{out} exists and was not replaced: choose another name, or replace another file with --force."
-        )
-    name = _chosen(file, module)
-    plugin = measured_average({"plugins": file.plugins}) if average is None else average or None
-    weights = dict(file.modules[name]) if plugin is None else _averaged(file, name, plugin)
-    facts = {"module": name, "average": plugin, "run": file.run_name, "step": file.step}
-    described = {key: str(value) for key, value in facts.items() if value not in (None, UNNAMED)}
-    if out.suffix == SAFETENSORS:
-        shared = _write_safetensors(out, weights, {"format": "pt", "heliograph": version(), **described}, files)
-    else:
-        shared = 0
-        _write(out, lambda path: torch.save(compacted(weights)[0], path), files)
-    summary = ", ".join(f"{key} {value}" for key, value in described.items())
-    report = f"{out}: {len(weights)} tensors, {out.stat().st_size / 1e6:,.3f} MB ({summary or 'of an unknown run'})"
-    if shared:
-        report += f"; {shared} names share the tensor of another name, stored once"
-    if frozen := file.frozen.get(name):
-        report += f"; {len(frozen)} frozen tensors are missing: only trained weights were saved"
-    return report
-
-
-def _chosen(file: WeightsFile, module: str | None) -> str:
-    names = sorted(file.modules)
-    if module is not None:
-        return _check_known(module, names, f"{file.path} holds no module")
-    if len(names) > 1:
-        raise ValueError(f"{file.path} holds the modules {', '.join(names)}: choose one, --module {names[0]}.")
-    return names[0]
-
-
-def _averaged(file: WeightsFile, module: str, plugin: str) -> dict[str, Any]:
-    average: Mapping[str, Tensor] = ((file.plugins.get(plugin) or {}).get("weights") or {}).get(module) or {}
-    if not average:
-        raise ValueError(f"{file.path} holds no weights of {module!r} averaged by a plugin {plugin!r}.")
-    trained = file.modules[module]
-    by_view = {view_of(trained[key]): value for key, value in average.items() if key in trained}
-    if len(missing := average.keys() - trained.keys()):
-        raise ValueError(f"{file.path}: the average of {plugin!r} has other parameters, such as {min(missing)}.")
-    return {key: by_view.get(view_of(value), value) for key, value in trained.items()}
-
-
 def view_of(value: Any) -> tuple[Any, ...]:
     # equal for all names of one shared tensor
     if not isinstance(value, Tensor) or not value.numel() or value.layout is not torch.strided:
         return (id(value),)
     return value.data_ptr(), value.shape, value.stride(), value.dtype
-
-
-# As `safetensors.torch.save_model` does: of names that share a tensor the first is stored, and the metadata name it
-# for the others. Returns their number.
-def _write_safetensors(out: Path, weights: Mapping[str, Any], metadata: dict[str, str], files: Files) -> int:
-    safetensors = require("safetensors", f"Writing {out.name}", extra="safetensors")
-    library = require("safetensors.torch", f"Writing {out.name}", extra="safetensors")
-    names_by_view: dict[tuple[Any, ...], str] = {}
-    tensors, shared = dict[str, Tensor](), dict[str, str]()
-    for name in sorted(weights):
-        value = weights[name]
-        if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
-            raise ValueError(f"{name} is not a dense tensor, and safetensors holds only these: export to .pth.")
-        first = names_by_view.setdefault(view_of(value), name)
-        if first == name:
-            tensors[name] = value.detach().clone(memory_format=torch.contiguous_format)  # also for views of one storage
-        else:
-            shared[name] = first
-
-    def write(path: Path) -> None:
-        try:
-            library.save_file(tensors, path, metadata={**metadata, **shared})
-        except safetensors.SafetensorError as error:
-            raise OSError(f"safetensors: {error}") from error
-
-    _write(out, write, files)
-    return len(shared)
-
-
-def _write(out: Path, write: Callable[[Path], None], files: Files) -> None:
-    try:
-        write_whole(out, write, files=files)
-    except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
-        failure = OSError(f"{out} could not be written: {error}. An existing file is unchanged.")
-        failure.errno = getattr(error, "errno", None)
-        raise failure from error
 
 
 T = TypeVar("T")
@@ -430,7 +324,7 @@ def load_weights(
 def load_into(
     task: Any, file: WeightsFile, *, average: str | Literal[False] | None = None, module: str | None = None
 ) -> LoadedWeights:
-    plugin = measured_average({"plugins": file.plugins}) if average is None else average or None
+    plugin = file.chosen_average(average)
     try:
         file = _with_frozen(task, file)
         pairs = _pairs(task, file, module)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...events import Engine
-from ..checkpoint.state.schema import check_plain
+from ..checkpoint.schema import check_plain
 from ..checkpoint.storage.archive import write_small, write_state
 from ..checkpoint.storage.files import SYSTEM, Files
 from ..checkpoint.storage.reader import read

@@ -10,7 +10,7 @@ from statistics import mean
 from textwrap import TextWrapper
 from typing import Any
 
-from ..checkpoint.state.compatibility import batch_factors, global_batch
+from ..checkpoint.compatibility import batch_factors, global_batch
 from ..system.extras import printable_lines
 from .trace import Fact
 

@@ -12,7 +12,7 @@ from ...events import Request, Run
 from ...events.checks import known_names
 from ...events.control import LOADED
 from ...plugins.discovery import switched_off
-from ..checkpoint.state.rates import scale_optimizer, scale_scheduler, set_rate
+from ..checkpoint.compatibility import scale_optimizer, scale_scheduler, set_rate
 from ..engines.options import modules_of
 from .optimizers import held_parameters
 

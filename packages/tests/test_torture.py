@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Store
 from heliograph.packages.tests.facts import assert_facts
 from heliograph.packages.tests.torture.checks import first_difference, newest_whole

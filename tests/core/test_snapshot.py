@@ -32,8 +32,8 @@ from heliograph import (
     TrainStart,
     on,
 )
-from heliograph.core.checkpoint.state import schema
-from heliograph.core.checkpoint.state.schema import check_plain
+from heliograph.core.checkpoint import schema
+from heliograph.core.checkpoint.schema import check_plain
 from heliograph.tests.kit import adam, random_batches
 from heliograph.tests.messages import assert_each, has_facts
 from torch import Tensor, nn

@@ -41,10 +41,10 @@ BUILT_IN = {
     "tensorboard": "trackers.tensorboard:TensorBoard",
     "validation_schedule": "schedules:ValidationSchedule",
     "verify_resume": "checkpoint.verify_resume:VerifyResume",
-    "checkpoint_label": "checkpoint.label:CheckpointLabel",
+    "checkpoint_label": "checkpoint.contents:CheckpointLabel",
     "load_best": "checkpoint.load_best:LoadBest",
-    "trained_only": "checkpoint.trained_only:TrainedOnly",
-    "weights_checkpoint": "checkpoint.weights_checkpoint:WeightsCheckpoint",
+    "trained_only": "checkpoint.contents:TrainedOnly",
+    "weights_checkpoint": "checkpoint.plugin:WeightsCheckpoint",
 }
 Install = Callable[..., None]
 

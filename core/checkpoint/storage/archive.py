@@ -9,14 +9,12 @@ every byte is verified. Torch reads such a file like any other.
 from __future__ import annotations
 
 import errno
-import pickle
 import pickletools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from io import FileIO
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -24,18 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from ....events.checks import PLAIN
-from ..state.schema import CONTAINERS, MAPPINGS, SEQUENCES, map_leaves
+from ..schema import map_leaves
 from .files import PIECE, ArchiveWriter, Files
 from .manifest import Entry, encode
-from .untrusted_files import open_regular
+from .untrusted_files import open_regular, tensors_in
 
 View = tuple[Any, ...]
-SLACK = 64 * 1024  # the archive's directory, the manifest, a pointer
+SLACK = 64 * 1024  # plain values, the archive's directory, the manifest, a pointer
 PER_TENSOR = 512  # a record's header, its padding, its entry in the directory
-PER_VALUE = 16
-TEXTS = frozenset({str, bytes})
-NUMBERS = PLAIN - TEXTS
 
 
 def compacted(state: Any) -> tuple[Any, int]:
@@ -45,29 +39,11 @@ def compacted(state: Any) -> tuple[Any, int]:
     tensors of another dtype view the same memory, which torch cannot save. All others are returned unchanged and still
     share memory; so do copies of the same slice.
     """
-    tensors, plain_bytes = _contents(state)
+    tensors = list(tensors_in(state))
     if oversized := _oversized_storages(tensors):
         state = map_leaves(state, partial(_with_compact_storage, oversized=oversized, made={}))
-        tensors, plain_bytes = _contents(state)
-    return state, SLACK + plain_bytes + PER_TENSOR * len(tensors) + _bytes(tensors)
-
-
-def _contents(state: Any) -> tuple[list[Tensor], int]:
-    tensors, size, level = list[Tensor](), 0, [state]
-    while level:
-        keys, items = list[Any](), list[Any]()
-        for value in level:
-            if type(value) in MAPPINGS:
-                keys += value
-                items += value.values()
-            elif type(value) in SEQUENCES:
-                size += PER_VALUE * len(value)
-                items += [item for item in value if type(item) not in NUMBERS]  # lists of a thousand are common
-            elif isinstance(value, Tensor):
-                tensors.append(value)
-        size += PER_VALUE * len(keys) + sum([len(value) for value in chain(keys, items) if type(value) in TEXTS])
-        level = [item for item in items if type(item) not in PLAIN]
-    return tensors, size
+        tensors = list(tensors_in(state))
+    return state, SLACK + PER_TENSOR * len(tensors) + _bytes(tensors)
 
 
 def _bytes(tensors: list[Tensor]) -> int:
@@ -123,22 +99,7 @@ def _view(tensor: Tensor) -> View:
     return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
-NO_STORAGES = PLAIN | frozenset(CONTAINERS)
 MOST_HEAD = 2**24  # bytes of a pickled state, without its tensors
-
-
-class Pickle:
-    """Replaces the module `pickle` for `torch.save`, which would call `persistent_id` for every plain value."""
-
-    class Pickler(pickle.Pickler):
-        # torch makes a subclass at each save; only values that may be the storage of a tensor reach its method
-        def __init_subclass__(cls) -> None:
-            ask: Callable[[Any, Any], Any] = cls.persistent_id
-
-            def persistent_id(self: Any, value: Any) -> Any:
-                return None if type(value) in NO_STORAGES else ask(self, value)
-
-            cls.persistent_id = persistent_id  # type: ignore[method-assign]  # the same signature
 
 
 def write_checkpoint(
@@ -188,7 +149,7 @@ def _writing(files: Files, file: FileIO, state: Mapping[str, Any]) -> Iterator[A
     writer, has_crc = ArchiveWriter(files, file), get_crc32_options()
     try:
         set_crc32_options(True)
-        torch.save(dict(state), cast(IO[bytes], writer), pickle_module=Pickle)  # it only calls write and flush
+        torch.save(dict(state), cast(IO[bytes], writer))  # it only calls write and flush
         yield writer
     except BaseException:
         if writer.failure is not None:

@@ -23,7 +23,6 @@ T = TypeVar("T")
 PAUSES = (0.1, 0.5, 2.0)  # seconds before reading is tried again
 TRIES = 1 + len(PAUSES)
 NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 logger = logging.getLogger("heliograph")
 
 
@@ -50,15 +49,6 @@ class Files:
 
     def sync(self, file: FileIO) -> None:
         os.fsync(file.fileno())
-
-    def link(self, old: Path, new: Path) -> None:
-        # NotImplementedError if the file system has no hard links
-        try:
-            os.link(old, new)
-        except OSError as error:
-            if error.errno in NO_LINKS:
-                raise NotImplementedError from error
-            raise
 
     def rename(self, old: Path, new: Path) -> None:
         old.replace(new)
@@ -262,32 +252,31 @@ def megabytes(size: int, *, needed: bool = False) -> str:
     return f"{(ceil(size / 1e5) if needed else size // 10**5) / 10:.1f} MB"
 
 
-def write_whole(path: Path, write: Callable[[Path], None], *, files: Files = SYSTEM) -> None:
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file completely or not at all; an existing file of that name stays until then.
 
     Args:
         path: the file.
         write: writes the file at the path that it receives, in a hidden folder; other files that it writes there are
             moved to the folder of `path`, before the file itself.
-        files: the operations on files.
 
     Raises:
         OSError: it could not be written; nothing remains of it.
     """
     hidden_folder = path.with_name(f".{path.name}.tmp")
     try:
-        files.remove_folder(hidden_folder)  # left by a killed process
+        SYSTEM.remove_folder(hidden_folder)  # left by a killed process
         hidden_folder.mkdir()
         write(hidden_folder / path.name)
         names = sorted((entry.name for entry in hidden_folder.iterdir()), key=lambda name: name == path.name)
         for name in names:
             with FileIO(hidden_folder / name, "r+") as file:
-                files.sync(file)
+                SYSTEM.sync(file)
         for name in names:
-            files.rename(hidden_folder / name, path.with_name(name))
-        files.sync_folder(path.parent)
+            SYSTEM.rename(hidden_folder / name, path.with_name(name))
+        SYSTEM.sync_folder(path.parent)
     finally:
-        files.remove_folder(hidden_folder)
+        SYSTEM.remove_folder(hidden_folder)
 
 
 def prepare_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, Self
 
 from ...system.extras import kind_of
-from ..state.schema import SCHEMA, describe_schema
+from ..schema import SCHEMA, describe_schema
 
 SUFFIX = ".pth"
 PINNED = ".pinned"
@@ -65,19 +65,17 @@ class Hidden(NamedTuple):
         data: a checkpoint while it is written, or a checkpoint with shards while it is removed.
         shards: the folder into which ranks write shards.
         small: a small file while it is written.
-        previous: a second name of a checkpoint while it is replaced; restored if that fails.
         lock: the lock file of the process that writes.
     """
 
     data: Path
     shards: Path
     small: Path
-    previous: Path
     lock: Path
 
     @classmethod
     def of(cls, folder: Path, run_name: str) -> Self:
-        ends = ("data.tmp", "shards.tmp", "small.tmp", "former.tmp", "lock")
+        ends = ("data.tmp", "shards.tmp", "small.tmp", "lock")
         return cls(*(folder / f".{run_part(run_name)}.{end}" for end in ends))
 
 
@@ -92,10 +90,16 @@ _JSON = json.JSONEncoder(sort_keys=True, allow_nan=False)
 
 
 class MissingManifestError(ValueError):
+    """A file without a manifest: not a checkpoint of heliograph, or one of Helios that was not migrated.
+
+    Args:
+        path: the file.
+    """
+
     def __init__(self, path: Path) -> None:
         super().__init__(
             f"{path} has no manifest, so it is not a checkpoint of heliograph. If it is one of Helios, run "
-            f"`python -m heliograph checkpoint migrate {path}`."
+            f"`python -m heliograph checkpoint migrate {path}`, a command of heliograph-cli."
         )
 
 

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import torch
 
 from ....events.checks import known_names
-from ..state.ranks import INDEX, read_index
-from ..state.schema import check_schema
+from ..ranks import INDEX, read_index
+from ..schema import check_schema
 from .archive import Head, read_head
 from .files import SYSTEM, Files, WatchedReader
 from .manifest import SUFFIX, Entry, MissingManifestError, SchemaError, clean, read_entry, run_part
@@ -117,9 +117,8 @@ class Manifests:
         return self.look(lambda name: name in named or (name in later and may_be_of(name)))
 
     @contextmanager
-    def steady(self, *, looks: bool = True) -> Iterator[None]:
-        if looks:
-            self.names()
+    def steady(self) -> Iterator[None]:
+        self.names()
         was_steady, self._is_steady = self._is_steady, True
         try:
             yield
@@ -199,7 +198,7 @@ def load(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Stat
         ValueError: it is damaged, has no manifest, is not a checkpoint, holds more than plain types, or has another
             schema; the message says how to fix it.
     """
-    entry = check(path, with_shards=with_shards, files=files)
+    entry = verify(path, with_shards=with_shards, files=files)
     if with_shards and entry.shards is not None and (index := shards_path(entry) / INDEX).exists():
         read_index(index)
     state = read(path, is_verified=True, files=files)
@@ -300,7 +299,7 @@ def shards_path(entry: Entry) -> Path:
     return entry.path.with_name(entry.shards[0])
 
 
-def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Entry:
+def verify(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Entry:
     """Verify the data of a checkpoint, and its shards, by its manifest: the sizes, then the digests.
 
     Raises:
@@ -322,19 +321,10 @@ def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Ent
     return entry
 
 
-def is_complete(entry: Entry) -> bool:
-    # by the sizes of the shards; only `check` verifies the content
-    try:
-        shards = read_shards(entry)
-    except ValueError:
-        return False
-    return all(path.is_file() and path.stat().st_size == size for path, (size, _) in shards.items())
-
-
 def entries(folder: Path | Manifests, run_name: str, scope: Scope = "run") -> tuple[list[Entry], list[str]]:
     """Return the checkpoints of a run, newest first, and a message for each skipped file.
 
-    Only manifests are read; `check` verifies the data. Checkpoints of other runs are mentioned only if this run has
+    Only manifests are read; `verify` reads the data. Checkpoints of other runs are mentioned only if this run has
     none.
 
     Args:

@@ -11,9 +11,9 @@ from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 from time import time, time_ns
-from typing import Any
+from typing import Any, get_args
 
-from ..state.schema import WEIGHTS_ONLY
+from ..schema import WEIGHTS_ONLY
 from . import reader
 from .archive import compacted, rewrite_manifest, write_checkpoint, write_small
 from .files import SYSTEM, Files, megabytes, prepare_folder
@@ -22,7 +22,7 @@ from .manifest import MOST, PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, Sche
 from .reader import FoundFile, Manifests, read_pointer
 
 UNTOUCHED = "Previous checkpoints are unchanged."
-MAY_BE_LOST = "It has replaced the previous file of that name, and may be lost if the system crashes."
+MAY_BE_LOST = "It has replaced the previous file of that name; if the system crashes, either may remain."
 Shards = Mapping[str, tuple[int, str]]  # bytes and digest of files, by name
 
 
@@ -59,11 +59,8 @@ class Store:
         self._manifests = Manifests(folder, self._files)
         self._hidden = Hidden.of(folder, run_name)
         self._lock = Lock(self._hidden.lock, f"The checkpoints of run {run_name!r} in {folder} are written")
-        self._has_just_looked = False  # whether `open` has just listed the folder
-        self._is_tidy = False  # whether nothing failed since the last sweep
         self._sequence: int | None = None  # the highest so far, while the store is open
         self._date = 0  # of the latest file
-        self._pointed: dict[Path, str | None] = {}  # the contents of the pointers that this store wrote or read
 
     def open(self, patience: float = 0.0) -> list[str]:
         """Acquire the lock and remove the temporary files of an interrupted writer; return notes about them.
@@ -89,31 +86,24 @@ class Store:
             }:
                 self._remove_shards(shards_name)
             self._sequence = reader.highest_sequence(files, self.run_name)
-            self._has_just_looked = True
             return notes + reader.unreadable_notes(files)
         except BaseException as error:
             self._lock.release()
             if isinstance(error, OSError):
                 path = error.filename or "a file in it"
-                raise OSError(
-                    error.errno,
-                    f"The folder of checkpoints {self.folder} cannot be prepared: {path} cannot be read or changed: "
-                    f"{error.strerror or error}. Nothing was started: fix that and start again, or choose another "
-                    f"folder.",
-                ) from error
+                reason = f"{path} cannot be read or changed: {error.strerror or error}. Nothing was started"
+                text = f"The folder of checkpoints {self.folder} cannot be prepared: {reason}: choose another folder."
+                raise OSError(error.errno, text) from error
             raise
 
     def close(self) -> None:
         """Release the lock; closing twice does nothing."""
         self._sequence = None
-        self._pointed.clear()
         self.name = self.run_name
         self._lock.release()
 
     def write_as(self, training_id: str, name: str) -> None:
         """Write the checkpoints of this training from now on, under this name."""
-        if name != self.name:
-            self._pointed.clear()  # other stores may have written pointers of this name
         self.training_id, self.name = training_id, name
 
     def save(
@@ -144,8 +134,8 @@ class Store:
 
         Raises:
             OSError: for example the disk is full, the folder is read-only, or the data read back differs; the message
-                names the file and the free space. All previous checkpoints are unchanged, unless the file system has no
-                hard links and the last sync failed: then the new file keeps the name of the one that it replaced.
+                names the file and the free space. All previous checkpoints are unchanged, unless the last sync failed
+                after a file was replaced: then the new file, which is complete, keeps its name.
             ValueError: the name is not valid, the state is of another training, or its manifest would be too long.
         """
         newest = self._highest(state["run_name"])
@@ -157,7 +147,7 @@ class Store:
         entry = replace(entry, former_shards=replaced.shards[0] if replaced and replaced.shards else "")
         files, hidden, consequence = self._files, self._hidden, UNTOUCHED
         try:
-            if not self._begin_change() and not shards:
+            if not shards:  # `begin_shards` has removed what a failed change left
                 self._sweep()
             state, needed = compacted(state)
             _check_room(files, self.folder, needed, "it")
@@ -168,7 +158,7 @@ class Store:
                     entry = replace(entry, shards=(folder, sha256(digests).hexdigest()))
                     state = {**state, "shards": {**state.get("shards", {}), "folder": folder}}
                 entry = write_checkpoint(files, hidden.data, state, entry, self._next_date(), read_back=read_back)
-                self._put_in_place(entry, replaces)
+                self._put_in_place(entry)
             except BaseException as error:
                 if not self._undo(entry, replaces, error):
                     self._sequence, consequence = max(newest, entry.sequence), MAY_BE_LOST
@@ -178,7 +168,7 @@ class Store:
         if entry.former_shards:
             with suppress(OSError):  # the save is complete; the next start removes them
                 self._remove_shards(entry.former_shards)
-        self._sequence, self._is_tidy = max(newest, entry.sequence), True
+        self._sequence = max(newest, entry.sequence)
         return entry
 
     def begin_shards(self, needed: int) -> Path:
@@ -190,7 +180,6 @@ class Store:
         Raises:
             OSError: there is not enough space, or the folder could not be created.
         """
-        self._begin_change()  # until a save has renamed the folder
         self._sweep()
         _check_room(self._files, self.folder, needed, f"writing the shards of a checkpoint in {self.folder}")
         self._hidden.shards.mkdir()
@@ -210,7 +199,6 @@ class Store:
         free, _, replaced = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
         if not entry.is_renamed:  # a name that differs from its manifest would make it count as renamed
             entry = replace(entry, name=free.name)
-        self._begin_change()
         self._sweep()
         rewrite_manifest(self._files, path, self._hidden.data, entry, self._next_date())
         if entry.shards:  # if the process is killed after this, the next start removes them
@@ -218,7 +206,6 @@ class Store:
         self._files.rename(self._hidden.data, free)
         self._files.sync_folder(self.folder)
         self._files.unlink(path)
-        self._is_tidy = True
         if replaced and replaced.shards:
             self._remove_shards(replaced.shards[0])
         self._sequence = max(newest, entry.sequence)
@@ -233,26 +220,18 @@ class Store:
             OSError: it could not be written, or there is no space for a second file; the checkpoint is unchanged.
         """
         entry, files, hidden = replace(entry, judged_by=judged_by), self._files, self._hidden
-        was = self._begin_change()
         try:
             _check_room(files, self.folder, entry.size + MOST, "writing its metric")
-            try:
-                rewrite_manifest(files, entry.path, hidden.data, entry, self._next_date())
-            except BaseException:
-                with suppress(OSError):  # the next save or start removes it
-                    files.unlink(hidden.data)
-                raise
+            rewrite_manifest(files, entry.path, hidden.data, entry, self._next_date())
             files.rename(hidden.data, entry.path)
             files.sync_folder(self.folder)
         except OSError as error:
             raise _failure(files, entry.path, error) from error
-        self._is_tidy = was
         return entry
 
     def steady(self) -> AbstractContextManager[None]:
-        """Read the folder once and use the result within the context; just after `open`, reuse its listing."""
-        looks, self._has_just_looked = not self._has_just_looked, False
-        return self._manifests.steady(looks=looks)
+        """Read the folder once and use the result within the context."""
+        return self._manifests.steady()
 
     def entries(self, scope: reader.Scope = "run") -> tuple[list[Entry], list[str]]:
         """Return the checkpoints of all trainings of the run's name, newest first, and notes on skipped files.
@@ -285,8 +264,8 @@ class Store:
         return reader.load(path, files=self._files)
 
     def verify(self, path: Path) -> Entry:
-        """Verify every byte of a checkpoint in any folder; see `reader.check`."""
-        return reader.check(path, files=self._files)
+        """Verify every byte of a checkpoint in any folder; see `reader.verify`."""
+        return reader.verify(path, files=self._files)
 
     def files_of(self, path: Path) -> list[Path]:
         """Return the files of a checkpoint in any folder: the file itself, and those in its folder of shards.
@@ -295,9 +274,20 @@ class Store:
             ValueError: it has no manifest, or a shard is missing or has another size.
         """
         entry = reader.read_manifest(path, files=self._files)
-        if not reader.is_complete(entry):
-            raise ValueError(f"The checkpoint {path} is not complete: shards of it are missing, or have another size.")
+        for shard, (size, _) in reader.read_shards(entry, files=self._files).items():
+            if not shard.is_file() or shard.stat().st_size != size:
+                raise ValueError(f"The checkpoint {path} is damaged: {shard} is missing, or has another size.")
         return [path] if entry.shards is None else [path, *sorted(reader.shards_path(entry).iterdir())]
+
+    def peek(self, path: Path) -> reader.State:
+        """Return the state in a checkpoint in any folder, unverified, with its tensors left on the disk."""
+        return reader.read(path, map_tensors=True, files=self._files)  # type: ignore[no-any-return]
+
+    def marks(self, entry: Entry) -> list[str]:
+        """Return which of `last`, `best` and `pinned` apply to a checkpoint in any folder."""
+        path, labels = entry.path, get_args(Label)
+        pointers = {label: read_pointer(pointer_path(path.parent, entry.run_name, label)) for label in labels}
+        return [label for label in labels if pointers[label] == path.name] + ["pinned"] * self.is_pinned(path)
 
     def scratch(self, kind: str) -> Path:
         """Return the path of a hidden folder beside the checkpoints, for other files of this run."""
@@ -323,13 +313,11 @@ class Store:
             return False
         if entry.training != (training or self.training_id or entry.training) or not entry.is_removable:
             return False
-        was = self._begin_change()
         if entry.shards:  # its manifest, under the hidden name, lists the shards to remove
             self._files.rename(path, self._hidden.data)
             self._sweep()
         else:
             self._files.unlink(path)
-            self._is_tidy = was
         return True
 
     def pin(self, path: Path) -> None:
@@ -350,21 +338,16 @@ class Store:
             OSError: it could not be written.
         """
         pointer, name = pointer_path(self.folder, self.name, label), None if path is None else path.name
-        if pointer in self._pointed and self._pointed[pointer] == name:  # only this store writes it
-            return
         if name is None:
             self._files.unlink(pointer)
-        elif pointer in self._pointed or read_pointer(pointer) != name:
-            was = self._begin_change()
+        elif read_pointer(pointer) != name:
             # `prune` spares the best. The pointer to the last is only a hint, so it is not synced.
             write_small(self._files, self._hidden.small, f"{name}\n".encode(), syncs=label == "best")
             self._files.rename(self._hidden.small, pointer)
-            self._is_tidy = was
-        self._pointed[pointer] = name
 
     def _sweep(self) -> list[str]:
         hidden, files = self._hidden, self._files
-        leftovers = [path for path in (hidden.data, hidden.previous, hidden.small, hidden.shards) if files.exists(path)]
+        leftovers = [path for path in (hidden.data, hidden.small, hidden.shards) if files.exists(path)]
         if hidden.data in leftovers:
             with suppress(ValueError, FileNotFoundError):  # it was not complete, or is a broken link
                 if shards := reader.read_manifest(hidden.data, files=files).shards:
@@ -386,42 +369,33 @@ class Store:
             if not is_unsure and not any(file.entry and (file.entry.shards or ("",))[0] == name for file in files):
                 self._files.remove_folder(folder)
 
-    def _put_in_place(self, entry: Entry, replaces: bool) -> None:
+    def _put_in_place(self, entry: Entry) -> None:
         # the last rename is the commit
         files, hidden, path = self._files, self._hidden, entry.path
         if entry.shards:
             files.sync_folder(hidden.shards)
-            files.sync_folder(
-                self.folder
-            )  # its manifest lists the shards to remove, if the rename below does not happen
+            files.sync_folder(self.folder)  # the hidden manifest lists the shards, if the rename below does not happen
             files.rename(hidden.shards, self.folder / entry.shards[0])
-        if replaces:
-            with suppress(NotImplementedError):
-                files.link(path, hidden.previous)
         files.rename(hidden.data, path)
         files.sync_folder(self.folder)
-        if replaces:
-            files.unlink(hidden.previous)
 
     def _undo(self, entry: Entry, replaces: bool, error: BaseException) -> bool:
-        # By the files that exist: an interrupt may come between any two steps. False if the new file stays: it has
-        # replaced one that cannot be restored, because there are no hard links.
-        files, hidden, is_restored = self._files, self._hidden, not replaces
+        # By the files that exist: an interrupt may come between any two steps. False if the new file stays, because it
+        # has replaced one.
+        files, stays = self._files, replaces
         try:
-            if not files.exists(hidden.data) and self._is_at(entry):  # it was renamed
-                if files.exists(hidden.previous):
-                    files.rename(hidden.previous, entry.path)
-                elif replaces:
-                    return False
-                else:
-                    files.unlink(entry.path)
-            is_restored = True
+            is_renamed = not files.exists(self._hidden.data) and self._is_at(entry)
+            stays = replaces and is_renamed
+            if stays:
+                return False
+            if is_renamed:
+                files.unlink(entry.path)
             if entry.shards:
                 files.remove_folder(self.folder / entry.shards[0])
             self._sweep()
         except OSError as second:
             error.add_note(f"Undoing the save failed, too; the next save or start retries it: {second}")
-        return is_restored
+        return not stays
 
     def _is_at(self, entry: Entry) -> bool:
         with suppress(ValueError, OSError):
@@ -434,11 +408,6 @@ class Store:
         if run_name != self.run_name:
             raise ValueError(f"A state of run {run_name!r} was given to the store of {self.run_name!r}.")
         return self._sequence
-
-    def _begin_change(self) -> bool:
-        # returns whether nothing has failed since the last sweep
-        was, self._is_tidy, self._has_just_looked = self._is_tidy, False, False
-        return was
 
     def _next_date(self) -> int:
         # later than all before, even if the clock was set back; see `Manifests.recent`
@@ -463,27 +432,22 @@ class Store:
             name=path.name,
         )
 
+    # Returns a path that the training may write, whether a file is there, and its entry.
     def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> tuple[Path, bool, Entry | None]:
         path, number = wanted, 1
-        while (place := self._replaceable(path, training, replace_unknown)) is None:
+        while True:
+            if not self._files.exists(path) and not self.is_pinned(path):
+                return path, False, None
+            with suppress(OSError):  # its training is unknown
+                try:
+                    present: Entry | None = reader.read_manifest(path, files=self._files)
+                except ValueError:
+                    present = None
+                is_own = present and present.training == training and (replace_unknown or present.is_removable)
+                if (is_own if present else replace_unknown) and not self.is_pinned(path):
+                    return path, True, present
             number += 1
             path = wanted.with_name(f"{wanted.stem}-{number}{SUFFIX}")
-        return path, *place
-
-    # Whether a file is at a path, and its entry; None if the training may not write there.
-    def _replaceable(self, path: Path, training: str, replace_unknown: bool) -> tuple[bool, Entry | None] | None:
-        if self.is_pinned(path):
-            return None
-        if not self._files.exists(path):
-            return False, None
-        try:
-            present = reader.read_manifest(path, files=self._files)
-        except OSError:  # its training is unknown
-            return None
-        except ValueError:
-            return (True, None) if replace_unknown else None
-        is_own = present.training == training and (replace_unknown or present.is_removable)
-        return (True, present) if is_own else None
 
 
 def _check_room(files: Files, folder: Path, needed: int, action: str) -> None:

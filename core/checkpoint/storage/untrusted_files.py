@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
+from ....events.checks import PLAIN
 from ...system.errors import is_of_machine
-from ..state.schema import CONTAINERS, MAPPINGS, check_tree
+from ..schema import CONTAINERS, MAPPINGS, check_tree
 
 FOLLOW_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these
 _FLAGS: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -103,10 +104,11 @@ def _records(file: BufferedReader, path: Path) -> list[ZipInfo]:
         raise ValueError(f"{path} {problem}: {error}") from None
 
 
-def check_archive(file: BufferedReader, path: Path) -> None:
+def check_archive(file: BufferedReader, path: Path, *, checks_data: bool = False) -> None:
     """Compare the sizes of an archive's records with the size of the file, before any record is read.
 
-    Torch does not compress. A compressed record could expand a thousandfold in memory.
+    Torch does not compress. A compressed record could expand a thousandfold in memory. `checks_data` also compares the
+    records with their checksums.
 
     Raises:
         ValueError: it is not an archive of torch, a record is compressed, or the records are larger than the file.
@@ -118,6 +120,12 @@ def check_archive(file: BufferedReader, path: Path) -> None:
     claimed = sum(record.file_size for record in records)
     if claimed > size:
         raise ValueError(f"{path} is damaged or forged: its records claim {claimed:,} bytes, the file has {size:,}.")
+    try:
+        broken = ZipFile(file).testzip() if checks_data else None
+    except (BadZipFile, ValueError, RuntimeError, EOFError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    if broken is not None:
+        raise ValueError(f"{path} is damaged, or was not written by torch.save: the checksum of {broken} is wrong.")
 
 
 def check_content(value: Any, path: Path) -> None:
@@ -144,7 +152,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield value
         elif type(value) in CONTAINERS and id(value) not in seen:
             seen.add(id(value))
-            pending += value.values() if type(value) in MAPPINGS else value
+            items = value.values() if type(value) in MAPPINGS else value
+            pending += [item for item in items if type(item) not in PLAIN]  # lists of a thousand are common
 
 
 LARGE = 2**14  # bytes of a record whose content is verified by its CRC-32
@@ -221,6 +230,13 @@ def plain_text(value: Any = "") -> str:
     return str(value)
 
 
+def read_foreign(path: Path, records: Collection[str] = (), texts: str = "(?!)") -> Any:
+    """Read a file of another program as plain types and tensors; see `read_with_stand_ins`."""
+    content = records_as_dicts(read_with_stand_ins(path, records, texts))
+    check_content(content, path)
+    return content
+
+
 def read_with_stand_ins(path: Path, records: Collection[str] = (), texts: str = "(?!)") -> Any:
     """Read a file with `weights_only=True`, with stand-ins for objects of some classes.
 
@@ -232,7 +248,8 @@ def read_with_stand_ins(path: Path, records: Collection[str] = (), texts: str = 
     Raises:
         ValueError: the file is damaged, or holds objects of other classes; their names are listed.
     """
-    check_whole(path)
+    with open_regular(path) as file:
+        check_archive(file, path, checks_data=True)
     try:
         stand_ins = {name: _stand_in(name, records, texts) for name in get_unsafe_globals_in_checkpoint(path)}
     except Exception as error:  # noqa: BLE001  # another pickle than torch's fails in many ways
@@ -245,28 +262,13 @@ def read_with_stand_ins(path: Path, records: Collection[str] = (), texts: str = 
         refuse_unread(path, error)
 
 
-def check_whole(path: Path) -> None:
-    with open_regular(path) as file:
-        check_archive(file, path)
-    try:
-        with ZipFile(path) as archive:
-            broken = archive.testzip()
-    except (MemoryError, OSError):
-        raise
-    except Exception as error:  # a damaged archive fails in many ways
-        raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    if broken is not None:
-        raise ValueError(
-            f"{path} is damaged, or was not written by torch.save: the checksum of {broken} does not match."
-        )
-
-
 def refuse_unknown(path: Path, names: list[str]) -> None:
     if names:
         raise ValueError(
             f"{path} holds objects of {', '.join(sorted(names))}: creating them could run code, so it is refused. "
             f"Save weights as torch.save(module.state_dict(), path). To migrate a checkpoint, `heliograph checkpoint "
-            f"migrate {path} --as-data {sorted(names)[0]}` reads only the attributes of such objects, and runs no code."
+            f"migrate {path} --as-data {sorted(names)[0]}`, a command of heliograph-cli, reads only the attributes of "
+            f"such objects, and runs no code."
         )
 
 

@@ -1,1 +1,1 @@
-"""Trainings from configuration files, for example `heliograph fit config.yaml`, and the list of plugins."""
+"""Commands: trainings from configuration files (`heliograph fit config.yaml`), lists of plugins, and checkpoints."""

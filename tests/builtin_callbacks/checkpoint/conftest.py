@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from heliograph import Checkpoint, Every, RunResult, SaveSchedule, Trainer
-from heliograph.tests.stores import names, old, opened, state
+from heliograph.tests.stores import names, opened, state
 
-__all__ = ["names", "old", "opened", "state"]
+__all__ = ["names", "opened", "state"]
 
 Make = Callable[..., Any]
 

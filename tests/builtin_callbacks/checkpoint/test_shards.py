@@ -39,10 +39,8 @@ from heliograph import (
     load_weights,
     on,
 )
-from heliograph.builtin_callbacks.checkpoint.command import main
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.conversion import consolidate
-from heliograph.core.checkpoint.state.ranks import join_shards
+from heliograph.core.checkpoint.ranks import join_shards
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.reader import read_shards, shards_path
 from heliograph.tests.kit import checkpoint_names
@@ -143,38 +141,6 @@ def test_a_branch_leaves_the_shards_of_its_parent(ranks: Pool, tmp_path: Path) -
 
 def write_shards(folder: Path) -> Weights:
     return train(Checkpoint(folder), sharding(), steps=2)[1]
-
-
-def write_whole(folder: Path) -> None:
-    train(Checkpoint(folder), FSDPEngine(device="cpu"), steps=2)
-
-
-def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
-    weights = ranks(2).run(write_shards, tmp_path / "parts")[0]
-    ranks(2).run(write_whole, tmp_path / "whole")
-    path = tmp_path / "parts" / "run_epoch_0_iter_2.pth"
-    former = storage.read_manifest(path)
-    task = make_task()
-    load_weights(task, path)
-    assert equal(dict(task.model.state_dict()), weights)
-
-    entry = consolidate(path, tmp_path / "copy" / "one.pth")
-    assert entry.path == tmp_path / "copy" / "one.pth"
-    assert (entry.sequence, entry.judged_by, entry.shards) == (former.sequence, former.judged_by, None)
-    assert storage.verify(path).shards
-    one, other = storage.load(entry.path), storage.load(tmp_path / "whole" / "run_epoch_0_iter_2.pth")
-    assert equal(one["modules"]["model"], other["modules"]["model"])
-    assert repr(one["optimizers"]) == repr(other["optimizers"])
-    assert "shards" not in one
-
-    consolidate(path)
-    assert sorted(each.name for each in path.parent.iterdir()) == [
-        "run.last",
-        "run_epoch_0_iter_2.pth",
-    ]
-    assert equal(storage.load(path)["modules"]["model"], weights)
-    with pytest.raises(ValueError, match="has no shards"):
-        consolidate(path)
 
 
 def write_by_the_engines_word(folder: Path) -> list[list[str]]:
@@ -398,7 +364,7 @@ def forge_index(path: Path, change: Callable[[Metadata], Any]) -> Path:
     return index
 
 
-def test_no_code_in_the_index_of_shards_runs(ranks: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_code_in_the_index_of_shards_runs(ranks: Pool, tmp_path: Path) -> None:
     ranks(2).run(write_shards, tmp_path)
     path, mark = tmp_path / "run_epoch_0_iter_2.pth", tmp_path / "it ran"
 
@@ -406,14 +372,13 @@ def test_no_code_in_the_index_of_shards_runs(ranks: Pool, tmp_path: Path, capsys
         index.planner_data = Evil(mark)
         return index
 
-    index = forge_index(path, spoil)
+    forge_index(path, spoil)
     trainer = Trainer(device="cpu")
     data = TensorDataset(torch.zeros(2, 4), torch.zeros(2, 2))
     for refuse in (
         lambda: load_weights(make_task(), path),
         lambda: load_weights(make_task(), tmp_path),
         lambda: trainer.test(make_task(), DataLoader(data), weights=path),
-        lambda: consolidate(path),
         lambda: storage.load(path),
         lambda: join_shards(storage.read(path), path),
         lambda: train(Checkpoint(tmp_path / "other", resume=path), DeviceEngine(device="cpu")),
@@ -422,10 +387,6 @@ def test_no_code_in_the_index_of_shards_runs(ranks: Pool, tmp_path: Path, capsys
             refuse()
     result, _, _ = train(Checkpoint(tmp_path, resume="auto"), DeviceEngine(device="cpu"), steps=1)
     assert any("pathlib.Path.touch" in note for note in result.notes)
-    for words in (["verify"], ["export"], ["consolidate"]):
-        assert main([*words, str(path), *[str(tmp_path / "out.pth")] * (words == ["export"])]) == 1
-        assert f"{index} cannot be read:" in (error := capsys.readouterr().err)
-        assert "pathlib.Path.touch" in error
     assert not mark.exists()
 
 
@@ -452,14 +413,3 @@ def test_what_the_index_of_shards_says_is_checked(ranks: Pool, tmp_path: Path) -
         index.write_bytes(content)
     forge_index(path, lambda index: index)
     load_weights(make_task(), path)
-
-
-def test_the_command_line_makes_one_file(ranks: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ranks(2).run(write_shards, tmp_path)
-    path = tmp_path / "run_epoch_0_iter_2.pth"
-    assert main(["inspect", str(path)]) == 0
-    assert "model: 69 values" in capsys.readouterr().out
-    assert main(["consolidate", str(path), "--out", str(tmp_path / "one.pth")]) == 0
-    assert_facts(capsys.readouterr().out, path, "one file", tmp_path / "one.pth", "(0.")
-    assert main(["consolidate", str(tmp_path / "one.pth")]) == 1
-    assert "has no shards" in capsys.readouterr().err

@@ -1,3 +1,3 @@
-from heliograph.tests.stores import names, old, opened, state
+from heliograph.tests.stores import names, opened, state
 
-__all__ = ["names", "old", "opened", "state"]
+__all__ = ["names", "opened", "state"]

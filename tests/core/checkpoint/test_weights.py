@@ -26,7 +26,6 @@ from heliograph import (
 )
 from heliograph.core.checkpoint import weights
 from heliograph.core.checkpoint.storage import Store
-from heliograph.core.checkpoint.weights import export_weights, read_weights
 from heliograph.core.engines.options import modules_of
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, damage
@@ -216,7 +215,7 @@ def test_names_that_a_wrapper_does_not_explain_are_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ending", ["pth", "safetensors"])
-def test_an_export_of_what_was_trained_is_called_a_part_of_the_network(tmp_path: Path, ending: str) -> None:
+def test_exported_trained_weights_are_called_a_part_of_the_network(tmp_path: Path, ending: str) -> None:
     task = supervised(1.0)
     task.model.bias.requires_grad_(False)
     plugins = [SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path / "x"), TrainedOnly()]
@@ -224,7 +223,9 @@ def test_an_export_of_what_was_trained_is_called_a_part_of_the_network(tmp_path:
         *plugins, task=task, train=kit.random_batches(2), optimizer=lambda _: kit.sgd()([task.model.weight])
     )
     assert result.last_checkpoint is not None
-    export_weights(read_weights(result.last_checkpoint), tmp_path / f"out.{ending}")
+    weights = Store(tmp_path, "run").load(result.last_checkpoint)["modules"]["model"]
+    save_file(weights, tmp_path / "out.safetensors")
+    torch.save(weights, tmp_path / "out.pth")
     with pytest.raises(ValueError, match=r"bias.*only a part.*TrainedOnly") as refusal:
         load_weights(supervised(), tmp_path / f"out.{ending}")
     assert "bias" in str(refusal.value)

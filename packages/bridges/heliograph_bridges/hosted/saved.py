@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from heliograph.core.checkpoint.state.ranks import gather_rank_parts, select_rank_part
+from heliograph.core.checkpoint.ranks import gather_rank_parts, select_rank_part
 from heliograph.spi import as_plain
 
 from .run import HostedRun

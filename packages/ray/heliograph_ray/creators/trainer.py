@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, Unpack, runtime_checkable
 
 from heliograph import RankFailed, RunResult, launch
-from heliograph.core.checkpoint.state.ranks import join_shards
+from heliograph.core.checkpoint.ranks import join_shards
 from heliograph.core.distributed.launcher import KeptRanks
 from heliograph.core.engines.options import EngineOptions
 from heliograph.spi import LoopEngine, Store, check_number, check_whole_number, membership

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Entry, Store
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.packages.ray.tests.fakes import FakeSession

@@ -10,7 +10,6 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.builtin_callbacks.checkpoint.command import describe
 from heliograph.core.checkpoint import storage
 from heliograph.core.program import UsageError
 from heliograph.core.rehearsal.trace import Leaf, leaves
@@ -162,7 +161,6 @@ def test_its_lineage_is_in_its_state_its_manifests_and_its_recording(tmp_path: P
     assert saved_state(child.last_checkpoint)["forked_from"] == origin
     assert saved_state(grandchild.last_checkpoint)["forked_from"] == later
     assert grandchild.last_checkpoint is not None
-    assert f"fork of     training {ids[1]} at step 9" in describe(grandchild.last_checkpoint)
     entries = read(tmp_path / "z").attempts[0].entries
     (loaded,) = [each for each in entries if isinstance(each, EventEntry) and each.event == "checkpoint_loaded"]
     assert loaded.data["forked_from"] == later

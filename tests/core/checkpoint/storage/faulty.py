@@ -33,10 +33,6 @@ class Faulty(Files):
     def sync(self, file: Any) -> None:
         self._step()
 
-    def link(self, old: Path, new: Path) -> None:
-        self._step()
-        super().link(old, new)
-
     def rename(self, old: Path, new: Path) -> None:
         self._step()
         super().rename(old, new)

@@ -116,11 +116,6 @@ class Recorder(Files):
     def sync(self, file: FileIO) -> None:
         self.log.append(("sync", self._open[id(file)], None))
 
-    def link(self, old: Path, new: Path) -> None:
-        super().link(old, new)
-        number = self._numbers[new.name] = self._numbers[old.name]
-        self.log.append(("name", number, {new.name: number}))
-
     def rename(self, old: Path, new: Path) -> None:
         super().rename(old, new)
         number = self._numbers[new.name] = self._numbers.pop(old.name)

@@ -70,10 +70,6 @@ class Faulty(Files):
     def sync(self, file: FileIO) -> None:
         self._step("sync")  # and leave it at that: nothing here is about power, and there are thousands
 
-    def link(self, old: Path, new: Path) -> None:
-        self._step("link")
-        super().link(old, new)
-
     def rename(self, old: Path, new: Path) -> None:
         self._step("rename")
         super().rename(old, new)
@@ -158,7 +154,7 @@ def test_a_save_that_fails_at_any_operation_changes_nothing(
     tmp_path: Path, opened: Make, state: Make, name: str, error: BaseException
 ) -> None:
     """Here the process lives on, whatever was raised, and cleans up."""
-    messages = set()
+    messages = list[str]()
     for trial in trials():
         folder, files = tmp_path / str(trial), Faulty(None, error)
         store = opened(folder=folder, files=files)
@@ -168,11 +164,13 @@ def test_a_save_that_fails_at_any_operation_changes_nothing(
         raised = failure(partial(store.save, name, state(2)))
         if raised is None:
             break
-        messages.add(str(raised))
+        messages.append(str(raised))
         assert raised is error or raised.__cause__ is error
-        if contents(folder) != before:  # interrupted after the save, while it removed files
-            assert not isinstance(error, OSError)
+        if contents(folder) != before:  # the file was replaced, or the save was interrupted at its end
+            assert name == "a.pth" or not isinstance(error, OSError)
+            assert not isinstance(error, OSError) or "either may remain" in messages.pop()
             assert steps(store) == 2
+            assert store.save("c.pth", state(3)).sequence == 3
             continue
         assert steps(store) == 1
         assert store.save(name, state(3)).sequence == 2
@@ -214,8 +212,8 @@ def test_when_nothing_works_any_more_not_even_undoing(tmp_path: Path, opened: Ma
 
 
 def test_a_rename_that_fails_and_the_one_that_would_undo_it(tmp_path: Path, opened: Make, state: Make) -> None:
-    """The rename that is the commit; or the folder cannot be synced after it, and the former not be given its name."""
-    for kinds, times in (({"rename"}, 1), ({"rename"}, float("inf")), ({"sync_folder"}, 1)):
+    """The rename that is the commit."""
+    for kinds, times in (({"rename"}, 1), ({"rename"}, float("inf"))):
         folder = tmp_path / f"{kinds} {times}"
         files = Faulty(None, OSError(errno.EPERM, "Operation not permitted"), times=times, kinds=kinds)
         store = opened(folder=folder, files=files)
@@ -229,49 +227,6 @@ def test_a_rename_that_fails_and_the_one_that_would_undo_it(tmp_path: Path, open
         assert not getattr(info.value.__cause__, "__notes__", [])
         store.close()
         assert steps(opened(folder=folder)) == 1
-
-
-def test_a_rename_that_would_undo_it_and_fails_too(tmp_path: Path, opened: Make, state: Make) -> None:
-    files = Faulty(None, OSError(errno.EPERM, "Operation not permitted"))
-    store = opened(files=files)
-    store.save("a.pth", state(1))
-    files.kinds, files.count, files.first, files.times = {"rename", "sync_folder"}, 0, 1, 2
-    with pytest.raises(OSError, match="Operation not permitted") as info:
-        store.save("a.pth", state(2))
-    files.first = None
-    assert getattr(info.value.__cause__, "__notes__", [])
-    store.close()
-    assert steps(opened()) == 2
-
-
-@pytest.mark.parametrize("name", ["b.pth", "a.pth"], ids=["a new name", "replacing"])
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
-def test_a_failed_save_without_hard_links_leaves_one_of_both(
-    tmp_path: Path, opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
-) -> None:
-    def refuse(old: Path, new: Path) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    ends = set()
-    for trial in trials():
-        folder, files = tmp_path / str(trial), Faulty(None, error)
-        store = opened(folder=folder, files=files)
-        store.save("a.pth", state(1))
-        files.count, files.first = 0, trial
-        raised = failure(partial(store.save, name, state(2)))
-        if raised is None:
-            break
-        newest = steps(store)
-        ends.add(newest)
-        if isinstance(error, OSError):
-            assert ("checkpoints are unchanged" in str(raised)) == (newest == 1)
-        assert store.save("c.pth", state(3)).sequence == newest + 1
-        assert contents(folder).keys() == {"a.pth", "c.pth"}
-        for entry in store.entries()[0]:
-            storage.verify(entry.path)
-    assert ends == ({1, 2} if name == "a.pth" else {1})
-    assert trial > 40
 
 
 @pytest.mark.sample(2)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Entry, Files, manifest
 from heliograph.core.checkpoint.storage.files import PAUSES, TRIES
 from heliograph.core.checkpoint.storage.manifest import SchemaError

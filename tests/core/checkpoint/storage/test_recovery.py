@@ -31,7 +31,7 @@ def saved(store: Store, name: str, state: dict[str, Any], *, shards: bool = Fals
     return store.save(name, {**state, "shards": {}}, shards={"__0_0.distcp": digest_of(folder / "__0_0.distcp")}).path
 
 
-@pytest.mark.parametrize("kind", ["data", "former", "small"])
+@pytest.mark.parametrize("kind", ["data", "small"])
 def test_what_has_a_hidden_name_goes_and_nothing_else(
     tmp_path: Path, opened: Make, state: Make, names: Make, kind: str
 ) -> None:

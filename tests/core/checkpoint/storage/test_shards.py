@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Entry, Files, Store, manifest
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.reader import read_shards, shards_path
@@ -73,9 +73,14 @@ def test_a_save_that_fails_at_any_operation_changes_nothing(
         files.count, files.first = 0, trial
         try:
             save(store, name, state(2), later)
-        except OSError:
-            assert contents(folder) == before
-            assert check_whole(folder) == 1
+        except OSError as failure:
+            is_replaced = "either may remain" in str(failure)
+            assert is_replaced or contents(folder) == before
+            if is_replaced:  # the shards of the previous one stay until the next start
+                store.close()
+                store = opened(folder=folder)
+            assert check_whole(folder) == 1 + is_replaced
+            assert name == "a.pth" or not is_replaced
         if files.count <= trial:
             break
         store.close()

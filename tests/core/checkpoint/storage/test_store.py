@@ -363,6 +363,7 @@ def test_a_measurement_of_a_damaged_file_changes_nothing(tmp_path: Path, opened:
         store.judge(entry, ("loss", "min", 0.5))
 
     assert entry.path.read_bytes() == content
+    store.save("b.pth", state(2))
     assert not [*tmp_path.glob(".*.tmp")]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.state.schema import check_plain
+from heliograph.core.checkpoint.schema import check_plain
 from heliograph.core.data.draws import rng
 
 

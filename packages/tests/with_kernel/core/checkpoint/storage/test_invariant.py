@@ -48,10 +48,11 @@ def takes_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("heliograph.builtin_callbacks.checkpoint.folder.claim_name", claim_name)
 
-    def replaces_any(store: Store, path: Path, training: str, unknown: bool) -> tuple[bool, None] | None:
-        return None if store.is_pinned(path) else (path.exists(), None)
+    def replaces_any(store: Store, path: Path, training: str, unknown: bool) -> tuple[Path, bool, None]:
+        path = path.with_stem(f"{path.stem}-2") if store.is_pinned(path) else path
+        return path, path.exists(), None
 
-    monkeypatch.setattr(Store, "_replaceable", replaces_any)
+    monkeypatch.setattr(Store, "_free_path", replaces_any)
 
 
 def owns_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +190,7 @@ def test_no_operation_that_fails_costs_a_checkpoint(
 def replaces_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes the former one before the new one has its name."""
 
-    def put_in_place(self: Store, entry: Entry, replaces: bool) -> None:
+    def put_in_place(self: Store, entry: Entry) -> None:
         self._files.unlink(entry.path)
         self._files.rename(self._hidden.data, entry.path)
 
@@ -208,7 +209,7 @@ def test_the_only_one_is_there_after_a_kill_during_its_replacement(
         with closing(Store(folder, "run", ONE)) as store:
             store.open()
             store.save("b.pth", make_state("run", ONE, 2))
-            with under(Fault(at, None, kinds=("rename", "unlink", "link"))), suppress(Death):
+            with under(Fault(at, None, kinds=("rename", "unlink"))), suppress(Death):
                 save_again(store)
         found.append(ONE in look(folder, ["run"]))
 

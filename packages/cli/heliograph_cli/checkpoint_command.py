@@ -1,37 +1,42 @@
-"""The command `python -m heliograph checkpoint inspect | verify | migrate | consolidate | export | prune`."""
+"""The command `heliograph checkpoint inspect | verify | migrate | consolidate | export | prune`."""
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
+from heliograph.builtin_callbacks.checkpoint.folder import reasons_to_keep
+from heliograph.core.checkpoint.ranks import join_shards
+from heliograph.core.checkpoint.weights import find_weights
+from heliograph.spi import (
+    Entry,
+    MissingManifestError,
+    Monitor,
+    Store,
+    known_names,
+    printable,
+    printable_lines,
+    read_manifest,
+)
 from torch import Tensor
 
-from ...core.checkpoint.conversion import consolidate, files_in, migrate_file
-from ...core.checkpoint.state.schema import SCHEMA
-from ...core.checkpoint.storage import reader
-from ...core.checkpoint.storage.manifest import PINNED, Entry, Label, MissingManifestError, pointer_path
-from ...core.checkpoint.storage.reader import read_pointer
-from ...core.checkpoint.storage.store import Store
-from ...core.checkpoint.weights import WHICH, export_weights, find_weights
-from ...core.metrics.monitor import Monitor
-from ...core.system.errors import MACHINE_ERRORS
-from ...core.system.extras import printable_lines
-from ...events.checks import known_names, printable
-from .folder import by_training, ranked, reasons_to_keep
+from .helios import SUFFIX, migrate_file
+from .weights_export import export_weights
 
 T = TypeVar("T")
+ERRORS = (ValueError, OSError, MemoryError, RuntimeError, SystemError, ImportError)  # of a file, or of the machine
 HEAD = ("FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METRICS")
 
 
-def main(arguments: Sequence[str]) -> int:
+def checkpoint(arguments: Sequence[str]) -> int:
     """Inspect, verify, migrate, export or prune checkpoints.
 
     The exit status is 1 if a checkpoint is damaged or could not be processed.
@@ -73,7 +78,7 @@ def _parser() -> ArgumentParser:
 def _add_export(export: ArgumentParser) -> None:
     export.add_argument("path", metavar="PATH", type=_path, help="a checkpoint, or a folder of them")
     export.add_argument("out", metavar="OUT", type=_path, help="a .safetensors, .pth or .pt file")
-    export.add_argument("--which", choices=WHICH, help="in a folder: the newest intact one (last, the default)")
+    export.add_argument("--which", choices=("last", "best"), help="in a folder: the newest intact one by default")
     export.add_argument("--run", dest="run_name", metavar="NAME", help="in a folder: only of this run")
     export.add_argument("--module", metavar="NAME", help="the module, if there are several")
     weights = export.add_mutually_exclusive_group()
@@ -124,10 +129,36 @@ def _migrate(options: Namespace) -> int:
 
 def _consolidate(options: Namespace) -> int:
     def act(path: Path) -> list[str]:
-        entry = consolidate(path, options.out)
+        entry = consolidate(path, options.out or path)
         return [f"{path}: written as one file, {entry.path} ({entry.size / 1e6:,.3f} MB)"]
 
     return _process([options.path], act)
+
+
+def consolidate(path: Path, out: Path) -> Entry:
+    """Convert a checkpoint with shards to one file, as other engines write it.
+
+    Args:
+        path: the checkpoint.
+        out: where to write; if it is `path`, the checkpoint and its shards are replaced, unless it is pinned.
+
+    Raises:
+        ValueError: the checkpoint is damaged or has no shards; or another process writes this run's checkpoints there.
+        OSError: the checkpoint could not be read, or `out` could not be written; the original is unchanged.
+    """
+    state, entry = _store(path).load(path), read_manifest(path)
+    if "shards" not in state:
+        raise ValueError(f"{path} has no shards: it is an ordinary checkpoint already.")
+    with closing(Store(out.parent, entry.family)) as store:
+        store.open()
+        store.write_as(entry.training, entry.run_name)
+        return store.save(
+            out.name,
+            join_shards(state, path),
+            judged_by=entry.judged_by,
+            sequence=entry.sequence,
+            replace_unknown=out == path,
+        )
 
 
 def _export(options: Namespace) -> int:
@@ -138,6 +169,25 @@ def _export(options: Namespace) -> int:
         return [f"{file.path}: exported to {written}"]
 
     return _process([options.path], act)
+
+
+def _store(path: Path) -> Store:
+    return Store(path.parent, path.stem)
+
+
+def files_in(path: Path) -> list[Path]:
+    """Return the files with the name of a checkpoint in a folder, or a path that is not a folder.
+
+    Raises:
+        FileNotFoundError: there is none in the folder.
+        OSError: the folder cannot be read.
+    """
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.suffix == SUFFIX and not file.is_dir())
+    if not files:
+        raise FileNotFoundError(f"There is no checkpoint in {path}.")
+    return files
 
 
 def _process_files(paths: Iterable[Path], act: Callable[[Path], Iterable[str]]) -> int:
@@ -160,7 +210,7 @@ def _process(items: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
         try:
             for line in act(item):
                 print(printable_lines(line))
-        except (ValueError, *MACHINE_ERRORS) as error:
+        except ERRORS as error:
             status = _print_error(" ".join([str(error) or repr(error), *getattr(error, "__notes__", ())]))
     return status
 
@@ -198,52 +248,58 @@ def _pruned(store: Store, options: Namespace) -> list[str]:
     notes = [] if options.dry_run else store.open()  # raises if a process trains into the folder
     try:
         entries, skipped = store.entries()
-        trainings = by_training(entry for entry in entries if _is_requested(entry, options))
+        trainings: dict[str, list[Entry]] = {}
+        for entry in entries:
+            if _is_requested(entry, options):
+                trainings.setdefault(entry.training, []).append(entry)
         if options.monitor is not None:
             _check_monitor(entries, options.monitor)
         reasons: dict[Path, str] = {}  # of all checkpoints, before one is removed
-        for training in trainings:
+        for training in trainings.values():
             reasons |= _reasons_to_keep(store, training, options)
-        lines = [_prune_entry(store, entry, reasons, options.dry_run) for entries in trainings for entry in entries]
+        requested = [entry for training in trainings.values() for entry in training]
+        lines = [_prune_entry(store, entry, reasons, options.dry_run) for entry in requested]
     finally:
         store.close()
     return [*notes, *lines, *(f"left     {line}" for line in skipped)]
 
 
 def _check_monitor(entries: list[Entry], monitor: Monitor) -> None:
-    if not ranked(_judged(entries, monitor), monitor):
+    if not any(entry.judged_by and entry.judged_by[2] is not None for entry in _judged(entries, monitor)):
         known = known_names(monitor.name, {name for entry in entries for name in entry.metrics})
         raise ValueError(f"No checkpoint of run {entries[0].run_name!r} has a metric {monitor.name!r}.{known}")
 
 
 def _reasons_to_keep(store: Store, entries: list[Entry], options: Namespace) -> dict[Path, str]:
     """Return why each checkpoint of a training is kept; the one marked as the best by its run always is."""
+
+    @cache  # it reads the whole file
+    def damage_to(path: Path) -> str:
+        try:
+            store.verify(path)
+        except ValueError as error:
+            return str(error)
+        return ""
+
     reasons = reasons_to_keep(
         entries if options.monitor is None else _judged(entries, options.monitor),
         keep_last=options.keep_last,
         keep_best=options.keep_best or 0,
         monitor=options.monitor,
         is_pinned=store.is_pinned,
-        damage_to=cache(_damage_to),  # it reads the whole file
+        damage_to=damage_to,
     )
-    best = read_pointer(pointer_path(store.folder, entries[0].run_name, "best"))
-    return {path: reason or "called the best by its run" * (path.name == best) for path, reason in reasons.items()}
+    best = {entry.path for entry in entries if "best" in store.marks(entry)}
+    return {path: reason or "called the best by its run" * (path in best) for path, reason in reasons.items()}
 
 
 def _judged(entries: list[Entry], monitor: Monitor) -> list[Entry]:
     """Rank by the metrics in the manifests, unless the run itself ranked some checkpoints by this metric."""
-    if ranked(entries, monitor):
-        return entries
     name, mode = monitor.name, monitor.mode
+    judged = [entry for entry in entries if entry.judged_by and entry.judged_by[:2] == (name, mode)]
+    if any(entry.judged_by[2] is not None for entry in judged if entry.judged_by):
+        return entries
     return [replace(entry, judged_by=(name, mode, entry.metrics.get(name))) for entry in entries]
-
-
-def _damage_to(path: Path) -> str:
-    try:
-        reader.check(path)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def _prune_entry(store: Store, entry: Entry, reasons: Mapping[Path, str], dry_run: bool) -> str:
@@ -256,8 +312,8 @@ def _prune_entry(store: Store, entry: Entry, reasons: Mapping[Path, str], dry_ru
 
 
 def _verified(path: Path) -> list[str]:
-    reader.load(path)
-    entry = reader.read_manifest(path)
+    _store(path).load(path)
+    entry = read_manifest(path)
     return [f"intact   {path}: run {entry.family!r}, step {entry.progress.get('steps')}"]
 
 
@@ -265,7 +321,7 @@ def _inspected(path: Path) -> list[str]:
     if path.is_dir():
         return _table(path)
     print(printable_lines(describe(path)))  # also if it is damaged
-    reader.check(path)
+    _store(path).verify(path)
     return []
 
 
@@ -273,7 +329,7 @@ def _read_manifests(folder: Path) -> tuple[list[Entry], dict[Path, OSError | Val
     entries, problems = list[Entry](), dict[Path, OSError | ValueError]()
     for path in files_in(folder):
         try:
-            entries.append(reader.read_manifest(path))
+            entries.append(read_manifest(path))
         except (OSError, ValueError) as error:
             problems[path] = error
     return entries, problems
@@ -290,7 +346,7 @@ def _table(folder: Path) -> list[str]:
     for problem in problems.values():
         print(printable(problem))
     bad = [path.name for path, problem in problems.items() if not isinstance(problem, MissingManifestError)]
-    bad += [entry.path.name for entry in entries if not reader.is_complete(entry)]
+    bad += [entry.path.name for entry in entries if not _files_of(entry)]
     if bad:
         raise ValueError(f"{folder}: damaged, or cannot be read: {', '.join(sorted(bad))}.")
     return []
@@ -298,16 +354,16 @@ def _table(folder: Path) -> list[str]:
 
 def _row(entry: Entry) -> tuple[str, ...]:
     counters = (str(entry.progress.get(name, "?")) for name in ("epoch", "batch", "steps"))
-    damaged = [] if reader.is_complete(entry) else ["damaged"]
+    damaged = [] if _files_of(entry) else ["damaged"]
     kind = ["weights only"] * entry.weights_only
-    marks = ",".join([*damaged, *kind, *_marks(entry)]) or "-"
+    marks = ",".join([*damaged, *kind, *_store(entry.path).marks(entry)]) or "-"
     metrics = " ".join(f"{name}={value:.4g}" for name, value in sorted(entry.metrics.items()))
     return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), _size(entry), marks, metrics
 
 
 def describe(path: Path) -> str:
     """Return the lines about one checkpoint, without verifying it."""
-    entry, state = reader.read_manifest(path), reader.read(path, map_tensors=True)
+    entry, state = read_manifest(path), _store(path).peek(path)
     lines = [printable(path)]
     try:
         for label, *texts in (*_facts(state, entry), *_contents(state)):
@@ -321,7 +377,7 @@ def describe(path: Path) -> str:
 
 def _facts(state: Mapping[str, Any], entry: Entry) -> Iterator[tuple[str, ...]]:
     name, place, versions = entry.run_name, state["progress"], sorted(state["versions"].items())
-    yield "layout", f"schema {SCHEMA}"
+    yield "layout", f"schema {state['schema']}"
     yield "run", name if name == entry.family else f"{name}, requested as {entry.family}"
     yield "training", state["training_id"]
     if origin := state.get("forked_from"):
@@ -335,7 +391,7 @@ def _facts(state: Mapping[str, Any], entry: Entry) -> Iterator[tuple[str, ...]]:
     yield "streams", *(f"{name} {count} batches" for name, count in place.get("streams", {}).items())
     yield "saved", _time(entry.saved_at)
     yield "size", _size(entry)
-    yield "marks", ", ".join(_marks(entry)) or "none"
+    yield "marks", ", ".join(_store(entry.path).marks(entry)) or "none"
     yield "versions", ", ".join(f"{name} {number}" for name, number in versions) or "unknown"
     yield "processes", str(state["world"]["size"])
     yield "metrics", *(f"{name} {value:.6g}" for name, value in sorted(state["metrics"].items()))
@@ -372,17 +428,17 @@ def _keys(state: Any) -> str:
     return (", ".join(map(str, state)) or "no state") if isinstance(state, Mapping) else type(state).__name__
 
 
-def _marks(entry: Entry) -> list[str]:
-    path, labels = entry.path, get_args(Label)
-    marks = [label for label in labels if read_pointer(pointer_path(path.parent, entry.run_name, label)) == path.name]
-    return [*marks, "pinned"] if path.with_suffix(PINNED).exists() else marks
-
-
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
 
 
 def _size(entry: Entry) -> str:
-    shards = None if entry.shards is None else reader.shards_path(entry)
-    files = [entry.path, *(shards.iterdir() if shards is not None and shards.exists() else ())]
-    return f"{sum(file.stat().st_size for file in files) / 1e6:,.3f} MB"
+    return f"{sum(file.stat().st_size for file in _files_of(entry) or [entry.path]) / 1e6:,.3f} MB"
+
+
+def _files_of(entry: Entry) -> list[Path]:
+    # empty if shards are missing or truncated; digests are not verified
+    try:
+        return _store(entry.path).files_of(entry.path)
+    except ValueError:
+        return []

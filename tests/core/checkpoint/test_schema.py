@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.state.schema import (
+from heliograph.core.checkpoint.schema import (
     FEW,
     as_plain,
     brief,

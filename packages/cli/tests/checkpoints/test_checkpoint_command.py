@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from math import nan
 from pathlib import Path
 from subprocess import run as call
@@ -15,11 +17,11 @@ import pytest
 import torch
 from heliograph.__main__ import main
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.schema import SCHEMA
-from heliograph.core.checkpoint.storage import Store
+from heliograph.core.checkpoint.schema import SCHEMA
+from heliograph.core.checkpoint.storage import Entry, Store
 from heliograph.tests.kit import damage
 from heliograph.tests.messages import assert_facts, has_facts
-from heliograph.tests.stores import seal_as, unseal
+from heliograph.tests.stores import seal, seal_as, unseal
 
 OLD, OTHER = "golden_epoch_1_iter_6.pth", "golden_epoch_1_iter_4.pth"
 Make = Callable[..., Any]
@@ -48,7 +50,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Said:
 def write(state: Make, tmp_path: Path) -> Callable[..., Path]:
     """Return a function that writes a checkpoint, whose loss it is given, into the test's folder."""
 
-    def make(step: int, loss: float, *, name: str = "run", judged: bool = False) -> Path:
+    def make(step: int, loss: float, *, name: str = "run", judged: bool = False, **more: Any) -> Path:
         progress = {"epoch": step // 10, "batch": step % 10, "steps": step, "samples": 4 * step, "validations": 1}
         cut = state(
             step,
@@ -58,6 +60,7 @@ def write(state: Make, tmp_path: Path) -> Callable[..., Path]:
             optimizers={"optimizer": {"state": {}, "param_groups": [{}, {}]}},
             optimizer_kinds={"optimizer": "SGD"},
             plugins={"early_stopping": {"best": 0.5, "count": 1}, "bar": {}},
+            **more,
         )
         store = Store(tmp_path, name)
         store.open()
@@ -90,6 +93,52 @@ def test_inspect_reports_what_a_checkpoint_holds(command: Said, write: Make) -> 
     assert reported["optimizers"] == "optimizer: SGD, 2 groups"
     assert reported["plugins"] == "bar: no state"
     assert lines[-1].strip() == "early_stopping: best, count"
+
+
+def test_inspect_reports_the_origin_of_a_fork(command: Said, write: Make) -> None:
+    origin = {"training": "abc", "step": 9, "recording": "runs/y"}
+    assert command("inspect", write(12, 0.25, forked_from=origin)) == 0
+    assert "fork of     training abc at step 9, runs/y" in command.out
+
+
+@pytest.mark.parametrize("changes", [{"modules": 3}, {"metrics": {"a": "b"}}, {"versions": None}, {"progress": {}}])
+def test_inspect_refuses_contents_of_other_types(
+    command: Said, state: Make, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    torch.save(state(**changes), tmp_path / "a.pth")
+    seal_as(tmp_path / "a.pth", Entry(tmp_path / "a.pth", "run", 1, 1000.0, 0, ""))
+    assert command("inspect", tmp_path / "a.pth") == 1
+    assert "is not a checkpoint" in command.error
+
+
+def test_a_forged_manifest_is_an_error_and_the_file_is_kept(command: Said, write: Make, tmp_path: Path) -> None:
+    write(1, 0.5)
+    path = write(2, 0.5)
+    seal(path, lambda size, sha256: b'{"format": "heliograph checkpoint"}')
+    assert command("inspect", tmp_path) == command("verify", tmp_path) == 1
+    assert command("prune", tmp_path, "--keep-last", "1") == 0
+    assert path.exists()
+
+
+def test_odd_files_beside_checkpoints_are_ignored(command: Said, write: Make, tmp_path: Path) -> None:
+    write(1, 0.5)
+    os.mkfifo(tmp_path / "config.json")
+    (tmp_path / "run.best").write_bytes(b"\xff\xfe\0/../x\x1b[31m")
+    assert command("inspect", tmp_path) == command("verify", tmp_path) == 0
+    assert command("prune", tmp_path, "--keep-last", "1") == 0
+
+
+def test_names_do_not_steer_the_terminal(command: Said, write: Make, tmp_path: Path) -> None:
+    name = "\x1b[2J\u202eevil\nintact   everything"
+    with closing(Store(tmp_path, name)) as store:
+        store.open()
+        saved = storage.load(write(4, 0.5)) | {"run_name": name, "modules": {"\x07": {}}}
+        entry = store.save("a.pth", saved)
+    assert command("inspect", tmp_path, entry.path) == 0
+    assert "\\x1b[2J\\u202eevil" in command.out
+    assert all(line.isprintable() for line in command.out.split("\n"))
+    assert command("verify", tmp_path) == 0
+    assert all(line.isprintable() for line in command.out.split("\n"))
 
 
 def test_inspect_refuses_checkpoints_of_helios(command: Said, old: Path) -> None:
@@ -344,10 +393,10 @@ def test_prune_removes_nothing_if_a_checkpoint_cannot_be_read(
     write(1, 0.5)
     write(2, 0.5)
 
-    def refused(path: Path) -> None:
+    def refused(path: Path, **options: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(storage.reader, "check", refused)
+    monkeypatch.setattr(storage.reader, "verify", refused)
     assert command("prune", tmp_path, "--keep-last", 1) == 1
     assert "Permission denied" in command.error
     assert len(list(tmp_path.glob("*.pth"))) == 2

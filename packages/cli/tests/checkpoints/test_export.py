@@ -13,10 +13,11 @@ import torch
 from heliograph import EMA, Checkpoint, Every, SaveSchedule, Supervised, ValidationSchedule, load_weights
 from heliograph.__main__ import main
 from heliograph.core.checkpoint.storage import Files
-from heliograph.core.checkpoint.weights import WeightsFile, export_weights
+from heliograph.core.checkpoint.weights import WeightsFile
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches
 from heliograph.tests.messages import assert_facts
+from heliograph_cli.weights_export import export_weights
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
@@ -136,6 +137,11 @@ def test_one_of_several_modules_is_chosen(tmp_path: Path) -> None:
     assert torch.equal(torch.load(tmp_path / "out.pth")["w"], torch.ones(2))
 
 
+def test_missing_frozen_weights_are_reported(tmp_path: Path) -> None:
+    file = WeightsFile(tmp_path / "a.pth", {"model": {"w": torch.ones(2)}}, frozen={"model": {"a": "0", "b": "0"}})
+    assert_facts(export_weights(file, tmp_path / "head.pth"), "2 frozen tensors", "missing")
+
+
 def test_views_of_one_storage_are_stored_apart_and_only_as_far_as_they_reach(tmp_path: Path) -> None:
     whole = torch.arange(1000.0)
     weights = OrderedDict(a=whole[:2], b=whole[1:3], c=torch.eye(2).expand(3, 2, 2), d=torch.empty(0), e=torch.empty(0))
@@ -157,25 +163,6 @@ def test_what_safetensors_cannot_hold_is_named(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "out.pth")["_extra_state"] == {"count": 3}
 
 
-class Full(Files):
-    """A disk on which one operation fails."""
-
-    def __init__(self, operation: str) -> None:
-        self.operation = operation
-
-    def sync(self, file: Any) -> None:
-        self._fail("sync")
-        super().sync(file)
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._fail("rename")
-        super().rename(old, new)
-
-    def _fail(self, operation: str) -> None:
-        if operation == self.operation:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 @pytest.mark.parametrize("ending", ["safetensors", "pth"])
 @pytest.mark.parametrize("operation", ["write", "sync", "rename"])
 def test_a_full_disk_leaves_the_former_file(
@@ -187,13 +174,18 @@ def test_a_full_disk_leaves_the_former_file(
 
     def write(content: Any, path: Path, **options: Any) -> None:
         path.write_bytes(b"half")
+        fail()
+
+    def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    if operation == "write":
+    if operation != "write":
+        monkeypatch.setattr(Files, operation, fail)
+    else:
         monkeypatch.setattr("safetensors.torch.save_file", write)
         monkeypatch.setattr("torch.save", write)
     with pytest.raises(OSError, match=r"written: .*existing") as caught:
-        export_weights(file, out, overwrite=True, files=Full(operation))
+        export_weights(file, out, overwrite=True)
 
     assert caught.value.errno == errno.ENOSPC
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {out.name: b"former"}

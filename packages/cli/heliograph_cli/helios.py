@@ -1,10 +1,11 @@
-"""Convert checkpoints on disk: files of Helios 1 and 2 to the present schema, and shards to one file."""
+"""Convert checkpoints of Helios 1 and 2 to the present schema."""
 
 from __future__ import annotations
 
 import filecmp
 import hashlib
 import os
+import random
 import re
 import shutil
 from collections.abc import Collection, Mapping
@@ -13,34 +14,16 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
+import torch
+from heliograph.core.checkpoint.storage.untrusted_files import read_foreign
+from heliograph.plugins import discover
+from heliograph.spi import MissingManifestError, Store, as_plain, capture, restore
 from torch import Tensor
 
-from ...plugins.discovery import discover
-from ..data.draws.rng import pack_numpy, pack_python, pack_torch
-from .state.ranks import join_shards
-from .state.schema import SCHEMA, as_plain, brief
-from .storage import reader
-from .storage.manifest import SUFFIX, Entry, MissingManifestError
-from .storage.store import Store
-from .storage.untrusted_files import check_content, read_with_stand_ins, records_as_dicts
-
+SUFFIX = ".pth"
+SCHEMA = 3  # of the converted state
 BACKUP = ".backup"
 State = dict[str, Any]
-
-
-def files_in(path: Path) -> list[Path]:
-    """Return the files with the name of a checkpoint in a folder, or a path that is not a folder.
-
-    Raises:
-        FileNotFoundError: there is none in the folder.
-        OSError: the folder cannot be read.
-    """
-    if not path.is_dir():
-        return [path]
-    files = sorted(file for file in path.iterdir() if file.suffix == SUFFIX and not file.is_dir())
-    if not files:
-        raise FileNotFoundError(f"There is no checkpoint in {path}.")
-    return files
 
 
 def migrate_file(
@@ -67,12 +50,10 @@ def migrate_file(
         OSError: the new file could not be written; the original is unchanged.
     """
     with suppress(MissingManifestError):
-        reader.check(path)
+        Store(path.parent, path.stem).verify(path)
         return [f"{path}: up to date (schema {SCHEMA})"]
-    saved = read_with_stand_ins(path, [*RECORDS, *map(re.escape, as_data)], TEXTS)
+    saved = read_foreign(path, [*RECORDS, *map(re.escape, as_data)], TEXTS)
     try:
-        saved = records_as_dicts(saved)
-        check_content(saved, path)
         state, changes = convert_from_helios(saved, path)
     except (ValueError, TypeError, AttributeError, LookupError) as error:  # parts are missing or foreign
         raise ValueError(f"{path} is not a checkpoint that can be migrated: {error}") from error
@@ -101,39 +82,6 @@ def _back_up(path: Path) -> str:
     elif not filecmp.cmp(path, backup, shallow=False):
         raise ValueError(f"{backup} exists with other content: move it away first.")
     return backup.name
-
-
-def consolidate(path: Path | str, out: Path | str | None = None) -> Entry:
-    """Convert a checkpoint with shards to one file, as other engines write it.
-
-    Args:
-        path: the data file of a checkpoint with shards.
-        out: where to write; by default the checkpoint and its shards are replaced, or if it is pinned, a number is
-            added to the name.
-
-    Returns:
-        The entry of the new checkpoint.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged or has no shards; or another process writes this run's checkpoints there.
-        OSError: it could not be written; the original is unchanged.
-    """
-    path = Path(path)
-    out = path if out is None else Path(out)
-    state, entry = reader.load(path), reader.read_manifest(path)
-    if "shards" not in state:
-        raise ValueError(f"{path} has no shards: it is an ordinary checkpoint already.")
-    with closing(Store(out.parent, entry.family)) as store:
-        store.open()
-        store.write_as(entry.training, entry.run_name)
-        return store.save(
-            out.name,
-            join_shards(state, path),
-            judged_by=entry.judged_by,
-            sequence=entry.sequence,
-            replace_unknown=out == path,
-        )
 
 
 RECORDS = (r"helios(\.\w+)*\.TrainingState",)
@@ -191,7 +139,7 @@ def _progress(counters: Any, notes: list[str]) -> dict[str, int | float]:
     # Helios counts the running epoch as finished, and does not count samples
     if not isinstance(counters, Mapping) or not all(isinstance(counters.get(name), int) for name in COUNTERS):
         raise ValueError(
-            f"The training state of Helios needs whole numbers for {', '.join(COUNTERS)}, got {brief(counters)}."
+            f"The training state of Helios needs whole numbers for {', '.join(COUNTERS)}, got {counters!r:.80}."
         )
     steps, batches, epoch, validations, batch = (counters[name] for name in COUNTERS)
     notes += [
@@ -256,15 +204,8 @@ def _plugins(saved: Mapping[str, Any], notes: list[str]) -> State:
             states[name], _ = as_plain(saved[name], name)
         except TypeError as error:
             notes.append(f"left out, {str(error).split(':')[0]}")
-    rng = saved["rng"]
-    if {"torch", "rand", "numpy"} <= rng.keys():
-        generators = {
-            "python": pack_python(rng["rand"]),
-            "numpy": pack_numpy(np.random.RandomState(0).get_state(legacy=False)),
-            "torch": pack_torch(rng["torch"]),
-            "cuda": [rng["cuda"]] if "cuda" in rng else [],
-        }
-        states["rng_capture"] = {"globals": generators, "generator": rng["numpy"], "held": []}
+    if {"torch", "rand", "numpy"} <= saved["rng"].keys():
+        states["rng_capture"] = _generators(saved["rng"])
         notes.append("Helios did not save the state of NumPy's legacy generator: it starts fresh")
     else:
         notes.append("the file holds no state of the random generators: they start fresh")
@@ -272,3 +213,15 @@ def _plugins(saved: Mapping[str, Any], notes: list[str]) -> State:
     if isinstance(log, str):
         states["file_log"] = {"file": (PureWindowsPath(log) if "\\" in log else PurePosixPath(log)).name}
     return states
+
+
+def _generators(saved: Mapping[str, Any]) -> State:
+    before = capture()
+    try:
+        random.setstate(saved["rand"])
+        np.random.seed(0)
+        torch.set_rng_state(saved["torch"])
+        states = capture() | {"cuda": [saved["cuda"]] if "cuda" in saved else []}
+    finally:
+        restore(before)
+    return {"globals": states, "generator": saved["numpy"], "held": []}

@@ -30,7 +30,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.core.checkpoint.state.ranks import digest
+from heliograph.core.checkpoint.ranks import digest
 from heliograph.tests.kit import class_batches, go_through, sgd
 from heliograph.tests.messages import has_facts
 from heliograph.tests.ranks_pool import Pool

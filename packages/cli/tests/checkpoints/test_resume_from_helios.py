@@ -22,7 +22,7 @@ from heliograph import (
     ValidationSchedule,
 )
 from heliograph.core.checkpoint import storage
-from heliograph.tests.stores import migrate
+from heliograph.packages.cli.tests.checkpoints.helios_files import migrate
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset

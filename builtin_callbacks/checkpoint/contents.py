@@ -1,10 +1,16 @@
-"""Labels in the names of checkpoints."""
+"""`CheckpointLabel` and `TrainedOnly`: the names of checkpoints, and what they hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from string import Formatter
+from typing import Any
 
+from ...core.checkpoint.frozen import FROZEN, Key, named_parameters
+from ...core.checkpoint.ranks import digest
+from ...core.engines.sharded_states import ShardingEngine
+from ...core.objects.equality import sums
+from ...core.system.extras import kind_of
 from ...events import Event, Lane, Log, Run, RunClosed, TrainStart, ValidationEnd
 from ...events.checks import known_names
 from ...plugins import Plugin, on
@@ -111,3 +117,64 @@ class _Template:
             else:
                 missing.append(name)
         return text.strip(SEPARATORS) if missing else text, missing
+
+
+class TrainedOnly(Plugin):
+    """Omit parameters from checkpoints that require no gradient and have not changed since the run began.
+
+    Use it if most weights are frozen, for example with LoRA. The program that resumes such a checkpoint, or loads its
+    weights, must have the same frozen weights, which is verified by digests. Not for an engine that shards weights,
+    such as `FSDPEngine`.
+
+    Raises:
+        ValueError: at the run's start, the engine shards the weights.
+    """
+
+    affects_training = False
+    exclusive = ("the state without frozen weights",)
+
+    def __init__(self) -> None:
+        self._sums: dict[Key, int] = {}  # of the weights that required no gradient when the run began
+        self._digests: dict[Key, str] = {}
+
+    @on(TrainStart, lane=Lane.MEASURE)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Record which weights are frozen."""
+        warn_without_saver(run, "TrainedOnly")
+        if isinstance(run.engine, ShardingEngine):
+            raise ValueError(
+                f"TrainedOnly needs an engine with full weights, but {kind_of(run.engine)} shards them: remove the "
+                f"plugin, or train with DDPEngine."
+            )
+        if all(parameter.requires_grad for module in run.modules.values() for parameter in module.parameters()):
+            run.warn(
+                "TrainedOnly has no effect, because all weights of this task are trained: freeze weights with "
+                "requires_grad_(False), or remove the plugin."
+            )
+        frozen = {key: tensor for key, tensor in named_parameters(run.modules) if not tensor.requires_grad}
+        self._sums, self._digests = sums(frozen), {}  # waits for the device once
+
+    def reduce_state(self, run: Run, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state without the frozen weights, and with their digests."""
+        saved: Mapping[str, Mapping[str, Any]] = state["modules"]
+        here = {
+            (root, name): tensor
+            for (root, name), tensor in named_parameters(run.modules)
+            if (root, name) in self._sums and not tensor.requires_grad and name in saved.get(root, {})
+        }
+        # one that has changed since the run began, such as an average that a task maintains, is saved
+        unchanged = {key: here[key] for key, value in sums(here).items() if value == self._sums[key]}
+        frozen: dict[str, dict[str, str]] = {}
+        for (root, name), tensor in unchanged.items():
+            if (root, name) not in self._digests:
+                self._digests[root, name] = digest(tensor).hex()
+            frozen.setdefault(root, {})[name] = self._digests[root, name]
+        trained = {
+            root: {name: tensor for name, tensor in weights.items() if (root, name) not in unchanged}
+            for root, weights in saved.items()
+        }
+        return {**state, "modules": trained, FROZEN: frozen}
+
+    def describe(self, run: Run) -> str:
+        """Return what the checkpoints omit."""
+        return "leaves frozen weights out of the checkpoints"

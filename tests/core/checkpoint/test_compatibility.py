@@ -23,8 +23,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.compatibility import global_batch
-from heliograph.core.checkpoint.state.rates import scale_optimizer, scale_scheduler
+from heliograph.core.checkpoint.compatibility import global_batch, scale_optimizer, scale_scheduler
 from heliograph.tests.messages import has_facts
 from torch import nn
 from torch.optim.lr_scheduler import CyclicLR, LinearLR, OneCycleLR, SequentialLR, StepLR

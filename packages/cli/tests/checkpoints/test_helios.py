@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 import torch
 from heliograph import load_weights
-from heliograph.core.checkpoint.conversion import RECORDS, TEXTS, convert_from_helios
-from heliograph.core.checkpoint.state.schema import check_schema
+from heliograph.core.checkpoint.schema import check_schema
 from heliograph.core.checkpoint.storage.untrusted_files import read_with_stand_ins, records_as_dicts
 from heliograph.core.data.draws import rng
-from heliograph.tests.stores import migrate
+from heliograph.packages.cli.tests.checkpoints.helios_files import migrate
+from heliograph_cli.helios import RECORDS, TEXTS, convert_from_helios
 from torch import nn
 
 COUNTS = {

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....events.checks import PLAIN
-from ...system.extras import kind_of, version, with_article
+from ...events.checks import PLAIN
+from ..system.extras import kind_of, version, with_article
 
 SCHEMA = 3
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from ....events import Engine, Run
-from ....events.errors import describe_error
-from ...engines.sharded_states import ShardingEngine, States, empty_tensors, join_states
-from ...system.errors import is_of_machine
+from ...events import Engine, Run
+from ...events.errors import describe_error
+from ..engines.sharded_states import ShardingEngine, States, empty_tensors, join_states
+from ..system.errors import is_of_machine
 from .compatibility import restore_groups
 from .schema import map_leaves, with_numbers
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.metadata import Metadata
 
-    from ...engines.contract import LoopEngine
+    from ..engines.contract import LoopEngine
 
 
 WHOLE = ("control", "data", "last_seen", "objects", "engine", "task", "metrics", "means", "filters")

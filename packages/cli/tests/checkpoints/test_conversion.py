@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.packages.cli.tests.checkpoints.helios_files import migrate
 from heliograph.tests.messages import assert_each, assert_facts
-from heliograph.tests.stores import migrate
 
 BORDER, MIDDLE = "golden_epoch_1_iter_4.pth", "golden_epoch_1_iter_6.pth"
 

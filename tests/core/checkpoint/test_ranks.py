@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import DDPEngine
-from heliograph.core.checkpoint.state.ranks import digest, gather_rank_parts, select_rank_part
+from heliograph.core.checkpoint.ranks import digest, gather_rank_parts, select_rank_part
 from heliograph.tests.ranks_pool import Pool
 
 
