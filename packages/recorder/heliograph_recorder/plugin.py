@@ -23,7 +23,6 @@ from heliograph.spi import check_flag, check_path, check_whole_number
 
 from . import attempt_facts
 from .attempt_recorder import AttemptRecorder, OpenBlock
-from .digests.checksums import Chain
 from .format.lines import counter_values
 from .format.plain import to_plain
 from .format.records import Counters
@@ -107,7 +106,6 @@ class Recorder(h.Plugin):
         self._owner = PluginName(self.name)
         self._connected: dict[OrderedSignal[Any], Receiver] = {}  # in addition to the marked handlers
         self._collector: DigestCollector | None = None
-        self._chain: Mapping[str, Any] | None = None  # the state of the chain of a resumed run
         self._awaiting_metrics: h.Log | h.ValidationEnd | h.TestEnd | h.PredictEnd | None = None
         self._loop_metrics: set[str] = set()  # the metrics that plugins did not add
         self._error: BaseException | None = None
@@ -128,7 +126,7 @@ class Recorder(h.Plugin):
     def begin(self, run: h.Run, event: h.TrainStart) -> None:
         """Close the previous run; a loaded state decides whether its file is continued."""
         self.close()
-        self._attempt = self._block = self.path = self._chain = None
+        self._attempt = self._block = self.path = None
         self._note(run, event, {})
 
     @h.on(h.BatchEnd, lane=h.Lane.TRANSFORM)
@@ -272,19 +270,13 @@ class Recorder(h.Plugin):
             self._note(run, event, {**attempt_facts.fields_of(event), **emission}, sets_clock=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the name of the file and the state of the chain of digests."""
-        file = {"file": None if self.path is None else self.path.name}
-        if self._collector is None:
-            return file
+        """Return the name of the file."""
         self._add_digests()
-        return {**file, "chain": self._collector.chain.state_dict()}
+        return {"file": None if self.path is None else self.path.name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the chain of digests and, in a resumed run, the file if it still exists."""
+        """Continue the file in a resumed run, if it still exists."""
         self._add_digests()
-        self._chain = state.get("chain")
-        if self._collector is not None:
-            self._collector.chain.load_state_dict(self._chain or Chain().state_dict())
         if state["file"] is not None and (self._attempt is None or self._attempt.path is None):
             self.path, self._continues_file = self.folder / Path(state["file"]).name, True
 
@@ -362,8 +354,6 @@ class Recorder(h.Plugin):
         from .digests.collector import DigestCollector
 
         collector = DigestCollector(run, digests, attempt.add_digests)
-        if self._chain is not None:
-            collector.chain.load_state_dict(self._chain)
         collector.attach(run.bus, current_owner() or self.name)
         return collector
 

@@ -32,7 +32,7 @@ def entries(batches: int) -> Iterator[tuple[Entry, int]]:
         clock = np.maximum.accumulate((steps * 0.5 + random.integers(0, 2, count)).astype(int))
         losses = (2 / np.sqrt(1 + steps / 1000) + random.normal(0, 0.1, count)).astype("f4").astype("f8")
         none, numbers, samples, times = ((steps * 0).tolist(), steps.tolist(), (steps * 32).tolist(), clock.tolist())
-        block = Batches(counters, clock[-1] / 100, numbers, none, none, samples, none, times, losses.tolist())
+        block = Batches(counters, clock[-1] / 100, times, numbers, none, none, samples, none, none, losses.tolist())
         counters = block.last
         yield block, number
         for step in range(begin, begin + count, LOG):

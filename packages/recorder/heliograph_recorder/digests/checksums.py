@@ -1,8 +1,7 @@
 """Checksums of tensors and batches, computed on the device of each tensor without waiting for it.
 
 The words of a tensor are multiplied by fixed odd factors and added modulo 2**64. A single different word always changes
-the sum, and the sum does not depend on the order in which a device adds. A chain is one number for all batches so far,
-in order, which a resumed run continues.
+the sum, and the sum does not depend on the order in which a device adds.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-FACTOR, LIMIT = 0x9E3779B97F4A7C15, 2**64  # odd, so that every earlier batch keeps its effect
+LIMIT = 2**64
 Numbers: TypeAlias = NDArray[np.int64]
 Rows: TypeAlias = Numbers | Tensor  # a number for each row of a tensor, on its device
 Sum: TypeAlias = int | Tensor  # from 0 to 2**64 for CPU tensors, else a tensor of one int64
@@ -29,40 +28,11 @@ SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 SMALL = 65521  # the modulus of Adler-32
 LARGE = 1024  # bytes of a sample that is added word by word; this is not slower for smaller ones
 _FACTORS = np.random.default_rng(20261126).integers(-(2**63), 2**63, WIDTH) | 1  # odd: each has an inverse
-_CHAIN_FACTORS = np.random.default_rng(31).integers(0, 2**63, 64, np.uint64) * np.uint64(2) + np.uint64(1)
 _FACTORS_ON: dict[torch.device, Tensor] = {}
 _ARRAYS = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"]
 )
 _SIMPLE = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8))
-
-
-class Chain:
-    """A digest of all batches so far.
-
-    Attributes:
-        value: 64 bits.
-        length: the number of batches.
-    """
-
-    def __init__(self) -> None:
-        self.value = self.length = 0
-
-    def add(self, rows: NDArray[np.uint64]) -> None:
-        """Add rows of shape (batches, digests); their grouping does not matter."""
-        count = len(rows)
-        sums = rows @ _CHAIN_FACTORS[: rows.shape[1]]
-        powers = np.full(count, FACTOR, np.uint64)
-        powers[-1] = 1
-        weights = np.multiply.accumulate(powers[::-1])[::-1]
-        self.value = (self.value * pow(FACTOR, count, LIMIT) + int(sums @ weights)) % LIMIT
-        self.length += count
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": f"{self.value:016x}", "length": self.length}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.value, self.length = int(state["value"], 16), state["length"]
 
 
 def checksum(tensors: Iterable[Tensor]) -> Sum:

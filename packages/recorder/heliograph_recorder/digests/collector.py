@@ -29,11 +29,9 @@ from torch import Tensor
 
 from ..format.records import DIGESTS, DigestBlock
 from .checksums import (
-    FACTOR,
     LIMIT,
     SMALL,
     BatchSums,
-    Chain,
     Numbers,
     Rows,
     Sum,
@@ -59,9 +57,8 @@ WIDTH = FIRST + len(DIGESTS)
 TABLE_ROW = Struct("=QQdQQQQQQQ")
 NO_SUMS: NDArray[np.int64] = np.zeros(0, np.int64)
 HALF, LOWER = np.uint64(32), np.uint64(2**32 - 1)
-SPREAD = np.uint64(FACTOR)  # odd: a bijection in which every bit changes the upper half
+SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd: a bijection in which every bit changes the upper half
 IS_NARROW = np.isin(np.arange(FIRST, WIDTH), (SAMPLES, DRAWS))  # columns of 32 bits
-CHAINED = [column - FIRST for column in (BATCH, DRAWS, OPTIONS, LOSS)]
 Table64: TypeAlias = NDArray[np.uint64]
 PYTHON: Any = random._inst  # the generator of random.random and others
 WORD = 4  # bytes
@@ -95,13 +92,9 @@ class DigestCollector:
         run: the run.
         options: how often gradients and weights are read.
         write: receives the blocks.
-
-    Attributes:
-        chain: of the written batches.
     """
 
     def __init__(self, run: Run, options: Digests, write: Callable[[DigestBlock], None]) -> None:
-        self.chain = Chain()
         self._progress, self._control, self._is_single = run.progress, run.control, len(run.optimizers) == 1
         self._gradients, self._weights = options.gradients, options.weights
         self._write, self._draws = write, GlobalDraws()
@@ -201,13 +194,10 @@ class DigestCollector:
     def _write_blocks(self, *, wait: bool) -> None:
         while self._sent and (wait or self._sent[0].has_arrived):
             numbers = self._sent.popleft().numbers()
-            words = words_of(numbers)
-            self.chain.add(np.concatenate((numbers[:, :PLACE], words[:, CHAINED]), axis=1))
-            columns = zip(DIGESTS, words.astype("=u4").T, strict=True)
+            columns = zip(DIGESTS, words_of(numbers).astype("=u4").T, strict=True)
             rates, (epoch, batch) = array("d", numbers[:, RATE].tobytes()), numbers[0, :PLACE].tolist()
             digests = {name: array("I", column.tobytes()) for name, column in columns}
-            state = self.chain.state_dict()
-            self._write(DigestBlock(epoch, batch, digests, rates, state["value"], state["length"]))
+            self._write(DigestBlock(epoch, batch, digests, rates))
 
 
 class BatchTable:

@@ -20,7 +20,7 @@ BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(len(DIGESTS))
 
 Kind = Literal[
     "draw", "order", "data", "loss", "gradients", "learning_rate", "options", "weights", "request", "plugin", "metric",
-    "counters", "event", "length", "unknown",
+    "counters", "event", "length",
 ]  # fmt: skip
 
 
@@ -31,8 +31,8 @@ class FirstDifference:
     Attributes:
         kind: a `draw` of random numbers, the `order` of samples, the `data`, the `loss` of an equal batch, the
             `gradients` of an equal loss, the `learning_rate`, other `options` of an optimizer, the `weights` after an
-            equal step, a `request`, an enabled or disabled `plugin`, a `metric`, the `counters`, an `event`, the
-            `length`, or `unknown` if digests are missing.
+            equal step, a `request`, an enabled or disabled `plugin`, a `metric`, the `counters`, an `event`, or
+            the `length`.
         epoch: from 0.
         batch: in the epoch, from 1.
         step: the number of optimizer steps, including this batch.
@@ -237,7 +237,7 @@ class _CourseComparison:
         if first_digests is not None and second_digests is not None:
             self.digested += 1
             difference = self._digests(place, first_digests, second_digests)
-        if difference := difference or self._losses(place) or _counters(first, second) or self._chains(place):
+        if difference := difference or self._losses(place) or _counters(first, second):
             return FirstDifference(difference[0], *place, first.step, difference[1] + self._uncompared(difference[0]))
         if first_digests is not None and second_digests is not None and first_digests.words[WEIGHTS]:
             self._weights_step = first.step
@@ -292,13 +292,6 @@ class _CourseComparison:
     def _values(self, place: Place) -> str:
         first, second = self._first.losses.get(place), self._second.losses.get(place)
         return "" if first is None or second is None or bits(first) == bits(second) else f" ({first!r} and {second!r})"
-
-    def _chains(self, place: Place) -> tuple[Kind, str] | None:
-        """Compare all batches so far at once, including those without digests."""
-        first, second = self._first.chains.get(place), self._second.chains.get(place)
-        if first is None or second is None or first[1] != second[1] or first[0] == second[0]:
-            return None
-        return "unknown", "an earlier batch differs, but its digests are missing in a recording"
 
     def _logs(self, moment: CourseMoment) -> FirstDifference | None:
         """Compare two logs over the same batches if there are no digests."""

@@ -57,7 +57,6 @@ class Course:
         digests: by place of the batch.
         losses: by place of the batch.
         logs: by place, the place of the previous log, and the metrics of the loop.
-        chains: by place, the digest chain of all batches so far, and its length.
         settings: options and versions, by name.
         begin: epoch, batches in it, and optimizer steps before the recording.
         end: how the last attempt ended.
@@ -69,7 +68,6 @@ class Course:
     digests: dict[Place, Digested] = field(default_factory=dict)
     losses: dict[Place, float] = field(default_factory=dict)
     logs: dict[Place, tuple[Place, Mapping[str, float]]] = field(default_factory=dict)
-    chains: dict[Place, tuple[str, int]] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     begin: Begin = 0, 0, 0
     end: str = "killed or running"
@@ -113,7 +111,7 @@ class _CourseBuilder:
             self._current = set()
         match entry:
             case DigestBlock():
-                self._add_digests(entry, lost=lost)
+                self._add_digests(entry)
             case _ if lost:
                 return
             case Batches():
@@ -135,20 +133,17 @@ class _CourseBuilder:
             place = block.first.epoch, block.first.batch + index + 1
             self._owners[place] = self._attempt
             step = block.steps[index]
-            tokens = 0 if block.tokens is None else block.tokens[index]
             skipped = block.skipped_steps[index], block.skipped_batches[index]
             window = block.window[index]
-            facts = step, *skipped, block.samples[index], tokens, window
+            facts = step, *skipped, block.samples[index], block.tokens[index], window
             course.moments.append(CourseMoment("batch", place, step, facts, "a batch", window))
             if block.losses is not None:
                 course.losses[place] = block.losses[index]
 
-    def _add_digests(self, block: DigestBlock, *, lost: bool) -> None:
+    def _add_digests(self, block: DigestBlock) -> None:
         columns = [block.columns[name] for name in DIGESTS]
         for index, (rate, words) in enumerate(zip(block.rates, zip(*columns, strict=True), strict=True)):
             self._taken[block.epoch, block.first + index] = self._attempt, Digested(words, rate)
-        if not lost:
-            self.course.chains[block.epoch, block.first + len(block) - 1] = block.chain, block.length
 
     def _add_request(self, request: Request) -> None:
         if request.verb in COUNTED:  # its effect is in the counters

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from .lines import ROWS, Items, block_items, counter_values
 from .records import Counters
 
-HEAD = struct.Struct("<8sq16s9qddq")  # magic, number, attempt, counters, clock, tokens
+HEAD = struct.Struct("<8sq16s9qdqd")  # magic, number, attempt, counters, clock
 ROW = struct.Struct("<8q")  # batch, centiseconds, steps, skipped_steps, skipped_batches, samples, window, tokens
 INTEGER = struct.Struct("<q")
-MAGIC = b"HelioRo4"
+MAGIC = b"HelioRo5"
 NUMBER = len(MAGIC)  # the offset of the number in the head
 BEGIN = HEAD.size  # of the rows
 SIZE = BEGIN + ROWS * ROW.size
@@ -121,8 +121,7 @@ class Tail:
         INTEGER.pack_into(self.buffer, NUMBER, 0)
         self.buffer[BEGIN : BEGIN + self._used * ROW.size] = bytes(self._used * ROW.size)
         self._used = 0
-        counters = counter_values(replace(first, tokens=0))
-        HEAD.pack_into(self.buffer, 0, MAGIC, 0, attempt.encode(), *counters, clock, first.tokens)
+        HEAD.pack_into(self.buffer, 0, MAGIC, 0, attempt.encode(), *counter_values(first), clock)
         INTEGER.pack_into(self.buffer, NUMBER, number)
 
     def add(self, index: int, batch: int, *values: int) -> None:
@@ -133,9 +132,8 @@ class Tail:
         INTEGER.pack_into(self.buffer, at, batch)
 
     def rows(self, count: int) -> TailRows:
-        _, number, attempt, *first, clock, tokens = HEAD.unpack_from(self.buffer)
-        counters = replace(Counters(*first), tokens=tokens)
-        return TailRows(attempt.rstrip(b"\0").decode(), number, counters, clock, _table_of(self.buffer, count))
+        _, number, attempt, *first, clock = HEAD.unpack_from(self.buffer)
+        return TailRows(attempt.rstrip(b"\0").decode(), number, Counters(*first), clock, _table_of(self.buffer, count))
 
     def close(self, *, remove: bool = True) -> None:
         """Close the file. If it is not removed, the next writer of the recording adds its batches."""
@@ -170,15 +168,15 @@ def parse_tail(data: bytes) -> TailRows | None:
     """Return the batches of a tail, None if it has none."""
     if not data.startswith(MAGIC) or len(data) < SIZE:  # it is being created
         return None
-    _, number, attempt, *first, clock, tokens = HEAD.unpack_from(data)
+    _, number, attempt, *first, clock = HEAD.unpack_from(data)
     table = _table_of(data)
     if not number or not len(table):
         return None
-    head = [*first, abs(clock), tokens, number]  # a clock may begin slightly below 0
+    head = [*first, abs(clock), number]  # a clock may begin slightly below 0
     if not _is_plausible(head, table):
         raise ValueError("the tail is damaged")
     name = attempt.rstrip(b"\0").decode(errors="replace")
-    return TailRows(name, number, replace(Counters(*first), tokens=tokens), clock, table)
+    return TailRows(name, number, Counters(*first), clock, table)
 
 
 def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:

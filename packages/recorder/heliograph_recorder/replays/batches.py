@@ -151,7 +151,7 @@ class BatchReplay:
             block.samples,
             block.window,
             block.centiseconds,
-            block.tokens or (0,) * len(block),
+            block.tokens,
             strict=True,
         )
         remaining, should_stop, batch = len(block), self._should_stop, self._batch

@@ -47,12 +47,6 @@ def recorded(folder: Path, *plugins: Any, task: Any = None, batches: Any = None,
     return result.recording
 
 
-def chain(path: Path) -> tuple[str, int]:
-    """Return the chain at the end of a recording."""
-    blocks = [each for record in read(path).attempts for each in record.entries if isinstance(each, DigestBlock)]
-    return blocks[-1].chain, blocks[-1].length
-
-
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     one, other = recorded(tmp_path / "a"), recorded(tmp_path / "b")
     assert diverge(one, other).damage == ()
@@ -236,7 +230,6 @@ def test_a_step_without_gradients_costs_no_digest(tmp_path: Path) -> None:
     paths = [recorded(tmp_path / name, Changing(), epochs=1) for name in "ab"]
     divergence = diverge(*paths)
     assert (divergence.first, divergence.digested) == (None, 8)
-    assert chain(paths[0])[1] == 8
 
 
 def test_a_weight_that_changed_between_steps_is_found_after_them(tmp_path: Path) -> None:
@@ -342,7 +335,7 @@ def test_metrics_that_plugins_add_may_be_of_the_clock(tmp_path: Path) -> None:
     assert diverge(one, other).first is None
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one_and_so_does_its_chain(tmp_path: Path) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     saving = h.SaveSchedule(steps=3)
     whole = recorded(tmp_path / "a", saving, h.Checkpoint(tmp_path / "a" / "ckpt"))
     folder = tmp_path / "b"
@@ -354,8 +347,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one_and_so_does_its_chain(tmp_pa
     assert len(read(resumed).attempts) == 2
     divergence = diverge(whole, resumed)
     assert (divergence.first, divergence.digested, divergence.batches) == (None, 16, 16)
-    assert chain(whole) == chain(resumed)
-    assert chain(whole)[1] == 16
 
 
 def fail(run: h.Run) -> None:
@@ -422,38 +413,11 @@ class GoingBack(h.Plugin):
             run.roll_back(self.saved)
 
 
-def test_a_roll_back_continues_the_chain_from_the_state(tmp_path: Path) -> None:
+def test_a_roll_back_to_a_save_is_no_difference(tmp_path: Path) -> None:
     rolled = recorded(tmp_path / "b", h.SaveSchedule(steps=3), GoingBack())
     whole = recorded(tmp_path / "a", h.SaveSchedule(steps=3))
-    assert chain(rolled) == chain(whole)
-    assert diverge(rolled, whole).digested == 16
-
-
-def test_missing_digests_are_made_up_for_by_the_chain(tmp_path: Path) -> None:
-    batches = random_batches(600, inputs=16, outputs=1)
-    other_batches = [*batches[:9], (batches[9][0] + 1, batches[9][1]), *batches[10:]]
-    few = {"recorder": {"digests": Digests(gradients=0, weights=0)}, "epochs": 1}
-    one = recorded(tmp_path / "a", batches=batches, task=Frozen(), **few)
-    other = recorded(tmp_path / "b", batches=other_batches, task=Frozen(), **few)
-    lines = other.read_bytes().split(b"\n")
-    first = next(index for index, line in enumerate(lines) if line.startswith(b'["digests"'))
-    other.write_bytes(b"\n".join([*lines[:first], *lines[first + 1 :]]))
-    found = diverge(one, other).first
-    assert found is not None
-    assert found.kind == "unknown"
-    assert 256 <= found.batch <= 512
-
-
-class Frozen(h.Supervised):
-    """Has a loss that does not depend on the batch."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__(nn.Linear(16, 1), nn.functional.mse_loss)
-
-    def training_step(self, run: h.Run, batch: Any) -> Any:
-        """Return a loss."""
-        return self.model(torch.ones(1, 16)).sum()
+    divergence = diverge(rolled, whole)
+    assert (divergence.first, divergence.digested) == (None, 16)
 
 
 def test_a_recorder_that_is_switched_off_leaves_a_gap(tmp_path: Path) -> None:

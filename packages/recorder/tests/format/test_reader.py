@@ -31,7 +31,7 @@ def block(begin: int, end: int) -> Batches:
     """Return regular batches from one to another."""
     steps, zeros = tuple(range(begin + 1, end + 1)), (0,) * (end - begin)
     first = Counters(0, begin, 0, begin, samples=begin, seconds=begin / 100)
-    return Batches(first, end / 100, steps, zeros, zeros, steps, zeros, steps)
+    return Batches(first, end / 100, steps, steps, zeros, zeros, steps, zeros, zeros)
 
 
 def fill(path: Path, number: int, begin: int, end: int, *skipped: int) -> Tail:
