@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from inspect import isgeneratorfunction
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from heliograph import BackwardEnd, BatchStart, EpochStart, Lane, Plugin, Progress, Run, RunClosed, TrainStart, on
@@ -19,6 +18,7 @@ from heliograph.spi import capture, check_whole_number, count, restore
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ..digests.checksums import Sum, checksum
 from .operators import OperatorDifference, first_operator_difference
 
 STEPS: Callable[[Progress], float] = attrgetter("steps")
@@ -29,44 +29,18 @@ DROPPED = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of a forward and backward pass; a parameter may have no gradient."""
-
-    loss: Tensor
-    gradients: Mapping[str, Tensor | None]
-
-    @classmethod
-    def now(cls, loss: Tensor, parameters: Mapping[str, Tensor]) -> Outcome:
-        """Return the current outcome, with the gradients themselves instead of copies."""
-        return cls(loss.detach(), {name: parameter.grad for name, parameter in parameters.items()})
-
-    def clone(self) -> Outcome:
-        copies = {name: None if tensor is None else tensor.clone() for name, tensor in self.gradients.items()}
-        return Outcome(self.loss.clone(), copies)
-
-    def differences(self, second: Outcome) -> list[str]:
-        """Return the names of tensors that differ; waits for the device."""
-        differences = [] if has_same_bits(self.loss, second.loss) else ["the loss"]
-        return differences + [
-            f"the gradient of {name}"
-            for name, gradient in self.gradients.items()
-            if not has_same_bits(gradient, second.gradients[name])
-        ]
+Outcome: TypeAlias = dict[str, Sum]  # a checksum of the loss and of each gradient, by name
 
 
-def has_same_bits(first: Tensor | None, second: Tensor | None) -> bool:
-    """True if two tensors are bitwise identical: a NaN equals itself, and 0.0 differs from -0.0."""
-    if first is None or second is None:
-        return first is second
-    if (first.dtype, first.shape, first.layout) != (second.dtype, second.shape, second.layout):
-        return False
-    return torch.equal(_bits(first), _bits(second))
+def _outcome(loss: Tensor, parameters: Mapping[str, Tensor]) -> Outcome:
+    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    tensors = {"the loss": loss} | {f"the gradient of {name}": gradient for name, gradient in gradients.items()}
+    return {name: checksum([tensor]) for name, tensor in tensors.items()}
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
-    return dense.contiguous().view(-1).view(torch.uint8)
+def _differences(first: Outcome, second: Outcome) -> list[str]:
+    """Return the names of tensors that differ; waits for the device."""
+    return [name for name in {**first, **second} if int(first.get(name, -1)) != int(second.get(name, -1))]
 
 
 class QuietRun:
@@ -141,7 +115,7 @@ class Repetition:
     def outcome(self) -> Outcome:
         """Return the outcome of the passes of the training."""
         assert self.loss is not None
-        return Outcome.now(self.loss, self.parameters)
+        return _outcome(self.loss, self.parameters)
 
     @contextmanager
     def repeating(self) -> Iterator[Callable[..., Outcome]]:
@@ -169,7 +143,7 @@ class Repetition:
         with context or nullcontext(), torch.enable_grad():
             loss = _loss_of(self._forward(QuietRun(self._run), batch))
             torch.autograd.backward(loss, self._loss_gradient[0])
-        return Outcome.now(loss, self.parameters)
+        return _outcome(loss, self.parameters)
 
     def _snapshot(self) -> Callable[[], None]:
         """Copy the state that the passes may change, except gradients and parameters; return what restores it."""
@@ -371,13 +345,12 @@ class Diagnosis(NamedTuple):
 def diagnose(run: Run, repetition: Repetition) -> Diagnosis:
     """Repeat the passes of a batch, and compare; a collective."""
     original = repetition.outcome()
-    original = original if run.engine.world_size == 1 else original.clone()  # DDP may write to the same memory
     with repetition.repeating() as repeat:
-        second = repeat().clone()
-        differences = original.differences(second)
+        second = repeat()
+        differences = _differences(original, second)
         if not run.engine.vote([float(bool(differences))])[0]:
             return Diagnosis()
-        third = repeat().clone()
+        third = repeat()
         operator = first_operator_difference(repeat)
         cause, kind = _cause(original, second, third, operator) if differences else ("", "")
     names = ", ".join(differences[:MOST_NAMED])
@@ -397,9 +370,9 @@ def _cause(original: Outcome, second: Outcome, third: Outcome, operator: Operato
         limit = " (if a generator outside the task causes it, repetitions change the training)"
         return f"{prefix} {operator.text}{limit * operator.comes_from_outside}", f"{prefix} {operator.kind}"
     text = "not deterministic: three repetitions differ, and no operator differed between the last two"
-    if not second.differences(third):
+    if not _differences(second, third):
         text = "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
-    elif not original.differences(third):
+    elif not _differences(original, third):
         text = (
             "another repetition equals the step of the training: the repetition was computed wrongly (data corruption)"
         )
