@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from heliograph import Progress
 from heliograph.events import Request, Status
 from heliograph.spi import printable
 
@@ -185,9 +186,9 @@ class ReplayFindings:
             self._ids.add(id(request))
             self.requests.append(ReplayedRequest(self.attempt, request, self.has_diverged))
 
-    def add_end(self, by: str, reason: str, place: tuple[int, int, int], *, did: bool | None, failure: bool) -> None:
+    def add_end(self, by: str, reason: str, at: Progress, *, did: bool | None, failure: bool) -> None:
         if not self.has_diverged and all(end.attempt != self.attempt for end in self.ends):
-            self.ends.append(ReplayEnding(self.attempt, by, reason, failure, *place, did))
+            self.ends.append(ReplayEnding(self.attempt, by, reason, failure, at.epoch, at.batch, at.steps, did))
         self.has_diverged = self.has_diverged or did is False
 
     def note(self, text: str) -> None:
