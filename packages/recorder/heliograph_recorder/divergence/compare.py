@@ -56,7 +56,6 @@ class Divergence:
     Attributes:
         names: of the recordings.
         first: the first difference of the trainings; None if none was found, see `is_equal`.
-        aside: the first save, log or stop, or withdrawal of one, that only one of them has; empty if there is none.
         batches: the number of equal batches before the difference.
         digested: the number of compared batches with digests in both.
         compared: the number of compared batches with digests or losses in both; for others, only counters, requests and
@@ -67,7 +66,6 @@ class Divergence:
 
     names: tuple[str, str]
     first: FirstDifference | None
-    aside: str = ""
     batches: int = 0
     digested: int = 0
     compared: int = 0
@@ -99,7 +97,6 @@ class Divergence:
                 hint = " Without digests, the cause is unknown: use Recorder(digests=True)."
                 before = "No batch comes before it." + hint * (self.first.kind == "loss" and not self.digested)
             lines = [f"The first difference: {self.first}.", before]
-        lines += [f"No effect on the training: {self.aside}."] * bool(self.aside)
         lines += ["Different settings:", *(f"  {setting}" for setting in self.settings)] if self.settings else []
         lines += ["Unreadable parts:", *(f"  {part}" for part in self.damage)] if self.damage else []
         return printable_lines("\n".join(lines))
@@ -142,14 +139,13 @@ def diverge(one: str | Path, other: str | Path) -> Divergence:
 def compare(first: Course, second: Course, *, is_complete: bool = True) -> Divergence:
     """Compare two courses; if they are not complete, a difference in length is ignored."""
     comparison = _CourseComparison(first, second)
-    difference, aside = comparison.first_difference(is_complete=is_complete), ""
-    if is_complete and (unmatched := _first_aside(first, second, difference)) is not None:
-        moment, course = unmatched
-        text = f"{moment.text} in epoch {moment.place[0]}, batch {moment.place[1]} only in {course.name}"
-        if difference is not None and moment.facts[0] == "stop" and _ends_after(course, moment):
-            difference = replace(difference, text=f"{text}, which stopped it; so {difference.text}")
-        else:
-            aside = text
+    difference = comparison.first_difference(is_complete=is_complete)
+    if difference is not None and is_complete:
+        place = difference.epoch, difference.batch
+        ended = [course for course in (first, second) if max(course.batches, default=place) <= place]
+        if len(ended) == 1 and difference.kind != "length":
+            text = f"{difference.text}; {ended[0].name} ends here ({ended[0].end})"
+            difference = replace(difference, text=text)
     settings = [
         f"{name}: {first.settings.get(name)!r} and {second.settings.get(name)!r}"
         for name in {**first.settings, **second.settings}
@@ -158,7 +154,6 @@ def compare(first: Course, second: Course, *, is_complete: bool = True) -> Diver
     return Divergence(
         names=(first.name, second.name),
         first=difference,
-        aside=aside,
         batches=comparison.batches,
         digested=comparison.digested,
         compared=comparison.compared,
@@ -327,28 +322,3 @@ def _counters(first: CourseMoment, second: CourseMoment) -> tuple[Kind, str] | N
         if a != b:
             return "counters", f"the {name} differ: {a} and {b}"
     return None
-
-
-def _first_aside(
-    first: Course, second: Course, difference: FirstDifference | None
-) -> tuple[CourseMoment, Course] | None:
-    """Return the first save, log or stop that only one course has, before the difference."""
-    for first_moment, second_moment in zip_longest(first.asides, second.asides):
-        if (
-            first_moment is not None
-            and second_moment is not None
-            and (first_moment.place, first_moment.facts) == (second_moment.place, second_moment.facts)
-        ):
-            continue
-        pairs = (first_moment, first), (second_moment, second)
-        candidates = [(moment, course) for moment, course in pairs if moment is not None]
-        moment, course = min(candidates, key=lambda candidate: candidate[0].place)
-        if difference is not None and moment.place > (difference.epoch, difference.batch):
-            return None
-        return moment, course
-    return None
-
-
-def _ends_after(course: Course, stop: CourseMoment) -> bool:
-    """True if a course has no batch after a request to stop."""
-    return not any(moment.kind == "batch" and moment.place > stop.place for moment in course.moments)
