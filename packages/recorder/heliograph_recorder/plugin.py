@@ -62,8 +62,8 @@ class Recorder(h.Plugin):
     """Record the events, metrics, requests, failures and handler times of a run.
 
     A training is recorded in one file, `<run>_<date>_<time>.recording`. A resumed run continues the file named in its
-    checkpoint. `test` and `validate` add to the file of the last fit. If the run is killed, the recording is complete
-    up to the last batch. The path is `run.report.recording` and `result.recording`.
+    checkpoint. `test` and `validate` add to the file of the last fit. The path is `run.report.recording` and
+    `result.recording`. A kill loses the batches of the last second, or of 1 % of the time so far, up to 10 seconds.
 
     While a run is recorded, its clock advances only at batches and events, in hundredths of a second. Plugins therefore
     see the same times in the run and in a replay. With several ranks, the main rank records.
@@ -133,7 +133,7 @@ class Recorder(h.Plugin):
     def count(self, run: h.Run, event: h.BatchEnd) -> None:
         """Record the counters of a batch, and set the run's clock for all handlers."""
         block = self._block
-        if block is None or block.batches >= block.stop:
+        if block is None or len(block.values) >= block.stop:
             self._ready(run).add_batch(run)
         else:
             block.add(run)
@@ -156,18 +156,14 @@ class Recorder(h.Plugin):
         extra["training"] = run.checkpoints.training_id
         self._note(run, event, {**attempt_facts.fields_of(event), **extra})
 
-    @h.on(h.EpochStart, lane=h.Lane.TRANSFORM)
-    def note_epoch(self, run: h.Run, event: h.EpochStart) -> None:
-        """Record the length of the epoch."""
-        self._subscribe(run)
-        self._note(run, event, {**attempt_facts.fields_of(event), "batches": run.length.batches_per_epoch})
-
-    @h.on(h.ValidationStart, h.TestStart, h.PredictStart, lane=h.Lane.TRANSFORM, optional=True)
-    def note_evaluation(self, run: h.Run, event: h.ValidationStart | h.TestStart | h.PredictStart) -> None:
-        """Record the number of batches."""
+    @h.on(h.EpochStart, h.ValidationStart, h.TestStart, h.PredictStart, lane=h.Lane.TRANSFORM, optional=True)
+    def note_start(self, run: h.Run, event: h.EpochStart | h.ValidationStart | h.TestStart | h.PredictStart) -> None:
+        """Record the number of batches of an epoch or an evaluation."""
         self._subscribe(run)
         self._sets.clear()
-        self._note(run, event, {"batches": run.data.evaluation_batches})
+        is_epoch = isinstance(event, h.EpochStart)
+        batches = run.length.batches_per_epoch if is_epoch else run.data.evaluation_batches
+        self._note(run, event, {**attempt_facts.fields_of(event), "batches": batches})
 
     @h.on(h.ValidationBatchEnd, h.TestBatchEnd, h.PredictBatchEnd, lane=h.Lane.TRANSFORM, optional=True)
     def count_evaluation(self, run: h.Run, event: h.ValidationBatchEnd | h.TestBatchEnd | h.PredictBatchEnd) -> None:
@@ -195,22 +191,15 @@ class Recorder(h.Plugin):
         if event.done in (0, event.batches):
             self._note(run, event, attempt_facts.fields_of(event))
 
-    @h.on(h.ValidationCut, lane=h.Lane.TRANSFORM)
-    def note_cut(self, run: h.Run, event: h.ValidationCut) -> None:
-        """Record how many batches the validation or test had done."""
-        self._note(run, event, {**attempt_facts.fields_of(event), "batches": dict(self._sets)})
-
-    @h.on(h.ChangeServed, h.SavePoint, h.EpochEnd, lane=h.Lane.TRANSFORM, optional=True)
-    def note_moment(self, run: h.Run, event: h.ChangeServed | h.SavePoint | h.EpochEnd) -> None:
-        """Record a change of the run, a save point, or the end of an epoch."""
+    @h.on(
+        h.ValidationCut, h.ChangeServed, h.SavePoint, h.EpochEnd, h.LastBoundary, h.TrainEnd, lane=h.Lane.TRANSFORM,
+        optional=True,
+    )  # fmt: skip
+    def note_moment(self, run: h.Run, event: Event) -> None:
+        """Record a moment at which the batches so far are complete."""
         self._add_digests()
-        self._note(run, event, attempt_facts.fields_of(event))
-
-    @h.on(h.LastBoundary, h.TrainEnd, lane=h.Lane.TRANSFORM)
-    def note_end(self, run: h.Run, event: h.LastBoundary | h.TrainEnd) -> None:
-        """Record the end of the training."""
-        self._add_digests()
-        self._note(run, event, attempt_facts.fields_of(event))
+        extra = {"batches": dict(self._sets)} if isinstance(event, h.ValidationCut) else {}
+        self._note(run, event, {**attempt_facts.fields_of(event), **extra})
 
     @h.on(h.CheckpointSaved, h.CheckpointPruned, h.ResumeVerified, h.Verdict, lane=h.Lane.TRANSFORM, optional=True)
     def note_fact(
@@ -333,7 +322,7 @@ class Recorder(h.Plugin):
         if self._collector is None and self.digests is not None and run.optimizers and self._error is None:
             self._collector = self._begin_digests(run, attempt, self.digests)
         if attempt.writer is None and not is_within(h.TrainStart.name):
-            attempt.open(run, self._open_writer(run, attempt.path or self.path))
+            attempt.open(self._open_writer(run, attempt.path or self.path))
             self.path = run.report.recording = attempt.path
         return attempt
 

@@ -6,7 +6,7 @@ checksum detects lines that are cut short or have a wrong digit.
     ["recording", 1]                                            the first line: the format
     ["attempt", {...}]                                          an attempt begins: the fields of `AttemptRecord`
     ["happened", event, clock, counters, data]                  `EventEntry`
-    ["batches", number, part, counters, clock, rows, columns, losses]  `Batches`: a block, or a part of one
+    ["batches", counters, clock, rows, columns, losses]         `Batches`
     ["asked", number, [...]]                                    `RequestEntry`: the fields of `Request`; target and
                                                                 value only of a change of the run
     ["recounted", number, times]                                `RepeatEntry`
@@ -139,7 +139,7 @@ def _counted(packed: Packed, rows: int, first: int) -> Sequence[int]:
     return _array("q", np.cumsum(unpack(packed, rows), dtype=np.int64) + first)
 
 
-def items_of(entry: Entry, number: int = 0) -> Items:
+def items_of(entry: Entry) -> Items:
     match entry:
         case RequestEntry():
             return "asked", entry.number, _REQUEST(entry.request)
@@ -155,22 +155,20 @@ def items_of(entry: Entry, number: int = 0) -> Items:
             return "digests", entry.epoch, entry.first, len(entry), columns, rates
         case Batches():
             values = np.array([getattr(entry, name) for name in COLUMNS], np.int64).T
-            return block_items((number, 0), entry.first, entry.clock, values, entry.losses)
+            return block_items(entry.first, entry.clock, values, entry.losses)
 
 
 def event_items(event: str, clock: float, counters: Sequence[float], data: Mapping[str, Any]) -> Items:
     return "happened", event, round(clock, 6), counters, data
 
 
-def block_items(
-    number: tuple[int, int], first: Counters, clock: float, rows: NDArray[np.int64], losses: Sequence[float] | None
-) -> Items:
+def block_items(first: Counters, clock: float, rows: NDArray[np.int64], losses: Sequence[float] | None) -> Items:
     values = rows.T
     steps = np.empty(values.shape, np.int64)  # a column is contiguous here, which is four times as fast
     steps[:, 0] = values[:, 0] - _column_starts(first)
     np.subtract(values[:, 1:], values[:, :-1], out=steps[:, 1:])
     packed_losses = None if losses is None else pack(np.asarray(losses, "<f8"))
-    return "batches", *number, counter_values(first), round(clock, 6), len(rows), [*map(pack, steps)], packed_losses
+    return "batches", counter_values(first), round(clock, 6), len(rows), [*map(pack, steps)], packed_losses
 
 
 def encode_head() -> str:
@@ -218,7 +216,7 @@ def _times(rows: list[list[Any]]) -> TimesEntry:
     return TimesEntry(tuple(HandlerTime(*row) for row in rows))
 
 
-def _batches(number: int, part: int, counters: list[Any], clock: float, rows: int, packed: Any, losses: Any) -> Batches:  # noqa: ARG001  # the reader uses the number and the part
+def _batches(counters: list[Any], clock: float, rows: int, packed: Any, losses: Any) -> Batches:
     first = Counters(*counters)
     columns = map(_counted, packed, [rows] * len(COLUMNS), _column_starts(first))
     numbers = None if losses is None else _array("d", unpack(losses, rows))
