@@ -10,16 +10,15 @@ from typing import Literal
 
 from heliograph.spi import printable_lines
 
-from ..digests.checksums import SMALL
 from ..format.reader import damage_of, gc_paused, read
 from ..format.records import DIGESTS
 from .course import Course, CourseMoment, Digested, Place, bits, course_of
 
-BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(len(DIGESTS))
+BATCH, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(len(DIGESTS))
 
 
 Kind = Literal[
-    "draw", "order", "data", "loss", "gradients", "learning_rate", "options", "weights", "request", "plugin", "metric",
+    "draw", "data", "loss", "gradients", "learning_rate", "options", "weights", "request", "plugin", "metric",
     "counters", "event", "length",
 ]  # fmt: skip
 
@@ -29,7 +28,7 @@ class FirstDifference:
     """The first difference between two runs.
 
     Attributes:
-        kind: a `draw` of random numbers, the `order` of samples, the `data`, the `loss` of an equal batch, the
+        kind: a `draw` of random numbers, the `data` or their order, the `loss` of an equal batch, the
             `gradients` of an equal loss, the `learning_rate`, other `options` of an optimizer, the `weights` after an
             equal step, a `request`, an enabled or disabled `plugin`, a `metric`, the `counters`, an `event`, or
             the `length`.
@@ -161,7 +160,7 @@ def compare(first: Course, second: Course, *, is_complete: bool = True) -> Diver
     )
 
 
-EMPTY = 1  # the sum of a batch without numbers, for example of texts
+OTHER_BATCH: tuple[Kind, str] = "data", "the batch differs: other samples, changed samples, or another order of them"
 CAUSES: tuple[Kind, ...] = ("draw", "loss")  # of a request, in a batch that was not skipped
 
 
@@ -213,7 +212,7 @@ class _CourseComparison:
         if first is None or second is None:
             return None
         if first.words[BATCH] != second.words[BATCH]:
-            return self._contents(request.place, (first.words[SAMPLES], second.words[SAMPLES]))
+            return OTHER_BATCH
         cause = self._digests(request.place, first, second)
         return cause if cause is not None and cause[0] in CAUSES and request.facts[0] != "skip_batch" else None
 
@@ -248,7 +247,7 @@ class _CourseComparison:
             hint = ". Compare the seeds of the runs: the notes of `explain` name them" if place == (0, 1) else ""
             return "draw", f"the random generators differ after the batch{also}{hint}"
         if differs[BATCH]:
-            return self._contents(place, pairs[SAMPLES])
+            return OTHER_BATCH
         if differs[LOSS]:
             return "loss", f"the loss differs{self._values(place)}, although batch and random generators are equal"
         if differs[GRADIENTS]:
@@ -263,22 +262,6 @@ class _CourseComparison:
         if differs[WEIGHTS]:
             return "weights", "the weights differ after a step with equal gradients, as far as these were compared"
         return None
-
-    def _contents(self, place: Place, samples: tuple[int, int]) -> tuple[Kind, str]:
-        if samples[0] == samples[1] > EMPTY:
-            return "order", "the order of samples seems to differ: the values of the batch have the same sum"
-        first, second = (
-            {key: digest.words[SAMPLES] for key, digest in course.digests.items() if key[0] == place[0]}
-            for course in (self._first, self._second)
-        )
-        total, difference = sum(first.values()), sum(first.values()) - sum(second.values())
-        have_sums = total > EMPTY * len(first)
-        if have_sums and first.keys() == second.keys() and 0 in (difference % 2**32, difference % SMALL):
-            return (
-                "order",
-                "the order of samples seems to differ: the values of the epoch have the same sum, in other batches",
-            )
-        return "data", "the batch differs: other samples, changed samples, or another order or draw of loading"
 
     def _losses(self, place: Place) -> tuple[Kind, str] | None:
         values = self._values(place)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from heliograph.events import Phase, Request, Status
 
 Key = tuple[int, int, int, int]
-DIGESTS = ("batch", "samples", "draws", "options", "loss", "gradients", "weights")
+DIGESTS = ("batch", "draws", "options", "loss", "gradients", "weights")
 COLUMNS = ("centiseconds", "steps", "skipped_steps", "skipped_batches", "samples", "window", "tokens")
 
 
@@ -219,9 +219,9 @@ class DigestBlock:
     Attributes:
         epoch: the epoch of the batches.
         first: the number of the first batch within the epoch, from 1.
-        columns: the digests by batch: its content as loaded (`batch`), and regardless of the order of its samples
-            (`samples`); the random generators after it (`draws`); the options of the optimizers at their step
-            (`options`); the `loss`; the norms of the `gradients`; the `weights` after it.
+        columns: the digests by batch: its content as loaded (`batch`); the random generators after it (`draws`); the
+            options of the optimizers at their step (`options`); the `loss`; the norms of the `gradients`; the
+            `weights` after it.
         rates: the learning rate of the first optimizer by batch, NaN if it is a tensor.
     """
 
