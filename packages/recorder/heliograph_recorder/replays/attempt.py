@@ -5,17 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from heliograph import (
-    BackwardEnd,
-    BatchEnd,
-    BatchStart,
-    Filter,
-    ForwardEnd,
-    GradientsReady,
-    LastBoundary,
-    ShouldStop,
-    StepEnd,
-)
+import heliograph as h
 from heliograph.events import Event, OrderedSignal, Phase, Request, Verb
 
 from ..format.records import (
@@ -29,7 +19,7 @@ from ..format.records import (
     RequestEntry,
     change_of,
 )
-from ..verbs import SERVED
+from ..verbs import LOADED, SERVED
 from .entries import BATCHES, ENDS, KINDS, MILESTONES, Entries, RecordedRequests, make_event
 from .run import UNREAD, ReplayRun
 
@@ -42,7 +32,7 @@ DURING_BATCHES: Final = (
 )  # fmt: skip
 AT_BOUNDARIES: Final[tuple[Verb, ...]] = ("next_phase", "log", "validation", "save")  # in the order of the loop
 CONTINUES: Final = (BATCHES, "epoch_start", "checkpoint_loaded")
-HOT = BatchStart, ForwardEnd, BackwardEnd, GradientsReady, StepEnd, BatchEnd, ShouldStop
+HOT = h.BatchStart, h.ForwardEnd, h.BackwardEnd, h.GradientsReady, h.StepEnd, h.BatchEnd, h.ShouldStop
 EVALUATIONS: Final[tuple[Phase, ...]] = "validation", "test", "predict"
 
 
@@ -57,18 +47,16 @@ class AttemptReplay:
 
     Args:
         session: the replay.
-        number: the number of the attempt, from 1.
         attempt: the recorded attempt.
 
     Attributes:
         run: the run that the plugins receive.
     """
 
-    def __init__(self, session: ReplaySession, number: int, attempt: AttemptRecord) -> None:
-        self._session, self._number, self._attempt = session, number, attempt
-        self._findings = session.findings
+    def __init__(self, session: ReplaySession, attempt: AttemptRecord) -> None:
+        self._session, self._attempt = session, attempt
         self._entries = entries = Entries(attempt)
-        self.run = ReplayRun(attempt, session.recording.path, session.bus, session.findings.add, entries.rolls_back_to)
+        self.run = ReplayRun(attempt, session.recording.path, session.bus, session.add_request, entries.rolls_back_to)
         self._requests = RecordedRequests(attempt, entries, self.run, session.names)
         self._signals: dict[type[Event], OrderedSignal[Any]] = {kind: session.bus.signal(kind) for kind in HOT}
         self._has_begun = False  # after the load of a resumed state
@@ -117,12 +105,14 @@ class AttemptReplay:
             self._close_boundary(entry)
             if entry.event != "checkpoint_loaded":
                 self._check_gap(entry.counters)
+        elif entry.data.get("by") == LOADED:  # of a state whose load is the next milestone
+            self._close_boundary(self._entries.next_milestone())
         if entry.event in ("log", "validation_start", "save_point"):
             self._serve(SERVED[entry.event])
         match entry.event:
             case "train_start":
                 run.started = True
-                Filter.plan_all(run)
+                h.Filter.plan_all(run)
                 self._emit(entry)
                 if self._entries.next_milestone_name() != "checkpoint_loaded":
                     self._begin()
@@ -159,7 +149,7 @@ class AttemptReplay:
             case "plugin_changed" if data["plugin"] in self._session.names:
                 run.progress.set_seconds(entry.counters.seconds)
                 off = data["change"] in ("disabled", "unregistered")
-                self._session.switches.set(data["plugin"], "disabled", off=off)
+                self._session.switches.switch(data["plugin"], "disabled", off=off)
             case "run_failed":
                 run.phase = data["phase"]
                 self._emit(entry)
@@ -196,11 +186,11 @@ class AttemptReplay:
         run.start_from(Counters(**entry.data["origin"]))
         run.in_boundary = entry.data["in_boundary"]
         run.planned_steps = entry.data["planned_steps"]
-        Filter.plan_all(run)
+        h.Filter.plan_all(run)
         if not session.restore_snapshot(run, rolls_back=rolls_back):
-            self._findings.note(
-                f"attempt {self._number} continued from {path or 'a state'}, whose save is not recorded: the replayed "
-                f"plugins continued without a restored state"
+            self._note(
+                f"continued from {path or 'a state'}, whose save is not recorded: the replayed plugins continued "
+                f"without a restored state"
             )
         run.last = None if path is None else Path(path)
         run.best = session.best
@@ -229,24 +219,24 @@ class AttemptReplay:
         if not self.run.finished:
             self._flush(place)
             if self._attempt.status == "stopped" and not self.run.control.stopped:
-                self._findings.note(
-                    f"attempt {self._number} was stopped at epoch {place.epoch} batch {place.batch} step "
-                    f"{place.steps}: with the replayed plugins it would have continued, but the continuation is not "
-                    f"recorded"
+                self._note(
+                    f"was stopped at epoch {place.epoch} batch {place.batch} step {place.steps}: with the replayed "
+                    f"plugins it would have continued, but the continuation is not recorded"
                 )
             self.run.finished = True
             if entry.event != "last_boundary":
-                self.run.emit(LastBoundary())
+                self.run.emit(h.LastBoundary())
         self._emit(entry)
         self._open_boundary(due=True, last=True)
 
     def _check_gap(self, place: Counters) -> None:
         """Move to a place if batches before it are not recorded."""
         if place.batches != self.run.progress.batches:
-            self._findings.note(
-                f"attempt {self._number}: not every batch before epoch {place.epoch} batch {place.batch} is recorded"
-            )
+            self._note(f"does not record every batch before epoch {place.epoch} batch {place.batch}")
             self.run.move_to(place)
+
+    def _note(self, text: str) -> None:
+        self._session.note(f"attempt {self._session.number} {text}")
 
     # Evaluations.
 
@@ -304,7 +294,7 @@ class AttemptReplay:
             if not remaining:
                 entries.in_block, run.is_last_seen = False, is_last
             self._replay_batch(row, next(losses, UNREAD))
-            judged = bool(self._signals[ShouldStop].chain)
+            judged = bool(self._signals[h.ShouldStop].chain)
             self._open_boundary(due=control.is_due(window=run.window, judged=judged))
             if remaining:
                 self._close_boundary(block)
@@ -321,14 +311,14 @@ class AttemptReplay:
         run, progress = self.run, self.run.progress
         centiseconds, steps, skipped_steps, skipped_batches, samples, window, tokens = row
         run.data.in_hand = True
-        self._fire(BatchStart)
+        self._fire(h.BatchStart)
         if skipped_batches > progress.skipped_batches:
             progress.skipped_batches = skipped_batches
         else:
             progress.samples, run.loss = samples, loss
-            self._fire(ForwardEnd)
+            self._fire(h.ForwardEnd)
             run.window += 1
-            self._fire(BackwardEnd)
+            self._fire(h.BackwardEnd)
         progress.tokens = tokens
         if steps > progress.steps or skipped_steps > progress.skipped_steps:
             self._step(steps, skipped_steps)
@@ -336,7 +326,7 @@ class AttemptReplay:
         progress.batch += 1
         run.data.in_hand = False
         progress.set_seconds(centiseconds / 100)
-        self._fire(BatchEnd)
+        self._fire(h.BatchEnd)
         if self._requests.waiting:
             self._requests.add_of_finished_batches()
         if run.control.touched:
@@ -344,17 +334,17 @@ class AttemptReplay:
 
     def _step(self, steps: int, skipped_steps: int) -> None:
         progress = self.run.progress
-        self._fire(GradientsReady)
+        self._fire(h.GradientsReady)
         progress.skipped_steps = skipped_steps
         if steps > progress.steps:
             progress.steps = steps
-            self._fire(StepEnd)
+            self._fire(h.StepEnd)
         self.run.window = 0
 
     def _fire(self, kind: type[Event]) -> None:
         """Emit an event of a batch, after the recorded requests before it."""
         if self._requests.waiting:
-            self._requests.add_before_in_batch(self.run.progress.batch + (kind is not BatchEnd), kind.name)
+            self._requests.add_before_in_batch(self.run.progress.batch + (kind is not h.BatchEnd), kind.name)
         signal = self._signals[kind]
         if signal.chain:
             signal.emit(self.run, kind())
@@ -393,8 +383,8 @@ class AttemptReplay:
             return
         control.release()
         self._requests.add_votes()
-        if self._signals[ShouldStop].chain:
-            self._signals[ShouldStop].emit(self.run, ShouldStop())
+        if self._signals[h.ShouldStop].chain:
+            self._signals[h.ShouldStop].emit(self.run, h.ShouldStop())
         if control.stop_request is not None and not control.vetoed and not control.is_rolling_back:
             self._stop(control.stop_request, name)
         if name == BATCHES and control.should_end_epoch:
@@ -420,7 +410,7 @@ class AttemptReplay:
             self.run.own_control.remove("stop")
 
     def _add_end(self, stop: Request, *, did: bool | None) -> None:
-        self._findings.add_end(stop.by, stop.reason, self.run.progress, did=did, failure=False)
+        self._session.add_end(stop.by, stop.reason, self.run.progress, did=did)
 
 
 def _phase_of(event: str) -> Phase:

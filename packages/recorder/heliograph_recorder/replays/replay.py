@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,10 +11,12 @@ from heliograph import Bus, GradientsReady, Lane, NotRecorded, Plugins, Progress
 from heliograph.events import Event, Request
 from heliograph.spi import describe_error
 
+from ..explain.attempt_summary import AttemptSummary, summarize_attempts
+from ..explain.requests import requests_of
 from ..format.reader import damage_in_short, read
-from ..format.records import AttemptRecord, Batches, Counters, EventEntry, Recording, RepeatEntry, RequestEntry
+from ..format.records import AttemptRecord, EventEntry, Recording
 from .attempt import AttemptReplay
-from .report import RecordedAttempt, Replayed, ReplayFindings
+from .report import RecordedAttempt, Replayed, ReplayedRequest, ReplayEnding
 from .run import ReplayRun
 
 OffReason = Literal["unheld", "failed", "disabled"]
@@ -52,7 +54,7 @@ class Switches:
         self._off: dict[str, set[OffReason]] = {name: set() for name in plugins.names()}
         self._enabled_at_first = {name for name in plugins.names() if plugins.is_enabled(name)}
 
-    def set(self, name: str, reason: OffReason, *, off: bool) -> None:
+    def switch(self, name: str, reason: OffReason, *, off: bool) -> None:
         reasons = self._off[name]
         before = bool(reasons)
         (reasons.add if off else reasons.discard)(reason)
@@ -68,12 +70,12 @@ class Switches:
             if isinstance(entry, EventEntry) and entry.event == "plugin_changed":
                 first_changes.setdefault(entry.data["plugin"], entry.data["change"])
         for name in self._off:
-            self.set(name, "disabled", off=first_changes.get(name) in ("enabled", "registered"))
+            self.switch(name, "disabled", off=first_changes.get(name) in ("enabled", "registered"))
             self.clear_errors(name)
 
     def clear_errors(self, name: str) -> None:
-        self.set(name, "unheld", off=False)
-        self.set(name, "failed", off=False)
+        self.switch(name, "unheld", off=False)
+        self.switch(name, "failed", off=False)
 
     def broken(self) -> set[str]:
         return {name for name, reasons in self._off.items() if not reasons.isdisjoint(("unheld", "failed"))}
@@ -107,7 +109,7 @@ class ReplaySession:
         recording: the recording.
         bus: the bus of the replayed plugins.
         names: their names.
-        findings: the collector of the results.
+        number: the number of the current attempt.
         switches: of the plugins.
         best: the best checkpoint.
         unwritten: the number of saves whose checkpoint was not written yet.
@@ -122,7 +124,12 @@ class ReplaySession:
             self._plugins.register(plugin)
         self.bus.on(SavePoint, self._save, lane=Lane.PERSIST)  # where checkpoints are written
         self.names = self._plugins.names()
-        self.findings, self.switches = ReplayFindings(), Switches(self._plugins)
+        self.number, self.switches = 0, Switches(self._plugins)
+        summaries = summarize_attempts(recording) if recording.attempts else []
+        recorded = [_describe(summary, self.names) for summary in summaries]
+        self._replayed = Replayed(recording.path, tuple(self.names), recorded=recorded)
+        self._has_diverged = False  # the run would have ended before the current position
+        self._ids = set[int]()  # of the requests
         self.best: Path | None = None
         self.unwritten = 0
         self._snapshots: dict[str, Snapshot] = {}  # by place; a later save at the same place replaces an earlier one
@@ -130,27 +137,31 @@ class ReplaySession:
         self._current: AttemptReplay
 
     def replay(self) -> Replayed:
-        attempts, findings = self.recording.attempts, self.findings
-        for number, attempt in enumerate(attempts, 1):
-            findings.attempt = number
+        for self.number, attempt in enumerate(self.recording.attempts, 1):
             for text in damage_in_short(attempt):
-                findings.note(f"attempt {number} is damaged: {text}")
+                self.note(f"attempt {self.number} is damaged: {text}")
             self._replay_attempt(attempt)
-        if not attempts:
-            findings.note("nothing is recorded: the run was killed before it started")
-        return Replayed(
-            recording=self.recording.path,
-            plugins=tuple(self.names),
-            asked=tuple(findings.requests),
-            recorded=tuple(_describe_attempt(number, record, self.names) for number, record in enumerate(attempts, 1)),
-            ends=tuple(findings.ends),
-            unheld={name: tuple(texts) for name, texts in findings.unheld.items()},
-            failed={name: tuple(texts) for name, texts in findings.failed.items()},
-            notes=tuple(findings.notes),
-        )
+        if not self.recording.attempts:
+            self.note("nothing is recorded: the run was killed before it started")
+        return self._replayed
+
+    def add_request(self, request: Request) -> None:
+        """Add a request; a repeated request is listed once."""
+        if id(request) not in self._ids:
+            self._ids.add(id(request))
+            self._replayed.asked.append(ReplayedRequest(self.number, request, self._has_diverged))
+
+    def add_end(self, by: str, reason: str, at: Progress, *, did: bool | None, failure: bool = False) -> None:
+        ends = self._replayed.ends
+        if not self._has_diverged and all(end.attempt != self.number for end in ends):
+            ends.append(ReplayEnding(self.number, by, reason, failure, at.epoch, at.batch, at.steps, did))
+        self._has_diverged = self._has_diverged or did is False
+
+    def note(self, text: str) -> None:
+        _add_once(self._replayed.notes, text)
 
     def _replay_attempt(self, attempt: AttemptRecord) -> None:
-        self._current = AttemptReplay(self, self.findings.attempt, attempt)
+        self._current = AttemptReplay(self, attempt)
         run = self._current.run
         self.switches.begin(attempt)
         self._plugins.open(run)
@@ -163,11 +174,11 @@ class ReplaySession:
             self._current.replay(self._length)
         finally:
             for name, error in self._plugins.close():
-                text = f"{describe_error(error)} (on close, attempt {self.findings.attempt})"
-                self.findings.failed[name][text] = None
+                text = f"{describe_error(error)} (on close, attempt {self.number})"
+                _add_once(self._replayed.failed.setdefault(name, []), text)
         self._length = run.batches_per_epoch
         for note in (*run.notes, *(f"WARNING: {warning}" for warning in run.warnings)):
-            self.findings.note(note)
+            self.note(note)
         self.unwritten = 0
 
     def _plugins_on_steps(self) -> set[str]:
@@ -204,7 +215,7 @@ class ReplaySession:
         run.is_last_seen = snapshot.is_last_seen
         for name in self.names:
             if name in snapshot.broken:
-                self.switches.set(name, "unheld", off=True)
+                self.switches.switch(name, "unheld", off=True)
             elif rolls_back:
                 self.switches.clear_errors(name)  # the error may be later than the snapshot
         self._plugins.load_state_dict(snapshot.plugins, goes_back=rolls_back)
@@ -224,37 +235,31 @@ class ReplaySession:
         if not isinstance(error, Exception):
             return False
         text = describe_error(error)
-        self.findings.failed[str(owner)][f"{text} ({self._position(event.name)})"] = None
+        _add_once(self._replayed.failed.setdefault(str(owner), []), f"{text} ({self._position(event.name)})")
         did = self._current.fails_next
-        self.findings.add_end(str(owner), f"{text} on {event.name}", run.progress, did=did, failure=True)
-        self.switches.set(str(owner), "failed", off=True)
+        self.add_end(str(owner), f"{text} on {event.name}", run.progress, did=did, failure=True)
+        self.switches.switch(str(owner), "failed", off=True)
         return True
 
     def _switch_off(self, name: str, error: NotRecorded, event: str) -> None:
-        self.findings.unheld[name][f"{error} ({self._position(event)})"] = None
-        self.switches.set(name, "unheld", off=True)
+        _add_once(self._replayed.unheld.setdefault(name, []), f"{error} ({self._position(event)})")
+        self.switches.switch(name, "unheld", off=True)
 
     def _position(self, event: str) -> str:
         at, on = self._current.run.progress, f"{event}, " if event else ""
-        return f"{on}attempt {self.findings.attempt}, epoch {at.epoch} batch {at.batch} step {at.steps}"
+        return f"{on}attempt {self.number}, epoch {at.epoch} batch {at.batch} step {at.steps}"
 
 
 def _place(progress: Progress) -> str:
     return repr({**progress.state_dict(), "earlier_seconds": 0})
 
 
-def _describe_attempt(number: int, attempt: AttemptRecord, names: Iterable[str]) -> RecordedAttempt:
-    requests: dict[int, Request] = {}
-    place, reason = Counters(), ""
-    for entry in attempt.entries:
-        if isinstance(entry, RequestEntry) and entry.request.by in names:
-            requests[entry.number] = replace(entry.request)
-        elif isinstance(entry, RepeatEntry) and entry.number in requests:
-            requests[entry.number].times = entry.times
-        elif isinstance(entry, EventEntry):
-            place, reason = entry.counters, str(entry.data.get("reason", "")) if entry.event == "run_closed" else ""
-        elif isinstance(entry, Batches):
-            place = entry.last
-    return RecordedAttempt(
-        number, attempt.status, reason, place.epoch, place.batch, place.steps, tuple(requests.values())
-    )
+def _add_once(texts: list[str], text: str) -> None:
+    if text not in texts:
+        texts.append(text)
+
+
+def _describe(summary: AttemptSummary, names: Iterable[str]) -> RecordedAttempt:
+    at, reason = summary.last, "" if summary.ending is None else str(summary.ending.data["reason"])
+    requests = tuple(outcome.request for outcome in requests_of(summary) if outcome.request.by in names)
+    return RecordedAttempt(summary.number, summary.attempt.status, reason, at.epoch, at.batch, at.steps, requests)
