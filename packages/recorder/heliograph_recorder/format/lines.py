@@ -76,14 +76,10 @@ def format_line(*items: Any) -> str:
 
 
 def parse_line(line: str | bytes) -> list[Any]:
-    text = _verified_text(line.encode() if isinstance(line, str) else line)
-    if text is None:
+    text, tab, checksum = (line.encode() if isinstance(line, str) else line).rpartition(b"\t")
+    if not tab or checksum != b"%08x" % crc32(text):
         raise ValueError("damaged")
     return parse_array(text)
-
-
-def is_intact(line: bytes) -> bool:
-    return _verified_text(line) is not None
 
 
 def parse_array(text: bytes) -> list[Any]:
@@ -92,11 +88,6 @@ def parse_array(text: bytes) -> list[Any]:
     if end != len(decoded) or not isinstance(items, list) or not items or not isinstance(items[0], str):
         raise ValueError("not an array that begins with a name")
     return items
-
-
-def _verified_text(line: bytes) -> bytes | None:
-    text, tab, checksum = line.rpartition(b"\t")
-    return text if tab and checksum == b"%08x" % crc32(text) else None
 
 
 def pack(values: NDArray[Any]) -> Packed:

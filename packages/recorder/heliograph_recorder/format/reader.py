@@ -9,13 +9,13 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .lines import FORMAT, decode, decode_attempt, is_intact, parse_array, parse_line
+from .lines import FORMAT, decode, decode_attempt, parse_array, parse_line
 from .records import AttemptRecord, Entry, Recording
 
 SUFFIX = ".recording"
@@ -139,35 +139,27 @@ class Parser:
 
     def add(self, data: bytes, *, is_end: bool) -> None:
         """Parse the bytes after `size`. A last line without a newline is damaged if `is_end`, else left for later."""
-        if not is_end:
-            data = data[: data.rfind(b"\n") + 1]
-            if not data:
-                return
-        lines, head_is_damaged = data.split(b"\n"), False
-        if not self._number:
-            head_is_damaged = check_head(self._path, lines)
-            del lines[0]
-            self._number = 1
-        self.size += len(data)
-        unfinished = lines.pop() if lines else b""
-        for line in lines:
-            self._number += 1
-            if line:
+        end = len(data) if is_end else data.rfind(b"\n") + 1
+        self.size += end
+        if is_end or end:
+            *lines, last = data[:end].split(b"\n")
+            for line in lines:
                 self._add_line(line)
-        if unfinished:
-            self._number += 1
-            self._add_line(unfinished, " (the last, cut short)")
-        if head_is_damaged:
-            self.attempts[0].damage.insert(0, "line 1: damaged")
+            if last or not self._number:
+                self._add_line(last, " (the last, cut short)")
 
     def _add_line(self, line: bytes, suffix: str = "") -> None:
         attempts = self.attempts
-        try:
-            self._add(parse_line(line))
-        except ValueError as error:
-            if line.startswith(b'["attempt"') or not attempts:
-                attempts.append(ParsedAttempt(UNKNOWN))
-            attempts[-1].damage.append(f"line {self._number}{suffix}: {error}")
+        self._number += 1
+        if self._number == 1:
+            check_head(self._path, line)
+        elif line:
+            try:
+                self._add(parse_line(line))
+            except ValueError as error:
+                if line.startswith(b'["attempt"') or not attempts:
+                    attempts.append(ParsedAttempt(UNKNOWN))
+                attempts[-1].damage.append(f"line {self._number}{suffix}: {error}")
 
     def _add(self, items: list[Any]) -> None:
         attempts = self.attempts
@@ -179,27 +171,20 @@ class Parser:
         attempts[-1].entries.append(decode(items))
 
 
-def check_head(path: Path, lines: Sequence[bytes]) -> bool:
-    """Return whether the first line is damaged; raise ValueError if the file is not a recording of this format."""
-    match _parse_head(lines[0]):
-        case ["recording", int(version)] if version == FORMAT:
-            return False
-        case ["recording", int(version)]:
-            raise ValueError(
-                f"{path} has format {version}, this version reads {FORMAT}: update heliograph, or use the version that "
-                f"wrote it."
-            )
-    if any(map(is_intact, lines[1:])):
-        return True
-    problem = "is not a recording of heliograph" if any(lines) else "is empty: the run was killed before it began"
-    raise ValueError(f"{path} {problem}. Give the file that Recorder wrote, or its folder.")
-
-
-def _parse_head(line: bytes) -> list[Any]:
+def check_head(path: Path, line: bytes) -> None:
+    """Raise ValueError if the first line of a file is not the one of a recording of this format."""
     try:
-        return parse_array(line.partition(b"\t")[0])  # unverified: another format may have another checksum
+        kind, version = parse_array(line.partition(b"\t")[0])  # unverified: another format may have another checksum
     except ValueError:
-        return []
+        kind = version = None
+    if kind != "recording":
+        problem = "is not a recording of heliograph" if line else "is empty: the run was killed before it began"
+        raise ValueError(f"{path} {problem}. Give the file that Recorder wrote, or its folder.")
+    if version != FORMAT:
+        raise ValueError(
+            f"{path} has format {version}, this version reads {FORMAT}: update heliograph, or use the version that "
+            f"wrote it."
+        )
 
 
 def lock_path(path: Path) -> Path:

@@ -141,18 +141,10 @@ class Batches:
         """Return the counters after the batch at `index`, from 0."""
         first = self.first
         return Counters(
-            first.epoch,
-            first.batch + index + 1,
-            first.earlier_batches,
-            self.steps[index],
-            self.skipped_steps[index],
-            self.skipped_batches[index],
-            self.samples[index],
-            first.validations,
-            first.evaluated,
-            self.centiseconds[index] / 100,
-            self.tokens[index],
-        )
+            first.epoch, first.batch + index + 1, first.earlier_batches, self.steps[index], self.skipped_steps[index],
+            self.skipped_batches[index], self.samples[index], first.validations, first.evaluated,
+            self.centiseconds[index] / 100, self.tokens[index],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

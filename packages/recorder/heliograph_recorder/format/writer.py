@@ -58,7 +58,8 @@ class RecordingWriter:
         lock.acquire()
         with ExitStack() as undo:
             undo.callback(lock.release)
-            check_head(path, path.read_bytes().split(b"\n"))
+            with path.open("rb") as content:
+                check_head(path, content.readline())
             file = os.open(path, os.O_RDWR | os.O_APPEND)
             undo.callback(os.close, file)
             writer = cls(path, file, lock)

@@ -15,6 +15,7 @@ from heliograph.packages.recorder.tests.recordings import attempt, encode, write
 from heliograph_recorder.format.lines import decode, format_line, parse_line
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import (
+    COLUMNS,
     Batches,
     Counters,
     Entry,
@@ -56,8 +57,9 @@ def blocks(draw: st.DrawFn) -> Batches:
         return tuple(draw(st.lists(st.integers(0, most), min_size=rows, max_size=rows)))
 
     losses = st.none() | st.lists(st.floats(width=32) | FLOATS, min_size=rows, max_size=rows).map(tuple)
-    columns = [column(most) for most in (900, 9, 300, 70_000, 2**40, 9, 50)]
-    return Batches(draw(COUNTERS), draw(SECONDS), *columns, losses=draw(losses))
+    sizes = (900, 9, 300, 70_000, 2**40, 9, 50)
+    columns: dict[str, Any] = {name: column(most) for name, most in zip(COLUMNS, sizes, strict=True)}
+    return Batches(draw(COUNTERS), draw(SECONDS), **columns, losses=draw(losses))
 
 
 ENTRIES = st.one_of(
