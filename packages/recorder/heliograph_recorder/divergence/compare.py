@@ -77,25 +77,17 @@ class Divergence:
         return self.first is None and self.compared > 0
 
     def __str__(self) -> str:
-        extent = "all of them compared by digests"
-        if self.digested < max(1, self.batches):
-            extent = f"{self.digested:,} of them compared by digests (Recorder(digests=True) records these)"
-        count = f"{self.batches:,} batch{'es' if self.batches != 1 else ''}"
-        if self.first is None and not self.batches:
-            lines = ["Nothing was compared: the runs have no batch in common."]
-        elif self.first is None and not self.compared:
-            lines = [
-                f"These runs cannot be compared: for {count}, not both recordings have digests or losses. Record both",
-                "with Recorder(digests=True). Their counters, requests and metrics do not differ.",
-            ]
-        elif self.first is None:
-            lines = [f"No difference in {count}, {extent}."]
+        count = f"{self.batches:,} batch{'es' if self.batches != 1 else ''}, {self.digested:,} compared by digests"
+        if self.first is not None:
+            lines = [f"The first difference: {self.first}.", f"Equal before it: {count}."]
+        elif self.compared:
+            lines = [f"No difference in {count}."]
         else:
-            before = f"Equal before it: {count}, {extent}."
-            if not self.batches:
-                hint = " Without digests, the cause is unknown: use Recorder(digests=True)."
-                before = "No batch comes before it." + hint * (self.first.kind == "loss" and not self.digested)
-            lines = [f"The first difference: {self.first}.", before]
+            lines = [
+                f"These runs cannot be compared: {count} or losses. Their counters, requests and metrics do not differ."
+            ]
+        if self.digested < max(1, self.batches):
+            lines.append("Record both with Recorder(digests=True) to compare every batch.")
         lines += ["Different settings:", *(f"  {setting}" for setting in self.settings)] if self.settings else []
         lines += ["Unreadable parts:", *(f"  {part}" for part in self.damage)] if self.damage else []
         return printable_lines("\n".join(lines))
@@ -255,10 +247,7 @@ class _CourseComparison:
         if differs[OPTIONS] and bits(first.rate) != bits(second.rate):
             return "learning_rate", f"the learning rate differs: {first.rate!r} and {second.rate!r}"
         if differs[OPTIONS]:
-            return (
-                "options",
-                "other optimizer options differ, such as weight decay or the rate of another group",
-            )
+            return ("options", "other optimizer options differ, such as weight decay or the rate of another group")
         if differs[WEIGHTS]:
             return "weights", "the weights differ after a step with equal gradients, as far as these were compared"
         return None

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
-from heliograph import BatchStart, Bus, GradientsReady, Lane, Log, PluginChanged, Plugins, Run, RunResult, Trainer
-from heliograph.events import CATALOGUE, Event, FunctionName, Subscription
-from heliograph.spi import capture, check_flag, check_whole_number, describe, membership, on_main, restore
+from heliograph import BatchStart, Bus, GradientsReady, Lane, Log, Plugins, Run, RunResult, Trainer
+from heliograph.events import CATALOGUE, Event
+from heliograph.spi import capture, check_flag, check_whole_number, membership, on_main, restore
 from torch import Tensor
 
 from ..divergence.compare import Divergence
@@ -59,31 +59,21 @@ class PausedThread:
         context = contextvars.copy_context()
         self._thread = Thread(target=lambda: context.run(self._run), name="heliograph-rerun", daemon=True)
 
-    def subscribe(self, bus: Bus, *, left_out: Collection[str], recorder: str) -> None:
+    def subscribe(self, bus: Bus, *, recorder: str) -> None:
         """Handle all events of a bus, after all other handlers.
 
-        `Log` is handled only if plugins of the recorded run handle it: without a handler, the loop does not collect
-        losses for it, and the rerun must do the same.
+        `Log` is handled only if other plugins handle it: without a handler, the loop does not collect losses for it,
+        and the rerun must do the same.
 
         Args:
             bus: of the training.
-            left_out: the names of plugins that are disabled in the rerun only.
             recorder: the name of the recorder of the rerun.
         """
-        handles = {
-            event: bus.on(event, self._handle, lane=Lane.REPORT)
-            for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())])
-        }
-        signal, rerun_only = bus.signal(Log), (describe(self._handle), recorder)
-
-        def follow(run: Run | None, event: PluginChanged | None) -> None:  # noqa: ARG001  # a handler
-            subscriptions = [entry for entry in signal.subscriptions.values() if entry.owner not in rerun_only]
-            is_handled = any(not entry.paused or entry.owner in left_out for entry in subscriptions)
-            (handles[Log].resume if is_handled else handles[Log].pause)()
-
-        follow(None, None)
-        before_all = Subscription((Lane.TRANSFORM, -3), FunctionName(describe(follow)))
-        bus.signal(PluginChanged).connect(follow, weak=False, subscription=before_all)
+        events = dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())])
+        if all(subscription.owner == recorder for subscription in bus.signal(Log).subscriptions.values()):
+            del events[Log]
+        for event in events:
+            bus.on(event, self._handle, lane=Lane.REPORT)
 
     def go_to(self, wanted: Wanted) -> bool:
         """Train until an event is wanted; return False if the training ends first.
@@ -160,7 +150,12 @@ class PausedThread:
 
     def _handle(self, run: Run, event: Event) -> None:
         self.run = run
-        if not self._is_left and self._is_wanted(run, event):
+        try:
+            is_wanted = not self._is_left and self._wanted(run, event)
+        except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
+            self._error.append(error)
+            is_wanted = True
+        if is_wanted:
             self.event, draws = event, capture()
             self._stop()
             while (work := self._work) is not None:
@@ -173,14 +168,6 @@ class PausedThread:
             restore(draws)
         if self._is_left and event.name not in ("run_failed", "run_closed"):
             raise LeftTraining
-
-    def _is_wanted(self, run: Run, event: Event) -> bool:
-        """Return whether to pause; also after an error of the function."""
-        try:
-            return self._wanted(run, event)
-        except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
-            self._error.append(error)
-            return True
 
     def _stop(self) -> None:
         with self._changed:
@@ -314,7 +301,8 @@ class PausedRun:
         """The comparison of the rerun so far with the recording; a collective on several ranks."""
         engine: Any = self.run.engine
         with nullcontext() if self._thread.event is not None else engine.process():  # the training has left its own
-            return on_main(engine, self._compare)
+            assert self._comparison is not None
+            return on_main(engine, self._comparison.compare)
 
     def go_to(self, wanted: Wanted) -> Event | None:
         """Continue to the first event for which a function of the run and the event returns true.
@@ -408,12 +396,8 @@ class PausedRun:
         self._repeated.subscribe(rerun.trainer)
         if self._change is not None and self._change_step is not None:
             _repeat_change(rerun.trainer, self._change, self._change_step)
-        self._thread.subscribe(rerun.trainer.bus, left_out=rerun.left_out, recorder=rerun.recorder.name)
+        self._thread.subscribe(rerun.trainer.bus, recorder=rerun.recorder.name)
         return rerun.trainer.fit(**{**rerun.options, "on_interrupt": "raise"})
-
-    def _compare(self) -> Divergence:
-        assert self._comparison is not None
-        return self._comparison.compare()
 
     def _check(self) -> None:
         is_resumed = self._origin.path is not None
