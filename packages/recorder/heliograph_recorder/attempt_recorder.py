@@ -299,7 +299,7 @@ class AttemptRecorder:
         self._lines: list[str] = []
         self._later_lines: list[str] | None = None  # after an event that was begun
         self._begun_event: tuple[str, float, Sequence[float], list[int] | None] = "", 0.0, (), None
-        self._last: Sequence[float] = ()  # counters
+        self._last: tuple[Any, ...] = ()  # counters
 
     # The clock.
 

@@ -31,6 +31,7 @@ from .format.writer import RecordingWriter
 if TYPE_CHECKING:
     from .digests.collector import DigestCollector
 
+NOTHING: Mapping[str, Any] = {}
 MAX_CUSTOM = 1_000  # emissions of a custom event; later ones are sampled
 
 
@@ -127,7 +128,7 @@ class Recorder(h.Plugin):
         """Close the previous run; a loaded state decides whether its file is continued."""
         self.close()
         self._attempt = self._block = self.path = None
-        self._note(run, event, {})
+        self._note(run, event)
 
     @h.on(h.BatchEnd, lane=h.Lane.TRANSFORM)
     def count(self, run: h.Run, event: h.BatchEnd) -> None:
@@ -143,7 +144,7 @@ class Recorder(h.Plugin):
         """Record the position at which the run continues."""
         self._add_digests()
         self._ready(run).handle_load()
-        counters = Counters(*counter_values(run.origin))  # type: ignore[arg-type]  # all but the seconds are integers
+        counters = Counters(*counter_values(run.origin))
         origin = asdict(counters) | {"seconds": run.origin.earlier_seconds}
         self._subscribe(run)
         extra = {
@@ -154,7 +155,7 @@ class Recorder(h.Plugin):
         if run.checkpoints.forked_from is not None:
             extra["forked_from"] = to_plain(run.checkpoints.forked_from)
         extra["training"] = run.checkpoints.training_id
-        self._note(run, event, {**attempt_facts.fields_of(event), **extra})
+        self._note(run, event, extra)
 
     @h.on(h.EpochStart, h.ValidationStart, h.TestStart, h.PredictStart, lane=h.Lane.TRANSFORM, optional=True)
     def note_start(self, run: h.Run, event: h.EpochStart | h.ValidationStart | h.TestStart | h.PredictStart) -> None:
@@ -163,7 +164,7 @@ class Recorder(h.Plugin):
         self._sets.clear()
         is_epoch = isinstance(event, h.EpochStart)
         batches = run.length.batches_per_epoch if is_epoch else run.data.evaluation_batches
-        self._note(run, event, {**attempt_facts.fields_of(event), "batches": batches})
+        self._note(run, event, {"batches": batches})
 
     @h.on(h.ValidationBatchEnd, h.TestBatchEnd, h.PredictBatchEnd, lane=h.Lane.TRANSFORM, optional=True)
     def count_evaluation(self, run: h.Run, event: h.ValidationBatchEnd | h.TestBatchEnd | h.PredictBatchEnd) -> None:
@@ -189,17 +190,20 @@ class Recorder(h.Plugin):
     def note_replay(self, run: h.Run, event: h.Replay) -> None:
         """Record the beginning and the end of a replay of the loader."""
         if event.done in (0, event.batches):
-            self._note(run, event, attempt_facts.fields_of(event))
+            self._note(run, event)
 
-    @h.on(
-        h.ValidationCut, h.ChangeServed, h.SavePoint, h.EpochEnd, h.LastBoundary, h.TrainEnd, lane=h.Lane.TRANSFORM,
-        optional=True,
-    )  # fmt: skip
-    def note_moment(self, run: h.Run, event: Event) -> None:
-        """Record a moment at which the batches so far are complete."""
+    @h.on(h.ValidationCut, h.ChangeServed, h.SavePoint, h.EpochEnd, lane=h.Lane.TRANSFORM, optional=True)
+    def note_moment(self, run: h.Run, event: h.ValidationCut | h.ChangeServed | h.SavePoint | h.EpochEnd) -> None:
+        """Record a cut evaluation, a change of the run, a save point, or the end of an epoch."""
         self._add_digests()
         extra = {"batches": dict(self._sets)} if isinstance(event, h.ValidationCut) else {}
-        self._note(run, event, {**attempt_facts.fields_of(event), **extra})
+        self._note(run, event, extra)
+
+    @h.on(h.LastBoundary, h.TrainEnd, lane=h.Lane.TRANSFORM)
+    def note_end(self, run: h.Run, event: h.LastBoundary | h.TrainEnd) -> None:
+        """Record the end of the training."""
+        self._add_digests()
+        self._note(run, event)
 
     @h.on(h.CheckpointSaved, h.CheckpointPruned, h.ResumeVerified, h.Verdict, lane=h.Lane.TRANSFORM, optional=True)
     def note_fact(
@@ -207,7 +211,7 @@ class Recorder(h.Plugin):
     ) -> None:
         """Record a saved, pruned or verified checkpoint, or a verdict."""
         extra = {"training": run.checkpoints.training_id} if isinstance(event, h.CheckpointSaved) else {}
-        self._note(run, event, {**attempt_facts.fields_of(event), **extra}, sets_clock=False)
+        self._note(run, event, extra, sets_clock=False)
 
     @h.on(h.PluginChanged, h.PluginFailed, lane=h.Lane.TRANSFORM)
     def note_plugin(self, run: h.Run, event: h.PluginChanged | h.PluginFailed) -> None:
@@ -217,7 +221,7 @@ class Recorder(h.Plugin):
         if isinstance(event, h.PluginFailed) and event.plugin == current_owner() and attempt is not None:
             attempt.add_event(event.name, attempt_facts.fields_of(event))  # not written: the write may have failed
         else:
-            self._note(run, event, attempt_facts.fields_of(event), sets_clock=False)
+            self._note(run, event, sets_clock=False)
 
     def note_own_end(self, run: h.Run, event: h.PluginChanged) -> None:
         """Record that this recorder is switched off."""
@@ -256,7 +260,7 @@ class Recorder(h.Plugin):
         number = self._custom[kind] = self._custom.get(kind, 0) + 1
         if number <= MAX_CUSTOM or number % self.sample == 0:
             emission = {"emission": number} if number > MAX_CUSTOM else {}
-            self._note(run, event, {**attempt_facts.fields_of(event), **emission}, sets_clock=False)
+            self._note(run, event, emission, sets_clock=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the name of the file."""
@@ -270,9 +274,10 @@ class Recorder(h.Plugin):
             self.path, self._continues_file = self.folder / Path(state["file"]).name, True
 
     def flush(self) -> None:
-        """Write all entries so far, including the digests of the last batches."""
+        """Write all entries so far, including the last batches and their digests."""
         self._add_digests()
         if self._attempt is not None:
+            self._attempt.end_block()
             self._attempt.write()
 
     def close(self) -> None:
@@ -303,9 +308,9 @@ class Recorder(h.Plugin):
         if self._collector is not None:
             self._collector.finish()
 
-    def _note(self, run: h.Run, event: Event, data: Mapping[str, Any], *, sets_clock: bool = True) -> None:
+    def _note(self, run: h.Run, event: Event, extra: Mapping[str, Any] = NOTHING, *, sets_clock: bool = True) -> None:
         attempt = self._ready(run)
-        attempt.add_event(event.name, data, sets_clock=sets_clock)
+        attempt.add_event(event.name, {**attempt_facts.fields_of(event), **extra}, sets_clock=sets_clock)
         attempt.write()
 
     def _finish_metrics(self) -> None:

@@ -28,16 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..format.records import DIGESTS, DigestBlock
-from .checksums import (
-    LIMIT,
-    Sum,
-    checksum,
-    combine,
-    factor,
-    read_batch,
-    strided,
-    text_checksum,
-)
+from .checksums import LIMIT, Sum, checksum, combine, factor, read_batch, strided, text_checksum
 
 if TYPE_CHECKING:
     from ..plugin import Digests
