@@ -77,7 +77,8 @@ class Divergence:
         return self.first is None and self.compared > 0
 
     def __str__(self) -> str:
-        count = f"{self.batches:,} batch{'es' if self.batches != 1 else ''}, {self.digested:,} compared by digests"
+        batches, digested = self.batches, min(self.batches, self.digested)
+        count = f"{batches:,} batch{'es' if batches != 1 else ''}, {digested:,} compared by digests"
         if self.first is not None:
             lines = [f"The first difference: {self.first}.", f"Equal before it: {count}."]
         elif self.compared:
@@ -86,7 +87,7 @@ class Divergence:
             lines = [
                 f"These runs cannot be compared: {count} or losses. Their counters, requests and metrics do not differ."
             ]
-        if self.digested < max(1, self.batches):
+        if self.digested < max(1, batches):
             lines.append("Record both with Recorder(digests=True) to compare every batch.")
         lines += ["Different settings:", *(f"  {setting}" for setting in self.settings)] if self.settings else []
         lines += ["Unreadable parts:", *(f"  {part}" for part in self.damage)] if self.damage else []
