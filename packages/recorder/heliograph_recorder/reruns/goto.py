@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
-from heliograph import BatchStart, Bus, GradientsReady, Lane, Log, Plugins, Run, RunResult, Trainer
-from heliograph.events import CATALOGUE, Event
-from heliograph.spi import capture, check_flag, check_whole_number, membership, on_main, restore
+from heliograph import BatchStart, Bus, GradientsReady, Lane, Log, PluginChanged, Plugins, Run, RunResult, Trainer
+from heliograph.events import CATALOGUE, Event, FunctionName, Subscription
+from heliograph.spi import capture, check_flag, check_whole_number, describe, membership, on_main, restore
 from torch import Tensor
 
 from ..divergence.compare import Divergence
@@ -59,21 +59,31 @@ class PausedThread:
         context = contextvars.copy_context()
         self._thread = Thread(target=lambda: context.run(self._run), name="heliograph-rerun", daemon=True)
 
-    def subscribe(self, bus: Bus, *, recorder: str) -> None:
+    def subscribe(self, bus: Bus, *, left_out: Collection[str], recorder: str) -> None:
         """Handle all events of a bus, after all other handlers.
 
-        `Log` is handled only if other plugins handle it: without a handler, the loop does not collect losses for it,
-        and the rerun must do the same.
+        `Log` is handled only if plugins of the recorded run handle it: without a handler, the loop does not collect
+        losses for it, and the rerun must do the same.
 
         Args:
             bus: of the training.
+            left_out: the names of plugins that are disabled in the rerun only.
             recorder: the name of the recorder of the rerun.
         """
-        events = dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())])
-        if all(subscription.owner == recorder for subscription in bus.signal(Log).subscriptions.values()):
-            del events[Log]
-        for event in events:
-            bus.on(event, self._handle, lane=Lane.REPORT)
+        handles = {
+            event: bus.on(event, self._handle, lane=Lane.REPORT)
+            for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())])
+        }
+        signal, rerun_only = bus.signal(Log), (describe(self._handle), recorder)
+
+        def follow(run: Run | None, event: PluginChanged | None) -> None:  # noqa: ARG001  # a handler
+            subscriptions = [entry for entry in signal.subscriptions.values() if entry.owner not in rerun_only]
+            is_handled = any(not entry.paused or entry.owner in left_out for entry in subscriptions)
+            (handles[Log].resume if is_handled else handles[Log].pause)()
+
+        follow(None, None)
+        before_all = Subscription((Lane.TRANSFORM, -3), FunctionName(describe(follow)))
+        bus.signal(PluginChanged).connect(follow, weak=False, subscription=before_all)
 
     def go_to(self, wanted: Wanted) -> bool:
         """Train until an event is wanted; return False if the training ends first.
@@ -396,7 +406,7 @@ class PausedRun:
         self._repeated.subscribe(rerun.trainer)
         if self._change is not None and self._change_step is not None:
             _repeat_change(rerun.trainer, self._change, self._change_step)
-        self._thread.subscribe(rerun.trainer.bus, recorder=rerun.recorder.name)
+        self._thread.subscribe(rerun.trainer.bus, left_out=rerun.left_out, recorder=rerun.recorder.name)
         return rerun.trainer.fit(**{**rerun.options, "on_interrupt": "raise"})
 
     def _check(self) -> None:
