@@ -34,11 +34,7 @@ def attempt_of(run: Run, *, losses: bool) -> AttemptRecord:
         validation_sets=tuple(run.data.validation_sets),
         optimizers=tuple(run.optimizers),
         hyper_parameters=to_plain(run.hyper_parameters),
-        versions={
-            "heliograph": version(),
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        },
+        versions={"heliograph": version(), "torch": str(torch.__version__), "python": platform.python_version()},
         losses=losses,
         plan=plan_of(run.bus),
         entries=(),

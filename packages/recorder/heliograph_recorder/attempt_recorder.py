@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,19 +11,31 @@ from time import monotonic, perf_counter
 from typing import Any
 
 import heliograph as h
+import numpy as np
 import torch
 from heliograph.events import Event, History, OrderedSignal, Receiver, Request
 from torch import Tensor
 
 from .attempt_facts import attempt_of
-from .format.lines import ROWS, Items, attempt_items, counter_values, event_items, format_line, items_of
+from .format.lines import ROWS, Items, attempt_items, block_items, counter_values, event_items, format_line, items_of
 from .format.plain import NAME, shorten
-from .format.records import Counters, DigestBlock, HandlerTime, RepeatEntry, RequestEntry, TimesEntry, change_of
-from .format.tail import Tail, tail_path
+from .format.records import (
+    COLUMNS,
+    Counters,
+    DigestBlock,
+    HandlerTime,
+    RepeatEntry,
+    RequestEntry,
+    TimesEntry,
+    change_of,
+)
 from .format.writer import RecordingWriter
 from .verbs import COUNTED, SERVED, TAKEN_BACK
 
 FIRST_TIMES, TIMES_EVERY = 1.0, 10.0  # seconds
+# Batches are written after so many seconds, or this share of the attempt's time: a kill loses no more.
+SHORTEST, LONGEST, SHARE = 1.0, 10.0, 0.01
+WIDTH, SKIPPED = len(COLUMNS), COLUMNS.index("skipped_batches")
 HOT = (h.BatchStart, h.ForwardEnd, h.BackwardEnd, h.GradientsReady, h.StepEnd, h.BatchEnd, h.ShouldStop)
 FIRST = 256  # batches that are all timed, for the sake of short runs
 STRIDE = 7919  # a prime, so that the timed batches do not coincide with a period of the training
@@ -209,11 +222,12 @@ def _shortened(request: Request) -> Request:
 
 
 class OpenBlock:
-    """Add batches to a tail, and set the run's clock, which advances only at batches and events.
+    """Collect the counters of batches, and set the run's clock, which advances only at batches and events.
 
     Attributes:
-        batches: the number of batches.
-        stop: the number of batches at which the next one needs more work than `add`.
+        values: the `COLUMNS` of each batch.
+        stop: the length of `values` at which the next batch needs more work than `add`.
+        due: the run's clock at which the batches are written.
         progress: the run's progress.
         hundredths: the run's clock, in hundredths of a second.
         offset: the run's clock minus the monotonic clock.
@@ -221,8 +235,8 @@ class OpenBlock:
     """
 
     def __init__(self, run: h.Run) -> None:
-        self.batches = self.stop = 0
-        self.tail = Tail(None)
+        self.values = array("q")
+        self.stop = self.due = 0
         self.progress = run.progress
         self.offset = self.progress.own_seconds - monotonic()
         self.hundredths = 0
@@ -232,11 +246,12 @@ class OpenBlock:
         """Add the batch that has ended."""
         progress = self.progress
         self.set_clock()
-        self.tail.add(
-            self.batches, progress.batch, self.hundredths, progress.steps, progress.skipped_steps,
-            progress.skipped_batches, progress.samples, run.stepping.window, progress.tokens,
-        )  # fmt: skip
-        self.batches += 1  # last, so that a Ctrl-C leaves a block either with or without the batch
+        self.values.extend((  # one call, so that a Ctrl-C leaves a block either with or without the batch
+            self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches, progress.samples,
+            run.stepping.window, progress.tokens,
+        ))  # fmt: skip
+        if self.hundredths >= self.due:
+            self.stop = 0
 
     # The clock.
 
@@ -278,14 +293,13 @@ class AttemptRecorder:
         self.requests, self.timer = RequestTracker(self._history), HandlerTimer(run.bus, sample)
         self.writer: RecordingWriter | None = None
         self._losses: list[Tensor | None] | None = [] if losses else None
-        self._tail = Tail(None)
         self._began, self._times_due = monotonic(), FIRST_TIMES
-        self._batches, self._number = 0, 1
+        self._batches = 0
+        self._first = Counters()  # before the first batch of the block
         self._lines: list[str] = []
         self._later_lines: list[str] | None = None  # after an event that was begun
         self._begun_event: tuple[str, float, Sequence[float], list[int] | None] = "", 0.0, (), None
-        self._last: Sequence[float] = ()  # counters
-        self._error: OSError | None = None
+        self._last: tuple[Any, ...] = ()  # counters
 
     # The clock.
 
@@ -358,73 +372,70 @@ class AttemptRecorder:
 
     @property
     def batches(self) -> int:
-        return self._batches + self.block.batches
+        return self._batches + len(self.block.values) // WIDTH
 
     def add_batch(self, run: h.Run) -> None:
         block = self.block
-        if block.batches == ROWS:
-            self.end_block()
         if self._history.total != self.requests.seen:
             self.add_requests()
         batches = self.batches
         if self.timer.is_on or batches >= self.timer.due:
             self.timer.step(batches)
-        try:
-            self.write()
-        except OSError as error:
-            self._error = error
-        self._begin_block()
+        if not block.values:
+            self._begin_block()
         if self._losses is not None:
             # A copy, since a CUDA graph may reuse the memory. It replaces the loss of an interrupted batch.
             loss = None if run.loss is None else run.loss.detach().clone().reshape(())
-            self._losses[block.batches :] = [loss]
+            self._losses[batches - self._batches :] = [loss]
         block.add(run)
+        if len(block.values) == ROWS * WIDTH or block.hundredths >= block.due:
+            self.end_block()
+        self.write()
         free = self.timer.due - batches - 1 if self._losses is None and not self.timer.is_on else 0
-        block.stop = min(block.batches + free, ROWS)
+        block.stop = min(len(block.values) + free * WIDTH, ROWS * WIDTH - WIDTH) if block.values else 0
 
     def end_block(self) -> None:
-        block, losses = self.block, self._losses
+        block, first, losses = self.block, self._first, self._losses
         block.stop = 0
-        if not block.batches:
+        if not block.values:
             return
-        rows = block.tail.rows(block.batches)
-        numbers = None if losses is None else _read_losses(losses[: len(rows.table)], rows.skips)
-        lines, last, batches = (
-            [format_line(*items) for items in rows.arrays(numbers)],
-            counter_values(rows.last),
-            self.batches,
-        )
-        # One assignment at the end, so that a Ctrl-C leaves either the open block or its lines.
-        self._lines, self._last, self._batches, self._number, self._losses, block.batches = (
-            [*self._lines, *lines], last, batches, self._number + 1, None if losses is None else [], 0,
+        rows = np.frombuffer(block.values, np.int64).reshape(-1, WIDTH)
+        numbers = None
+        if losses is not None:
+            skips = np.diff(rows[:, SKIPPED], prepend=first.skipped_batches) != 0
+            numbers = _read_losses(losses[: len(rows)], skips.tolist())
+        hundredths, steps, skipped_steps, skipped_batches, samples, _, tokens = rows[-1].tolist()
+        last = replace(
+            first, batch=first.batch + len(rows), steps=steps, skipped_steps=skipped_steps,
+            skipped_batches=skipped_batches, samples=samples, seconds=hundredths / 100, tokens=tokens,
+        )  # fmt: skip
+        clock = max(0.0, first.seconds - block.offset - self._began)  # the attempt's clock
+        line = format_line(*block_items(first, clock + last.seconds - first.seconds, rows, numbers))
+        # One assignment at the end, so that a Ctrl-C leaves either the open block or its line.
+        self._lines, self._last, self._batches, self._losses, block.values = (
+            [*self._lines, line], counter_values(last), self.batches, None if losses is None else [], array("q"),
         )  # fmt: skip
 
     def _begin_block(self) -> None:
-        if self.block.batches:
-            return
-        assert self.writer is not None
-        tail = self._tail if not self.writer.is_failing else Tail(None)  # the tail in the file has unwritten rows
-        progress = self.progress
-        first = replace(
-            Counters(*self._last),  # type: ignore[arg-type]  # all but the seconds are integers
+        progress, block = self.progress, self.block
+        self._first = replace(
+            Counters(*self._last),
             epoch=progress.epoch,
             batch=progress.batch - 1,
             earlier_batches=progress.earlier_batches,
             validations=progress.validations,
             evaluated=progress.evaluated,
         )
-        clock = max(0.0, first.seconds - self.block.offset - self._began)  # the attempt's clock
-        tail.begin(self.attempt.name, self._number, first, clock)
-        self.block.tail = tail
+        shortest = SHORTEST if self._losses is None else LONGEST  # to read the losses waits for the device
+        pause = min(LONGEST, max(shortest, SHARE * self.clock))
+        block.due = int((self._first.seconds + pause) * 100)
 
     # The file.
 
-    def open(self, run: h.Run, writer: RecordingWriter) -> None:
+    def open(self, writer: RecordingWriter) -> None:
         if self.path != writer.path:
             self._lines.insert(0, format_line(*attempt_items(self.attempt)))
-        self.writer, self.path, self._tail = writer, writer.path, Tail(tail_path(writer.path))
-        if (obstacle := self._tail.obstacle) is not None:
-            run.note(f"a kill may lose up to {ROWS} recorded batches, because a file cannot be mapped: {obstacle}")
+        self.writer, self.path = writer, writer.path
         self._history.watcher = self._check_next
 
     def write(self) -> None:
@@ -432,9 +443,6 @@ class AttemptRecorder:
         if self.writer is not None and (self._lines or self.writer.is_failing):
             self._hand_over(self.writer)
             self.writer.write()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
 
     def _hand_over(self, writer: RecordingWriter) -> None:
         writer.add(self._lines)  # first, so that a Ctrl-C loses no line
@@ -448,15 +456,9 @@ class AttemptRecorder:
         self.end_block()
         self.add_requests()
         writer, self.writer = self.writer, None
-        if writer is None:
-            return
-        self._hand_over(writer)
-        try:
+        if writer is not None:
+            self._hand_over(writer)
             writer.close()
-        except OSError:
-            self._tail.close(remove=False)  # readers get the last batches from it
-            raise
-        self._tail.close()
 
 
 def _read_losses(losses: Sequence[Tensor | None], skips: Sequence[bool]) -> tuple[float, ...]:

@@ -23,7 +23,6 @@ from heliograph.spi import check_flag, check_path, check_whole_number
 
 from . import attempt_facts
 from .attempt_recorder import AttemptRecorder, OpenBlock
-from .digests.checksums import Chain
 from .format.lines import counter_values
 from .format.plain import to_plain
 from .format.records import Counters
@@ -32,6 +31,7 @@ from .format.writer import RecordingWriter
 if TYPE_CHECKING:
     from .digests.collector import DigestCollector
 
+NOTHING: Mapping[str, Any] = {}
 MAX_CUSTOM = 1_000  # emissions of a custom event; later ones are sampled
 
 
@@ -63,8 +63,8 @@ class Recorder(h.Plugin):
     """Record the events, metrics, requests, failures and handler times of a run.
 
     A training is recorded in one file, `<run>_<date>_<time>.recording`. A resumed run continues the file named in its
-    checkpoint. `test` and `validate` add to the file of the last fit. If the run is killed, the recording is complete
-    up to the last batch. The path is `run.report.recording` and `result.recording`.
+    checkpoint. `test` and `validate` add to the file of the last fit. The path is `run.report.recording` and
+    `result.recording`. A kill loses the batches of the last second, or of 1 % of the time so far, up to 10 seconds.
 
     While a run is recorded, its clock advances only at batches and events, in hundredths of a second. Plugins therefore
     see the same times in the run and in a replay. With several ranks, the main rank records.
@@ -107,7 +107,6 @@ class Recorder(h.Plugin):
         self._owner = PluginName(self.name)
         self._connected: dict[OrderedSignal[Any], Receiver] = {}  # in addition to the marked handlers
         self._collector: DigestCollector | None = None
-        self._chain: Mapping[str, Any] | None = None  # the state of the chain of a resumed run
         self._awaiting_metrics: h.Log | h.ValidationEnd | h.TestEnd | h.PredictEnd | None = None
         self._loop_metrics: set[str] = set()  # the metrics that plugins did not add
         self._error: BaseException | None = None
@@ -128,14 +127,14 @@ class Recorder(h.Plugin):
     def begin(self, run: h.Run, event: h.TrainStart) -> None:
         """Close the previous run; a loaded state decides whether its file is continued."""
         self.close()
-        self._attempt = self._block = self.path = self._chain = None
-        self._note(run, event, {})
+        self._attempt = self._block = self.path = None
+        self._note(run, event)
 
     @h.on(h.BatchEnd, lane=h.Lane.TRANSFORM)
     def count(self, run: h.Run, event: h.BatchEnd) -> None:
         """Record the counters of a batch, and set the run's clock for all handlers."""
         block = self._block
-        if block is None or block.batches >= block.stop:
+        if block is None or len(block.values) >= block.stop:
             self._ready(run).add_batch(run)
         else:
             block.add(run)
@@ -145,7 +144,7 @@ class Recorder(h.Plugin):
         """Record the position at which the run continues."""
         self._add_digests()
         self._ready(run).handle_load()
-        counters = Counters(*counter_values(run.origin))  # type: ignore[arg-type]  # all but the seconds are integers
+        counters = Counters(*counter_values(run.origin))
         origin = asdict(counters) | {"seconds": run.origin.earlier_seconds}
         self._subscribe(run)
         extra = {
@@ -156,20 +155,16 @@ class Recorder(h.Plugin):
         if run.checkpoints.forked_from is not None:
             extra["forked_from"] = to_plain(run.checkpoints.forked_from)
         extra["training"] = run.checkpoints.training_id
-        self._note(run, event, {**attempt_facts.fields_of(event), **extra})
+        self._note(run, event, extra)
 
-    @h.on(h.EpochStart, lane=h.Lane.TRANSFORM)
-    def note_epoch(self, run: h.Run, event: h.EpochStart) -> None:
-        """Record the length of the epoch."""
-        self._subscribe(run)
-        self._note(run, event, {**attempt_facts.fields_of(event), "batches": run.length.batches_per_epoch})
-
-    @h.on(h.ValidationStart, h.TestStart, h.PredictStart, lane=h.Lane.TRANSFORM, optional=True)
-    def note_evaluation(self, run: h.Run, event: h.ValidationStart | h.TestStart | h.PredictStart) -> None:
-        """Record the number of batches."""
+    @h.on(h.EpochStart, h.ValidationStart, h.TestStart, h.PredictStart, lane=h.Lane.TRANSFORM, optional=True)
+    def note_start(self, run: h.Run, event: h.EpochStart | h.ValidationStart | h.TestStart | h.PredictStart) -> None:
+        """Record the number of batches of an epoch or an evaluation."""
         self._subscribe(run)
         self._sets.clear()
-        self._note(run, event, {"batches": run.data.evaluation_batches})
+        is_epoch = isinstance(event, h.EpochStart)
+        batches = run.length.batches_per_epoch if is_epoch else run.data.evaluation_batches
+        self._note(run, event, {"batches": batches})
 
     @h.on(h.ValidationBatchEnd, h.TestBatchEnd, h.PredictBatchEnd, lane=h.Lane.TRANSFORM, optional=True)
     def count_evaluation(self, run: h.Run, event: h.ValidationBatchEnd | h.TestBatchEnd | h.PredictBatchEnd) -> None:
@@ -195,24 +190,20 @@ class Recorder(h.Plugin):
     def note_replay(self, run: h.Run, event: h.Replay) -> None:
         """Record the beginning and the end of a replay of the loader."""
         if event.done in (0, event.batches):
-            self._note(run, event, attempt_facts.fields_of(event))
+            self._note(run, event)
 
-    @h.on(h.ValidationCut, lane=h.Lane.TRANSFORM)
-    def note_cut(self, run: h.Run, event: h.ValidationCut) -> None:
-        """Record how many batches the validation or test had done."""
-        self._note(run, event, {**attempt_facts.fields_of(event), "batches": dict(self._sets)})
-
-    @h.on(h.ChangeServed, h.SavePoint, h.EpochEnd, lane=h.Lane.TRANSFORM, optional=True)
-    def note_moment(self, run: h.Run, event: h.ChangeServed | h.SavePoint | h.EpochEnd) -> None:
-        """Record a change of the run, a save point, or the end of an epoch."""
+    @h.on(h.ValidationCut, h.ChangeServed, h.SavePoint, h.EpochEnd, lane=h.Lane.TRANSFORM, optional=True)
+    def note_moment(self, run: h.Run, event: h.ValidationCut | h.ChangeServed | h.SavePoint | h.EpochEnd) -> None:
+        """Record a cut evaluation, a change of the run, a save point, or the end of an epoch."""
         self._add_digests()
-        self._note(run, event, attempt_facts.fields_of(event))
+        extra = {"batches": dict(self._sets)} if isinstance(event, h.ValidationCut) else {}
+        self._note(run, event, extra)
 
     @h.on(h.LastBoundary, h.TrainEnd, lane=h.Lane.TRANSFORM)
     def note_end(self, run: h.Run, event: h.LastBoundary | h.TrainEnd) -> None:
         """Record the end of the training."""
         self._add_digests()
-        self._note(run, event, attempt_facts.fields_of(event))
+        self._note(run, event)
 
     @h.on(h.CheckpointSaved, h.CheckpointPruned, h.ResumeVerified, h.Verdict, lane=h.Lane.TRANSFORM, optional=True)
     def note_fact(
@@ -220,7 +211,7 @@ class Recorder(h.Plugin):
     ) -> None:
         """Record a saved, pruned or verified checkpoint, or a verdict."""
         extra = {"training": run.checkpoints.training_id} if isinstance(event, h.CheckpointSaved) else {}
-        self._note(run, event, {**attempt_facts.fields_of(event), **extra}, sets_clock=False)
+        self._note(run, event, extra, sets_clock=False)
 
     @h.on(h.PluginChanged, h.PluginFailed, lane=h.Lane.TRANSFORM)
     def note_plugin(self, run: h.Run, event: h.PluginChanged | h.PluginFailed) -> None:
@@ -230,7 +221,7 @@ class Recorder(h.Plugin):
         if isinstance(event, h.PluginFailed) and event.plugin == current_owner() and attempt is not None:
             attempt.add_event(event.name, attempt_facts.fields_of(event))  # not written: the write may have failed
         else:
-            self._note(run, event, attempt_facts.fields_of(event), sets_clock=False)
+            self._note(run, event, sets_clock=False)
 
     def note_own_end(self, run: h.Run, event: h.PluginChanged) -> None:
         """Record that this recorder is switched off."""
@@ -269,29 +260,24 @@ class Recorder(h.Plugin):
         number = self._custom[kind] = self._custom.get(kind, 0) + 1
         if number <= MAX_CUSTOM or number % self.sample == 0:
             emission = {"emission": number} if number > MAX_CUSTOM else {}
-            self._note(run, event, {**attempt_facts.fields_of(event), **emission}, sets_clock=False)
+            self._note(run, event, emission, sets_clock=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the name of the file and the state of the chain of digests."""
-        file = {"file": None if self.path is None else self.path.name}
-        if self._collector is None:
-            return file
+        """Return the name of the file."""
         self._add_digests()
-        return {**file, "chain": self._collector.chain.state_dict()}
+        return {"file": None if self.path is None else self.path.name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the chain of digests and, in a resumed run, the file if it still exists."""
+        """Continue the file in a resumed run, if it still exists."""
         self._add_digests()
-        self._chain = state.get("chain")
-        if self._collector is not None:
-            self._collector.chain.load_state_dict(self._chain or Chain().state_dict())
         if state["file"] is not None and (self._attempt is None or self._attempt.path is None):
             self.path, self._continues_file = self.folder / Path(state["file"]).name, True
 
     def flush(self) -> None:
-        """Write all entries so far, including the digests of the last batches."""
+        """Write all entries so far, including the last batches and their digests."""
         self._add_digests()
         if self._attempt is not None:
+            self._attempt.end_block()
             self._attempt.write()
 
     def close(self) -> None:
@@ -322,9 +308,9 @@ class Recorder(h.Plugin):
         if self._collector is not None:
             self._collector.finish()
 
-    def _note(self, run: h.Run, event: Event, data: Mapping[str, Any], *, sets_clock: bool = True) -> None:
+    def _note(self, run: h.Run, event: Event, extra: Mapping[str, Any] = NOTHING, *, sets_clock: bool = True) -> None:
         attempt = self._ready(run)
-        attempt.add_event(event.name, data, sets_clock=sets_clock)
+        attempt.add_event(event.name, {**attempt_facts.fields_of(event), **extra}, sets_clock=sets_clock)
         attempt.write()
 
     def _finish_metrics(self) -> None:
@@ -341,7 +327,7 @@ class Recorder(h.Plugin):
         if self._collector is None and self.digests is not None and run.optimizers and self._error is None:
             self._collector = self._begin_digests(run, attempt, self.digests)
         if attempt.writer is None and not is_within(h.TrainStart.name):
-            attempt.open(run, self._open_writer(run, attempt.path or self.path))
+            attempt.open(self._open_writer(run, attempt.path or self.path))
             self.path = run.report.recording = attempt.path
         return attempt
 
@@ -362,8 +348,6 @@ class Recorder(h.Plugin):
         from .digests.collector import DigestCollector
 
         collector = DigestCollector(run, digests, attempt.add_digests)
-        if self._chain is not None:
-            collector.chain.load_state_dict(self._chain)
         collector.attach(run.bus, current_owner() or self.name)
         return collector
 

@@ -26,7 +26,7 @@ KINDS: dict[Mutation, tuple[Kind, ...]] = {
     "skip_step": ("request",),
     "skip_batch": ("request",),
     "validation": ("request",),
-    "order": ("order",),
+    "order": ("data",),
 }
 
 

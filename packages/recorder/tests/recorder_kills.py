@@ -1,8 +1,7 @@
 """Trainings with a recorder that kill themselves: `python recorder_kills.py FOLDER POINT...`, a child for each point.
 
 A point is `<name>:<where>:<number>`: killed at the so-many-th `batch`, `validation` batch, or `save`; or `before`,
-`within` or `after` the so-many-th write of the recorder; or after beginning a block in the tail, before its number is
-written (`begin`).
+`within` or `after` the so-many-th write of the recorder.
 `none` is not killed. Children of one name share a folder, so that later ones resume.
 """
 
@@ -17,7 +16,7 @@ import heliograph as h
 import torch
 from heliograph.packages.recorder.tests.recordings import fit
 from heliograph.tests.kills import Killer, in_a_child
-from heliograph_recorder.format import tail, writer
+from heliograph_recorder.format import writer
 from heliograph_recorder.plugin import Recorder
 
 
@@ -48,7 +47,7 @@ class Witness(Killer):
 
 def patch_writes(witness: Witness) -> None:
     """Kill within the recorder's own writes."""
-    write, pack = os.write, tail.HEAD.pack_into
+    write = os.write
 
     def killing(file: int, data: bytes) -> int:
         if not data.startswith(b"0 ") and not data.startswith(b"1 "):  # the witness's own
@@ -61,22 +60,13 @@ def patch_writes(witness: Witness) -> None:
             return done
         return write(file, data)
 
-    class Head:
-        unpack_from, size = tail.HEAD.unpack_from, tail.HEAD.size
-
-        @staticmethod
-        def pack_into(buffer: bytearray, at: int, *values: object) -> None:
-            pack(buffer, at, *values)
-            witness.act("begin")  # the number is not written yet
-
     writer.os.write = killing  # type: ignore[attr-defined]
-    tail.HEAD = Head  # type: ignore[assignment]
 
 
 def train(folder: Path, where: str, number: int) -> None:
     """Train until the kill comes."""
     witness = Witness(folder / "witness", where, number)
-    if where in ("before", "within", "after", "begin"):
+    if where in ("before", "within", "after"):
         patch_writes(witness)
     plugins = [
         Recorder(folder),

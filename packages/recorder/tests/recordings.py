@@ -11,7 +11,7 @@ import heliograph as h
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
 from heliograph_recorder.format.lines import attempt_items, encode_head, format_line, items_of
-from heliograph_recorder.format.records import AttemptRecord, Batches, Entry
+from heliograph_recorder.format.records import AttemptRecord, Entry
 from torch import nn
 
 PLAIN = AttemptRecord(
@@ -37,9 +37,9 @@ def attempt(*entries: Entry, **about: Any) -> AttemptRecord:
     return replace(PLAIN, entries=entries, **about)
 
 
-def encode(entry: Entry, number: int = 0) -> str:
+def encode(entry: Entry) -> str:
     """Return an entry's line."""
-    return format_line(*items_of(entry, number))
+    return format_line(*items_of(entry))
 
 
 def encode_attempt(attempt: AttemptRecord) -> str:
@@ -51,11 +51,7 @@ def lines(attempts: Iterable[AttemptRecord]) -> list[str]:
     """Return the lines of a recording."""
     written = [encode_head()]
     for each in attempts:
-        written.append(encode_attempt(each))
-        number = 0
-        for entry in each.entries:
-            number += isinstance(entry, Batches)
-            written.append(encode(entry, number))
+        written += [encode_attempt(each), *map(encode, each.entries)]
     return written
 
 

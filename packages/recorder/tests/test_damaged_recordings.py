@@ -12,7 +12,6 @@ from heliograph_recorder import Recorder, replay
 from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import walk
-from heliograph_recorder.format.tail import tail_path
 from heliograph_recorder.timeline.page import page
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,7 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if run.progress.steps == 13:
                 assert run.report.recording is not None
                 shutil.copy(run.report.recording, folder / INTACT)
-                shutil.copy(tail_path(run.report.recording), tail_path(folder / INTACT))
 
     plugins = [
         h.LogSchedule(h.Every(steps=2)),
@@ -82,21 +80,6 @@ def _explain_and_replay(path: Path) -> None:
 def test_a_damaged_recording_can_be_explained_and_replayed(folder: Path, data: st.DataObject) -> None:
     path = folder / "damaged.recording"
     path.write_bytes(data.draw(damages((folder / INTACT).read_bytes())))
-    _explain_and_replay(path)
-
-
-@given(st.data())
-@settings(
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    deadline=None,
-    derandomize=True,
-    database=None,
-)
-def test_a_recording_with_a_damaged_tail_can_be_explained_and_replayed(folder: Path, data: st.DataObject) -> None:
-    path = folder / "tail.recording"
-    shutil.copy(folder / INTACT, path)
-    whole = tail_path(folder / INTACT).read_bytes().rstrip(b"\0")
-    tail_path(path).write_bytes(data.draw(damages(whole)))
     _explain_and_replay(path)
 
 

@@ -1,4 +1,4 @@
-"""Whatever the counters do from batch to batch, the tail has them."""
+"""Whatever the counters do from batch to batch, the open block has them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from heliograph.events import BatchEnd, Progress, Run
 from heliograph.packages.recorder.tests.recordings import fit
 from heliograph.tests import kit
 from heliograph_recorder import attempt_recorder
-from heliograph_recorder.attempt_recorder import AttemptRecorder, OpenBlock
-from heliograph_recorder.format import tail as tail_module
-from heliograph_recorder.format.lines import ROWS
+from heliograph_recorder.attempt_recorder import WIDTH, AttemptRecorder, OpenBlock
 from heliograph_recorder.format.reader import read
-from heliograph_recorder.format.records import Batches, Counters, EventEntry
-from heliograph_recorder.format.tail import BEGIN, INTEGER, ROW, Tail, parse_tail
+from heliograph_recorder.format.records import Batches, EventEntry
 from heliograph_recorder.format.writer import RecordingWriter
 from heliograph_recorder.plugin import Recorder
 from hypothesis import given
@@ -37,28 +34,29 @@ class Change(NamedTuple):
     samples: int
     tokens: int
     window: int
-    missed: int
 
 
-REGULAR = Change(0, 1, 0, 0, 8, 0, 0, 0)
+REGULAR = Change(0, 1, 0, 0, 8, 0, 0)
 OTHER = st.builds(
     Change, st.sampled_from([0, 1, 253, 254, 9_999]), *[st.integers(0, 2)] * 3, st.sampled_from([0, 3, 8]),
-    *[st.integers(0, 2)] * 3,
+    *[st.integers(0, 2)] * 2,
 )  # fmt: skip
 CHANGES = st.lists(st.one_of(st.just(REGULAR), st.just(REGULAR._replace(hundredths=2)), OTHER), min_size=1, max_size=40)
 
 
 @given(CHANGES, st.integers(1, 2))
-def test_the_tail_has_the_counters_of_every_batch(changes: list[Change], optimizers: int) -> None:
+def test_the_block_has_the_counters_of_every_batch(changes: list[Change], optimizers: int) -> None:
     now = [0.0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempt_recorder, "monotonic", lambda: now[0])
-        expected, tail = record(changes, optimizers, now)
-    assert tail.rows(len(changes)).table.tolist() == expected
+        recording = Recording(optimizers, now)
+        for change in changes:
+            recording.add(change)
+    assert recording.rows() == recording.expected
 
 
 class Recording:
-    """Batches that a recorder counts in an open block, and what the tail should have.
+    """Batches that a recorder counts in an open block, and what the block should have.
 
     Args:
         optimizers: how many the run has.
@@ -69,10 +67,9 @@ class Recording:
         self.progress, self.hundredths, self.now = Progress(_since=0.0), 0, now
         facts: dict[str, Any] = {"progress": self.progress, "optimizers": dict.fromkeys(range(optimizers))}
         self.run = SimpleNamespace(**facts, engine=SimpleNamespace(world_size=1), stepping=SimpleNamespace(window=0))
-        self.block, self.tail, self.expected = OpenBlock(cast("Run", self.run)), Tail(None), list[list[int]]()
+        self.block, self.expected = OpenBlock(cast("Run", self.run)), list[list[int]]()
         self.block.offset = 0.0
-        self.tail.begin("a1", 1, Counters(), 0.0)
-        self.block.tail, self.block.stop = self.tail, ROWS
+        self.block.stop = self.block.due = sys.maxsize
         self.recorder = Recorder(".")
         self.recorder._block = self.block
 
@@ -86,22 +83,19 @@ class Recording:
         progress.skipped_batches += change.skipped_batches
         progress.samples += change.samples
         progress.tokens += change.tokens
-        progress.batch += 1 + change.missed
+        progress.batch += 1
         # A step of the only optimizer leaves no window.
         self.run.stepping.window = 0 if change.steps and len(self.run.optimizers) == 1 else change.window
         self.expected.append([
-            progress.batch, self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
+            self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
             progress.samples, self.run.stepping.window, progress.tokens,
         ])  # fmt: skip
         self.recorder.count(cast("Run", self.run), BatchEnd())
 
-
-def record(changes: list[Change], optimizers: int, now: list[float]) -> tuple[list[list[int]], Tail]:
-    """Return the counters after each batch, and the tail."""
-    recording = Recording(optimizers, now)
-    for change in changes:
-        recording.add(change)
-    return recording.expected, recording.tail
+    def rows(self) -> list[list[int]]:
+        """Return the rows of the block."""
+        values = self.block.values.tolist()
+        return [values[begin : begin + WIDTH] for begin in range(0, len(values), WIDTH)]
 
 
 INTERRUPTED = {
@@ -109,13 +103,13 @@ INTERRUPTED = {
     "mark": ([REGULAR] * 3, REGULAR._replace(hundredths=2)),
     "row": ([REGULAR] * 3, REGULAR._replace(hundredths=2, tokens=5)),
     "row after a pause": ([REGULAR] * 3, REGULAR._replace(hundredths=999)),
-    "row after a row": ([REGULAR, REGULAR._replace(samples=3)], REGULAR._replace(samples=5, missed=1)),
+    "row after a row": ([REGULAR, REGULAR._replace(samples=3)], REGULAR._replace(samples=5)),
 }
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)
 def test_a_ctrl_c_at_any_line_leaves_the_batch_out_or_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All others are recorded as they are, also if later batches follow, and after a kill."""
+    """All others are recorded as they are, also if later batches follow."""
     now = [0.0]
     monkeypatch.setattr(attempt_recorder, "monotonic", lambda: now[0])
     before, interrupted = INTERRUPTED[name]
@@ -127,25 +121,22 @@ def test_a_ctrl_c_at_any_line_leaves_the_batch_out_or_in(name: str, monkeypatch:
         was_interrupted = interrupt(recording, interrupted, line)
         if not was_interrupted:
             break
-        block, expected = recording.block, recording.expected
-        has_it = block.batches == len(expected)
+        rows, expected = recording.rows(), recording.expected
+        has_it = len(rows) == len(expected)
         outcomes.append(has_it)
-        assert recording.tail.rows(block.batches).table.tolist() == expected[: block.batches]
-        left = parse_tail(bytes(recording.tail.buffer))
-        assert (0 if left is None else len(left.table)) in (len(before), len(before) + 1)
-        assert left is None or left.table.tolist() == expected[: len(left.table)]
+        assert rows == expected[: len(rows)]
         for change in (REGULAR, REGULAR._replace(hundredths=3), REGULAR._replace(tokens=1), REGULAR):
             recording.add(change)
         if not has_it:
             del expected[len(before)]
-        assert recording.tail.rows(block.batches).table.tolist() == expected
+        assert recording.rows() == expected
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {False, True}
 
 
 def interrupt(recording: Recording, change: Change, line: int) -> bool:
     """Interrupt the so-many-th line of what adds a batch; return whether it has so many."""
-    return interrupt_at(line, lambda: recording.add(change), {attempt_recorder.__file__, tail_module.__file__})
+    return interrupt_at(line, lambda: recording.add(change), {attempt_recorder.__file__})
 
 
 def interrupt_at(number: int, work: Callable[[], object], files: Container[str]) -> bool:
@@ -196,6 +187,7 @@ def test_a_ctrl_c_while_a_block_ends_or_begins_loses_no_batch_and_doubles_none(
             assert run.report.recording is not None
             recorder._attempt.end_block()
             if run.progress.steps % 25 == 0:
+                recorder._attempt.write()
                 assert batches_of(run.report.recording) == [*range(1, run.progress.steps + 1)]
 
     recorder, kept = Recorder(tmp_path, losses=losses), kit.Losses()
@@ -216,27 +208,19 @@ def batches_of(path: Path) -> list[int]:
     return [batch.counters.batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
 
 
-def test_rows_end_with_the_first_incomplete_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(attempt_recorder, "monotonic", lambda: now[0])
-    expected, tail = record([REGULAR, REGULAR._replace(tokens=1), REGULAR._replace(tokens=1)], 1, now)
-    INTEGER.pack_into(tail.buffer, BEGIN + ROW.size, 0)
-    assert tail.rows(3).table.tolist() == expected[:1]
-
-
 @pytest.mark.parametrize("losses", [False, True])
 def test_the_recording_of_an_interrupted_run_has_its_end(
     losses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = Tail.add, [0]
+    original, calls = OpenBlock.add, [0]
 
-    def interrupting(tail: Tail, *arguments: int) -> None:
-        original(tail, *arguments)
+    def interrupting(block: OpenBlock, run: Run) -> None:
         calls[0] += 1
         if calls[0] == 3:
             raise KeyboardInterrupt
+        original(block, run)
 
-    monkeypatch.setattr(Tail, "add", interrupting)
+    monkeypatch.setattr(OpenBlock, "add", interrupting)
     seconds = count()
     monkeypatch.setattr(attempt_recorder, "monotonic", lambda: next(seconds) / 50)
     accumulation = h.GradientAccumulation(2)

@@ -359,7 +359,7 @@ def test_a_full_disk_ends_no_run_and_is_reported(tmp_path: Path, monkeypatch: py
     result, _ = fit([Recorder(tmp_path), *plugins[1:4]])  # the disk stays full
     assert result.status == "completed"
     assert len(result.plugin_errors["recorder"]) == 2
-    assert [each.counters.batches for each in batches(only(result.recording))] == [*range(1, 7)]  # from the tail
+    assert [each.counters.batches for each in batches(only(result.recording))] == [1, 2, 3]
     assert [each.counters.steps for each in events(only(result.recording), "log")] == [3]
 
 

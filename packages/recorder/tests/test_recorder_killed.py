@@ -1,4 +1,4 @@
-"""A killed run leaves a readable recording up to its last batch, and a resumed run continues it."""
+"""A killed run leaves a readable recording, and a resumed run continues it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from heliograph.packages.recorder.tests import recorder_kills
 from heliograph.tests import sampling
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import AttemptRecord, Batches, EventEntry, walk
-from heliograph_recorder.format.tail import tail_path
 
 POINTS = [
     *(f"batch{number}:batch:{number}" for number in (1, 7, 33)),
     "validation:validation:5",
     "save:save:2",
     *(f"{where}{number}:{where}:{number}" for where in ("before", "within", "after") for number in (3, 8)),
-    "begin:begin:5",
 ]
 RESUMED = ["again:batch:13", "again:within:8", "again:save:1", "again:after:6", "again:validation:2", "again:none:0"]
 
@@ -57,12 +55,13 @@ def recorded(attempt: AttemptRecord) -> list[tuple[float, ...]]:
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [point.split(":")[0] for point in POINTS])
-def test_every_batch_is_recorded(name: str, folder: Path) -> None:
+def test_a_kill_loses_the_last_batches_only(name: str, folder: Path) -> None:
     recording = read(folder / name)
     (attempt,) = recording.attempts
     batches = witnessed(folder / name / "witness")
-    assert recorded(attempt)[: len(batches)] == batches
-    assert len(recorded(attempt)) - len(batches) in (0, 1)  # the recorder may have noted one more
+    shared = min(len(recorded(attempt)), len(batches))
+    assert recorded(attempt)[:shared] == batches[:shared]
+    assert len(batches) - 4 <= len(recorded(attempt)) <= len(batches) + 1  # a log every 3 steps, of 2 batches each
     assert attempt.status is None
     assert len(attempt.damage) == (1 if name.startswith("within") else 0)
 
@@ -71,13 +70,11 @@ def test_a_resumed_run_continues_the_file(folder: Path) -> None:
     (path,) = (folder / "again").glob("*.recording")
     recording = read(path)
     assert [each.status for each in recording.attempts] == [None] * 5 + ["completed"]
-    assert [batch for attempt in recording.attempts for batch in recorded(attempt)] == witnessed(
-        folder / "again" / "witness"
-    )
+    witness = iter(witnessed(folder / "again" / "witness"))
+    assert all(batch in witness for attempt in recording.attempts for batch in recorded(attempt))  # in this order
     loaded = [each for each in recording.attempts[-1].entries if isinstance(each, EventEntry)][1]
     assert loaded.event == "checkpoint_loaded"
     assert Path(loaded.data["path"]).parent == folder / "again" / "checkpoints"
-    assert not tail_path(path).exists()
     assert sorted(each.name for each in (folder / "again").iterdir()) == ["checkpoints", path.name, "witness"]
 
 

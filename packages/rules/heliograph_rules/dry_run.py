@@ -82,7 +82,7 @@ def dry_run(rules: RuleController, recording: Recording) -> DryRun:
         rules={ready.name: notebook.acts[ready.name] for ready in rules.plan.controllers},
         unavailable=unrecorded,
         cut_short=tuple(text for texts in (replayed.unheld, replayed.failed) for text in texts.get(watched.name, ())),
-        notes=replayed.notes,
+        notes=tuple(replayed.notes),
     )
 
 

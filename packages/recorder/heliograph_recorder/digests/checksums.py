@@ -1,35 +1,27 @@
 """Checksums of tensors and batches, computed on the device of each tensor without waiting for it.
 
 The words of a tensor are multiplied by fixed odd factors and added modulo 2**64. A single different word always changes
-the sum, and the sum does not depend on the order in which a device adds. A chain is one number for all batches so far,
-in order, which a resumed run continues.
+the sum, and the sum does not depend on the order in which a device adds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
-from zlib import adler32, crc32
+from zlib import crc32
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-FACTOR, LIMIT = 0x9E3779B97F4A7C15, 2**64  # odd, so that every earlier batch keeps its effect
-Numbers: TypeAlias = NDArray[np.int64]
-Rows: TypeAlias = Numbers | Tensor  # a number for each row of a tensor, on its device
+LIMIT = 2**64
 Sum: TypeAlias = int | Tensor  # from 0 to 2**64 for CPU tensors, else a tensor of one int64
-# Of a batch: a checksum, a sum over its small samples, and the checksums of the rows of large tensors.
-BatchSums: TypeAlias = tuple[int, int, Sequence[Rows]]
 WIDTH = 2**14  # words that are multiplied at once, on the CPU
 AT_ONCE = 2**22  # likewise on a device, with few slow calls; the products take 8 bytes each
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
-SMALL = 65521  # the modulus of Adler-32
-LARGE = 1024  # bytes of a sample that is added word by word; this is not slower for smaller ones
+LARGE = 2**14  # bytes of a tensor that is added word by word; a CRC-32 is faster for smaller ones
 _FACTORS = np.random.default_rng(20261126).integers(-(2**63), 2**63, WIDTH) | 1  # odd: each has an inverse
-_CHAIN_FACTORS = np.random.default_rng(31).integers(0, 2**63, 64, np.uint64) * np.uint64(2) + np.uint64(1)
 _FACTORS_ON: dict[torch.device, Tensor] = {}
 _ARRAYS = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"]
@@ -37,43 +29,15 @@ _ARRAYS = frozenset(
 _SIMPLE = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8))
 
 
-class Chain:
-    """A digest of all batches so far.
-
-    Attributes:
-        value: 64 bits.
-        length: the number of batches.
-    """
-
-    def __init__(self) -> None:
-        self.value = self.length = 0
-
-    def add(self, rows: NDArray[np.uint64]) -> None:
-        """Add rows of shape (batches, digests); their grouping does not matter."""
-        count = len(rows)
-        sums = rows @ _CHAIN_FACTORS[: rows.shape[1]]
-        powers = np.full(count, FACTOR, np.uint64)
-        powers[-1] = 1
-        weights = np.multiply.accumulate(powers[::-1])[::-1]
-        self.value = (self.value * pow(FACTOR, count, LIMIT) + int(sums @ weights)) % LIMIT
-        self.length += count
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": f"{self.value:016x}", "length": self.length}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.value, self.length = int(state["value"], 16), state["length"]
-
-
 def checksum(tensors: Iterable[Tensor]) -> Sum:
     sums: list[Sum] = []
     on_devices: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for part in (part.detach() for tensor in tensors for part in strided(tensor)):
         if part.is_cpu:
-            sums.append(fold(_row_sums_on_cpu(_words(part).numpy())))
+            sums.append(checksum_of(part))
         else:
-            vector = _words(part.reshape(1, -1))[0]
-            on_devices.setdefault((vector.device, vector.dtype), []).append(vector)
+            words = _words(part)
+            on_devices.setdefault((words.device, words.dtype), []).append(words)
     return combine([*sums, *map(_checksum_of_vectors, on_devices.values())])
 
 
@@ -97,53 +61,24 @@ def _joined(pieces: Iterable[Tensor]) -> Iterator[Tensor]:
     yield block[0] if len(block) == 1 else torch.cat(block)
 
 
-def row_sums(tensor: Tensor) -> Rows:
-    """Return a checksum for each row of a tensor, of shape (rows,); a scalar has one row."""
+def checksum_of(tensor: Tensor) -> Sum:
     words = _words(tensor.detach())
-    return _row_sums_on_cpu(words.numpy()) if words.is_cpu else _row_sums_on_device(words)
-
-
-def _row_sums_on_cpu(words: NDArray[Any]) -> Numbers:
-    total = np.zeros(len(words), np.int64)
-    for number, at in enumerate(range(0, words.shape[1], WIDTH)):
-        block = words[:, at : at + WIDTH]
-        sums = block @ _FACTORS[: block.shape[1]]
-        total = total + sums * _factor(number) if number else sums
-    return total
-
-
-def _row_sums_on_device(words: Tensor) -> Tensor:
-    """Return the same as `_row_sums_on_cpu` for rows of at most `AT_ONCE` words."""
-    factors = _factors_on(words.device, min(words.shape[1], AT_ONCE))
-    if words.numel() <= AT_ONCE:
-        return (words * factors).sum(1)
-    height = max(1, AT_ONCE // len(factors))
-    blocks = [
-        torch.cat([(part * factors[: part.shape[1]]).sum(1) for part in torch.split(block, height)])
-        for block in torch.split(words, AT_ONCE, 1)
-    ]
-    total = blocks[0]
-    for number, block in enumerate(blocks[1:], 1):
-        total = total + block * _factor(number)
-    return total
-
-
-def fold(numbers: Numbers) -> int:
-    if len(numbers) <= WIDTH:
-        return int(numbers @ _FACTORS[: len(numbers)]) % LIMIT
-    parts = [fold(numbers[at : at + WIDTH]) for at in range(0, len(numbers), WIDTH)]
-    return sum(part * _factor(place) for place, part in enumerate(parts)) % LIMIT
+    if not words.is_cpu:
+        return _checksum_of_vectors([words])
+    numbers = words.numpy()
+    blocks = (numbers[at : at + WIDTH] for at in range(0, len(numbers), WIDTH))
+    return sum(int(block @ _FACTORS[: len(block)]) * factor(number) for number, block in enumerate(blocks)) % LIMIT
 
 
 def combine(parts: Iterable[Sum]) -> Sum:
     number, on_device = 0, None
     for place, part in enumerate(parts):
         if not isinstance(part, Tensor):
-            number = (number + part * _factor(place)) % LIMIT
+            number = (number + part * factor(place)) % LIMIT
         elif on_device is None:
-            on_device = part * _factor(place)
+            on_device = part * factor(place)
         else:
-            on_device = on_device + (part * _factor(place)).to(on_device.device, non_blocking=True)
+            on_device = on_device + (part * factor(place)).to(on_device.device, non_blocking=True)
     return number if on_device is None else on_device + (number - LIMIT if number >= LIMIT // 2 else number)
 
 
@@ -151,7 +86,7 @@ def text_checksum(text: str) -> int:
     return crc32(text.encode(errors="surrogatepass"))
 
 
-def _factor(number: int) -> int:
+def factor(number: int) -> int:
     return int(_FACTORS[number % WIDTH])
 
 
@@ -167,15 +102,11 @@ def _factors_on(device: torch.device, count: int) -> Tensor:
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """Return the bits of a strided tensor, of shape (rows, words), in the widest words that its alignment allows."""
+    """Return the bits of a strided tensor as a vector of the widest words that its alignment allows."""
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    rows = real.shape[0] if real.dim() else 1
-    if not real.numel():
-        return real.new_empty(rows, 0, dtype=torch.int64)
-    flat = real.reshape(rows, -1).contiguous()
-    size, offset = flat.element_size(), flat.storage_offset() * flat.element_size()
-    length = flat.shape[1] * size
-    return flat.view(next(word for word in WORDS if length % word.itemsize == 0 and offset % word.itemsize == 0))
+    flat = real.reshape(-1).contiguous()
+    size, offset = flat.nbytes, flat.storage_offset() * flat.element_size()
+    return flat.view(next(word for word in WORDS if size % word.itemsize == 0 and offset % word.itemsize == 0))
 
 
 def strided(tensor: Tensor) -> Iterator[Tensor]:
@@ -191,45 +122,22 @@ def strided(tensor: Tensor) -> Iterator[Tensor]:
         yield local.to_dense()
 
 
-def read_batch(batch: Any) -> BatchSums:
-    """Read a batch without waiting for a device; `checksums_of` computes the digests later.
+def read_batch(batch: Any) -> list[Sum]:
+    """Return checksums of a batch to combine, without waiting for a device; the first one is not 0.
 
-    The batch is nested containers and objects with attributes. The checksum is never 0, which means not read.
+    The batch is nested containers and objects with attributes.
     """
-    crc, small = 0, 0
-    rows: list[Rows] = []
+    crc, sums = 0, list[Sum]()
     for leaf in _leaves(batch, ()):
         if isinstance(leaf, int):
             crc = crc32(leaf.to_bytes(4, "little"), crc)
-        elif leaf.is_cpu and leaf.dtype in _SIMPLE and _is_small(leaf):
+        elif leaf.is_cpu and leaf.dtype in _SIMPLE and leaf.nbytes < LARGE:
             array: Any = leaf.detach().contiguous().numpy()
             crc = crc32(array, crc32(f"{array.dtype.char}{array.shape}".encode(), crc))
-            small += adler32(array) & 0xFFFF
         else:
-            for part in strided(leaf):
-                crc = crc32(f"{part.dtype}{tuple(part.shape)}".encode(), crc)
-                rows.append(row_sums(part))
-    return crc or 1, small, rows
-
-
-def checksums_of(crc: int, small: int, rows: Iterable[Numbers]) -> tuple[int, int]:
-    """Return the checksum of a batch and the sum of its samples, from `BatchSums` on the CPU.
-
-    The sum does not depend on the order of the samples. It can be added up over batches, modulo `SMALL` if all samples
-    are small, else modulo 2**32.
-    """
-    contents, samples = [crc << 32], 0
-    for sums in rows:
-        contents.append(fold(sums))
-        samples += int((sums + (sums >> 32)).sum())  # the lower half of a product does not depend on all bits
-    if len(contents) == 1:
-        return crc << 32, small % SMALL
-    return int(combine(contents)), samples % 2**32
-
-
-def _is_small(tensor: Tensor) -> bool:
-    """True if the samples are small, independent of the number of samples."""
-    return tensor.layout is torch.strided and (tensor.dim() == 0 or tensor.nbytes < LARGE * len(tensor))
+            crc = crc32(f"{leaf.dtype}{tuple(leaf.shape)}".encode(), crc)
+            sums.append(checksum_of(leaf))
+    return [(crc or 1) << 32, *sums]
 
 
 def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Tensor | int]:

@@ -28,22 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..format.records import DIGESTS, DigestBlock
-from .checksums import (
-    FACTOR,
-    LIMIT,
-    SMALL,
-    BatchSums,
-    Chain,
-    Numbers,
-    Rows,
-    Sum,
-    checksum,
-    checksums_of,
-    combine,
-    read_batch,
-    strided,
-    text_checksum,
-)
+from .checksums import LIMIT, Sum, checksum, combine, factor, read_batch, strided, text_checksum
 
 if TYPE_CHECKING:
     from ..plugin import Digests
@@ -51,17 +36,12 @@ if TYPE_CHECKING:
 SECONDS = 1.0  # after which a block ends: a kill loses no more
 PLAIN = (bool, int, float, str, type(None))  # types of optimizer options with a value, unlike functions
 INTEGERS = {dtype.itemsize: dtype for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64)}
-MOST_WAITING = 2**20  # numbers of a block on a device, 8 bytes each
 BLOCK = 256  # batches, at most
 PLACE, RATE, FIRST = 2, 2, 3  # columns: epoch and batch, the learning rate, the digests
-BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(FIRST, FIRST + len(DIGESTS))
 WIDTH = FIRST + len(DIGESTS)
-TABLE_ROW = Struct("=QQdQQQQQQQ")
-NO_SUMS: NDArray[np.int64] = np.zeros(0, np.int64)
-HALF, LOWER = np.uint64(32), np.uint64(2**32 - 1)
-SPREAD = np.uint64(FACTOR)  # odd: a bijection in which every bit changes the upper half
-IS_NARROW = np.isin(np.arange(FIRST, WIDTH), (SAMPLES, DRAWS))  # columns of 32 bits
-CHAINED = [column - FIRST for column in (BATCH, DRAWS, OPTIONS, LOSS)]
+TABLE_ROW = Struct("=QQdQQQQQQ")
+HALF = np.uint64(32)
+SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd: a bijection in which every bit changes the upper half
 Table64: TypeAlias = NDArray[np.uint64]
 PYTHON: Any = random._inst  # the generator of random.random and others
 WORD = 4  # bytes
@@ -95,13 +75,9 @@ class DigestCollector:
         run: the run.
         options: how often gradients and weights are read.
         write: receives the blocks.
-
-    Attributes:
-        chain: of the written batches.
     """
 
     def __init__(self, run: Run, options: Digests, write: Callable[[DigestBlock], None]) -> None:
-        self.chain = Chain()
         self._progress, self._control, self._is_single = run.progress, run.control, len(run.optimizers) == 1
         self._gradients, self._weights = options.gradients, options.weights
         self._write, self._draws = write, GlobalDraws()
@@ -110,7 +86,7 @@ class DigestCollector:
         self._sent: deque[BatchTable] = deque()
         self._next = 0, 0  # epoch and number of the batch that continues the block
         self._due, self._rate, self._in_hand = monotonic() + SECONDS, math.nan, False
-        self._loaded: BatchSums = 0, 0, ()
+        self._loaded = list[Sum]()
         self._option_sum: Sum = 0  # of the optimizers that the current batch has stepped
         self._norms: Sum = 0  # of their gradients
         self._options: dict[Any, OptimizerOptions] = {}  # by optimizer
@@ -137,7 +113,7 @@ class DigestCollector:
         try:
             self._loaded = read_batch(run.batch)
         except (RuntimeError, TypeError, ValueError) as error:  # an unknown kind of tensor or array
-            self._loaded = 0, 0, ()
+            self._loaded = []
             if not self._has_note:
                 self._has_note = True
                 run.note(f"batches have no digests, because reading them failed: {type(error).__name__}: {error}")
@@ -180,9 +156,9 @@ class DigestCollector:
         if (epoch, batch) != self._next:
             self._send()
         self._next = epoch, batch + 1
-        table, draws = self._table, self._draws.digest()
+        table, draws = self._table, self._draws.digest() << 32
         table.add(epoch, batch, self._rate, self._loaded, draws, self._option_sum, number, self._norms, weights)
-        if table.rows >= BLOCK or table.waiting > MOST_WAITING or monotonic() > self._due:
+        if table.rows >= BLOCK or monotonic() > self._due:
             self._send()
             self._write_blocks(wait=False)
 
@@ -201,13 +177,10 @@ class DigestCollector:
     def _write_blocks(self, *, wait: bool) -> None:
         while self._sent and (wait or self._sent[0].has_arrived):
             numbers = self._sent.popleft().numbers()
-            words = words_of(numbers)
-            self.chain.add(np.concatenate((numbers[:, :PLACE], words[:, CHAINED]), axis=1))
-            columns = zip(DIGESTS, words.astype("=u4").T, strict=True)
+            columns = zip(DIGESTS, words_of(numbers).astype("=u4").T, strict=True)
             rates, (epoch, batch) = array("d", numbers[:, RATE].tobytes()), numbers[0, :PLACE].tolist()
             digests = {name: array("I", column.tobytes()) for name, column in columns}
-            state = self.chain.state_dict()
-            self._write(DigestBlock(epoch, batch, digests, rates, state["value"], state["length"]))
+            self._write(DigestBlock(epoch, batch, digests, rates))
 
 
 class BatchTable:
@@ -215,40 +188,30 @@ class BatchTable:
 
     Attributes:
         rows: the number of batches.
-        waiting: the number of their values on a device.
     """
 
     def __init__(self) -> None:
-        self.rows = self.waiting = 0
+        self.rows = 0
         self._numbers = bytearray(BLOCK * TABLE_ROW.size)
-        self._sums: list[tuple[int, BatchSums]] = []  # of batches with large samples: row, sums
-        self._later: list[tuple[int, int, Tensor]] = []  # on a device: row, column, number
+        self._later: list[tuple[int, int, int, Tensor]] = []  # on a device: row, column, weight, number
         self._fetched: Fetched | None = None
 
-    def add(
-        self, epoch: int, batch: int, rate: float, loaded: BatchSums, draws: int, options: Sum, loss: Sum,
-        gradients: Sum, weights: Sum,
-    ) -> None:  # fmt: skip
-        crc, small, sums = loaded
-        if sums:
-            self._sums.append((self.rows, loaded))
-            self.waiting += sum(map(len, sums))
-        numbers = (self._or_later(*pair) for pair in enumerate((options, loss, gradients, weights), OPTIONS))
-        at = self.rows * TABLE_ROW.size
-        TABLE_ROW.pack_into(self._numbers, at, epoch, batch, rate, crc, small, draws, *numbers)
+    def add(self, epoch: int, batch: int, rate: float, loaded: Sequence[Sum], *digests: Sum) -> None:
+        content = sum(self._or_later(FIRST, part, factor(place)) for place, part in enumerate(loaded)) % LIMIT
+        numbers = (self._or_later(*pair) for pair in enumerate(digests, FIRST + 1))
+        TABLE_ROW.pack_into(self._numbers, self.rows * TABLE_ROW.size, epoch, batch, rate, content, *numbers)
         self.rows += 1
 
-    def _or_later(self, column: int, number: Sum) -> int:
-        """Return a number, or 0 for a number on a device, which is read later."""
+    def _or_later(self, column: int, number: Sum, weight: int = 1) -> int:
+        """Return a number times its weight; 0 for a number on a device, which is added later."""
         if not isinstance(number, Tensor):
-            return number
-        self._later.append((self.rows, column, number))
+            return number * weight
+        self._later.append((self.rows, column, weight, number))
         return 0
 
     def send(self) -> None:
         """Start the copy from the device."""
-        sums = [part for _, (_, _, rows) in self._sums for part in rows if isinstance(part, Tensor)]
-        parts = [part.reshape(-1) for part in (*sums, *(number for _, _, number in self._later))]
+        parts = [number.reshape(-1) for *_, number in self._later]
         self._fetched = Fetched(torch.cat([part.to(parts[0].device) for part in parts])) if parts else None
 
     @property
@@ -258,30 +221,17 @@ class BatchTable:
     def numbers(self) -> Table64:
         """Return all numbers, of shape (batches, columns); waits for the device."""
         numbers = np.frombuffer(self._numbers, np.uint64, self.rows * WIDTH).reshape(self.rows, WIDTH)
-        numbers[:, BATCH] <<= HALF
-        numbers[:, SAMPLES] %= SMALL
-        fetched = NO_SUMS if self._fetched is None else self._fetched.wait().cpu().numpy()
-        position = 0
-
-        def fetch(part: Rows) -> Numbers:
-            nonlocal position
-            if not isinstance(part, Tensor):
-                return part
-            position += part.numel()
-            return fetched[position - part.numel() : position]
-
-        for row, (crc, small, sums) in self._sums:
-            numbers[row, [BATCH, SAMPLES]] = checksums_of(crc, small, map(fetch, sums))
-        for row, column, number in self._later:
-            numbers[row, column] = int(fetch(number)[0]) % LIMIT or 1
+        fetched = [] if self._fetched is None else self._fetched.read()
+        for (row, column, weight, _), number in zip(self._later, fetched, strict=True):
+            numbers[row, column] = (int(numbers[row, column]) + number * weight) % LIMIT or 1
         return numbers
 
 
 def words_of(numbers: Table64) -> Table64:
     """Return 32 bits of each checksum, which depend on all its bits; 0 is for a digest that was not taken."""
     bits = numbers[:, FIRST:]
-    words = np.where(IS_NARROW, bits & LOWER, (bits * SPREAD) >> HALF)
-    words[(words == 0) & (IS_NARROW | (bits != 0))] = 1
+    words = (bits * SPREAD) >> HALF
+    words[(words == 0) & (bits != 0)] = 1
     return words
 
 

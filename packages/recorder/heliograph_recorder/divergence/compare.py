@@ -10,17 +10,16 @@ from typing import Literal
 
 from heliograph.spi import printable_lines
 
-from ..digests.checksums import SMALL
 from ..format.reader import damage_of, gc_paused, read
 from ..format.records import DIGESTS
 from .course import Course, CourseMoment, Digested, Place, bits, course_of
 
-BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(len(DIGESTS))
+BATCH, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(len(DIGESTS))
 
 
 Kind = Literal[
-    "draw", "order", "data", "loss", "gradients", "learning_rate", "options", "weights", "request", "plugin", "metric",
-    "counters", "event", "length", "unknown",
+    "draw", "data", "loss", "gradients", "learning_rate", "options", "weights", "request", "plugin", "metric",
+    "counters", "event", "length",
 ]  # fmt: skip
 
 
@@ -29,10 +28,10 @@ class FirstDifference:
     """The first difference between two runs.
 
     Attributes:
-        kind: a `draw` of random numbers, the `order` of samples, the `data`, the `loss` of an equal batch, the
+        kind: a `draw` of random numbers, the `data` or their order, the `loss` of an equal batch, the
             `gradients` of an equal loss, the `learning_rate`, other `options` of an optimizer, the `weights` after an
-            equal step, a `request`, an enabled or disabled `plugin`, a `metric`, the `counters`, an `event`, the
-            `length`, or `unknown` if digests are missing.
+            equal step, a `request`, an enabled or disabled `plugin`, a `metric`, the `counters`, an `event`, or
+            the `length`.
         epoch: from 0.
         batch: in the epoch, from 1.
         step: the number of optimizer steps, including this batch.
@@ -56,7 +55,6 @@ class Divergence:
     Attributes:
         names: of the recordings.
         first: the first difference of the trainings; None if none was found, see `is_equal`.
-        aside: the first save, log or stop, or withdrawal of one, that only one of them has; empty if there is none.
         batches: the number of equal batches before the difference.
         digested: the number of compared batches with digests in both.
         compared: the number of compared batches with digests or losses in both; for others, only counters, requests and
@@ -67,7 +65,6 @@ class Divergence:
 
     names: tuple[str, str]
     first: FirstDifference | None
-    aside: str = ""
     batches: int = 0
     digested: int = 0
     compared: int = 0
@@ -80,26 +77,18 @@ class Divergence:
         return self.first is None and self.compared > 0
 
     def __str__(self) -> str:
-        extent = "all of them compared by digests"
-        if self.digested < max(1, self.batches):
-            extent = f"{self.digested:,} of them compared by digests (Recorder(digests=True) records these)"
-        count = f"{self.batches:,} batch{'es' if self.batches != 1 else ''}"
-        if self.first is None and not self.batches:
-            lines = ["Nothing was compared: the runs have no batch in common."]
-        elif self.first is None and not self.compared:
-            lines = [
-                f"These runs cannot be compared: for {count}, not both recordings have digests or losses. Record both",
-                "with Recorder(digests=True). Their counters, requests and metrics do not differ.",
-            ]
-        elif self.first is None:
-            lines = [f"No difference in {count}, {extent}."]
+        batches, digested = self.batches, min(self.batches, self.digested)
+        count = f"{batches:,} batch{'es' if batches != 1 else ''}, {digested:,} compared by digests"
+        if self.first is not None:
+            lines = [f"The first difference: {self.first}.", f"Equal before it: {count}."]
+        elif self.compared:
+            lines = [f"No difference in {count}."]
         else:
-            before = f"Equal before it: {count}, {extent}."
-            if not self.batches:
-                hint = " Without digests, the cause is unknown: use Recorder(digests=True)."
-                before = "No batch comes before it." + hint * (self.first.kind == "loss" and not self.digested)
-            lines = [f"The first difference: {self.first}.", before]
-        lines += [f"No effect on the training: {self.aside}."] * bool(self.aside)
+            lines = [
+                f"These runs cannot be compared: {count} or losses. Their counters, requests and metrics do not differ."
+            ]
+        if self.digested < max(1, batches):
+            lines.append("Record both with Recorder(digests=True) to compare every batch.")
         lines += ["Different settings:", *(f"  {setting}" for setting in self.settings)] if self.settings else []
         lines += ["Unreadable parts:", *(f"  {part}" for part in self.damage)] if self.damage else []
         return printable_lines("\n".join(lines))
@@ -142,14 +131,13 @@ def diverge(one: str | Path, other: str | Path) -> Divergence:
 def compare(first: Course, second: Course, *, is_complete: bool = True) -> Divergence:
     """Compare two courses; if they are not complete, a difference in length is ignored."""
     comparison = _CourseComparison(first, second)
-    difference, aside = comparison.first_difference(is_complete=is_complete), ""
-    if is_complete and (unmatched := _first_aside(first, second, difference)) is not None:
-        moment, course = unmatched
-        text = f"{moment.text} in epoch {moment.place[0]}, batch {moment.place[1]} only in {course.name}"
-        if difference is not None and moment.facts[0] == "stop" and _ends_after(course, moment):
-            difference = replace(difference, text=f"{text}, which stopped it; so {difference.text}")
-        else:
-            aside = text
+    difference = comparison.first_difference(is_complete=is_complete)
+    if difference is not None and is_complete:
+        place = difference.epoch, difference.batch
+        ended = [course for course in (first, second) if max(course.batches, default=place) <= place]
+        if len(ended) == 1 and difference.kind != "length":
+            text = f"{difference.text}; {ended[0].name} ends here ({ended[0].end})"
+            difference = replace(difference, text=text)
     settings = [
         f"{name}: {first.settings.get(name)!r} and {second.settings.get(name)!r}"
         for name in {**first.settings, **second.settings}
@@ -158,7 +146,6 @@ def compare(first: Course, second: Course, *, is_complete: bool = True) -> Diver
     return Divergence(
         names=(first.name, second.name),
         first=difference,
-        aside=aside,
         batches=comparison.batches,
         digested=comparison.digested,
         compared=comparison.compared,
@@ -166,7 +153,7 @@ def compare(first: Course, second: Course, *, is_complete: bool = True) -> Diver
     )
 
 
-EMPTY = 1  # the sum of a batch without numbers, for example of texts
+OTHER_BATCH: tuple[Kind, str] = "data", "the batch differs: other samples, changed samples, or another order of them"
 CAUSES: tuple[Kind, ...] = ("draw", "loss")  # of a request, in a batch that was not skipped
 
 
@@ -218,7 +205,7 @@ class _CourseComparison:
         if first is None or second is None:
             return None
         if first.words[BATCH] != second.words[BATCH]:
-            return self._contents(request.place, (first.words[SAMPLES], second.words[SAMPLES]))
+            return OTHER_BATCH
         cause = self._digests(request.place, first, second)
         return cause if cause is not None and cause[0] in CAUSES and request.facts[0] != "skip_batch" else None
 
@@ -237,7 +224,7 @@ class _CourseComparison:
         if first_digests is not None and second_digests is not None:
             self.digested += 1
             difference = self._digests(place, first_digests, second_digests)
-        if difference := difference or self._losses(place) or _counters(first, second) or self._chains(place):
+        if difference := difference or self._losses(place) or _counters(first, second):
             return FirstDifference(difference[0], *place, first.step, difference[1] + self._uncompared(difference[0]))
         if first_digests is not None and second_digests is not None and first_digests.words[WEIGHTS]:
             self._weights_step = first.step
@@ -253,7 +240,7 @@ class _CourseComparison:
             hint = ". Compare the seeds of the runs: the notes of `explain` name them" if place == (0, 1) else ""
             return "draw", f"the random generators differ after the batch{also}{hint}"
         if differs[BATCH]:
-            return self._contents(place, pairs[SAMPLES])
+            return OTHER_BATCH
         if differs[LOSS]:
             return "loss", f"the loss differs{self._values(place)}, although batch and random generators are equal"
         if differs[GRADIENTS]:
@@ -261,29 +248,10 @@ class _CourseComparison:
         if differs[OPTIONS] and bits(first.rate) != bits(second.rate):
             return "learning_rate", f"the learning rate differs: {first.rate!r} and {second.rate!r}"
         if differs[OPTIONS]:
-            return (
-                "options",
-                "other optimizer options differ, such as weight decay or the rate of another group",
-            )
+            return ("options", "other optimizer options differ, such as weight decay or the rate of another group")
         if differs[WEIGHTS]:
             return "weights", "the weights differ after a step with equal gradients, as far as these were compared"
         return None
-
-    def _contents(self, place: Place, samples: tuple[int, int]) -> tuple[Kind, str]:
-        if samples[0] == samples[1] > EMPTY:
-            return "order", "the order of samples seems to differ: the values of the batch have the same sum"
-        first, second = (
-            {key: digest.words[SAMPLES] for key, digest in course.digests.items() if key[0] == place[0]}
-            for course in (self._first, self._second)
-        )
-        total, difference = sum(first.values()), sum(first.values()) - sum(second.values())
-        have_sums = total > EMPTY * len(first)
-        if have_sums and first.keys() == second.keys() and 0 in (difference % 2**32, difference % SMALL):
-            return (
-                "order",
-                "the order of samples seems to differ: the values of the epoch have the same sum, in other batches",
-            )
-        return "data", "the batch differs: other samples, changed samples, or another order or draw of loading"
 
     def _losses(self, place: Place) -> tuple[Kind, str] | None:
         values = self._values(place)
@@ -292,13 +260,6 @@ class _CourseComparison:
     def _values(self, place: Place) -> str:
         first, second = self._first.losses.get(place), self._second.losses.get(place)
         return "" if first is None or second is None or bits(first) == bits(second) else f" ({first!r} and {second!r})"
-
-    def _chains(self, place: Place) -> tuple[Kind, str] | None:
-        """Compare all batches so far at once, including those without digests."""
-        first, second = self._first.chains.get(place), self._second.chains.get(place)
-        if first is None or second is None or first[1] != second[1] or first[0] == second[0]:
-            return None
-        return "unknown", "an earlier batch differs, but its digests are missing in a recording"
 
     def _logs(self, moment: CourseMoment) -> FirstDifference | None:
         """Compare two logs over the same batches if there are no digests."""
@@ -334,28 +295,3 @@ def _counters(first: CourseMoment, second: CourseMoment) -> tuple[Kind, str] | N
         if a != b:
             return "counters", f"the {name} differ: {a} and {b}"
     return None
-
-
-def _first_aside(
-    first: Course, second: Course, difference: FirstDifference | None
-) -> tuple[CourseMoment, Course] | None:
-    """Return the first save, log or stop that only one course has, before the difference."""
-    for first_moment, second_moment in zip_longest(first.asides, second.asides):
-        if (
-            first_moment is not None
-            and second_moment is not None
-            and (first_moment.place, first_moment.facts) == (second_moment.place, second_moment.facts)
-        ):
-            continue
-        pairs = (first_moment, first), (second_moment, second)
-        candidates = [(moment, course) for moment, course in pairs if moment is not None]
-        moment, course = min(candidates, key=lambda candidate: candidate[0].place)
-        if difference is not None and moment.place > (difference.epoch, difference.batch):
-            return None
-        return moment, course
-    return None
-
-
-def _ends_after(course: Course, stop: CourseMoment) -> bool:
-    """True if a course has no batch after a request to stop."""
-    return not any(moment.kind == "batch" and moment.place > stop.place for moment in course.moments)

@@ -12,7 +12,10 @@ from heliograph.events import Request, Verb
 from ..format.records import DIGESTS, Batches, Counters, DigestBlock, EventEntry, Recording, RequestEntry, walk
 from ..verbs import COUNTED, LOADED, WITHIN_A_BATCH
 
-ASIDE: frozenset[Verb] = frozenset(("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log"))
+# Verbs of requests that are not compared: they only stop, save or log, or their effect is in the counters.
+UNCOMPARED: frozenset[Verb] = frozenset(
+    ("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log", *COUNTED)
+)
 COMPARED = ("epoch_start", "epoch_end", "validation_end", "validation_cut", "plugin_changed")
 STATES = ("save_point", "checkpoint_loaded")  # events from which a run may continue
 Begin = tuple[int, int, int]
@@ -53,11 +56,9 @@ class Course:
     Attributes:
         name: for messages.
         moments: everything that affects the training, in order.
-        asides: requests that only stop, save or log.
         digests: by place of the batch.
         losses: by place of the batch.
         logs: by place, the place of the previous log, and the metrics of the loop.
-        chains: by place, the digest chain of all batches so far, and its length.
         settings: options and versions, by name.
         begin: epoch, batches in it, and optimizer steps before the recording.
         end: how the last attempt ended.
@@ -65,14 +66,16 @@ class Course:
 
     name: str
     moments: list[CourseMoment] = field(default_factory=list)
-    asides: list[CourseMoment] = field(default_factory=list)
     digests: dict[Place, Digested] = field(default_factory=dict)
     losses: dict[Place, float] = field(default_factory=dict)
     logs: dict[Place, tuple[Place, Mapping[str, float]]] = field(default_factory=dict)
-    chains: dict[Place, tuple[str, int]] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     begin: Begin = 0, 0, 0
     end: str = "killed or running"
+
+    @property
+    def batches(self) -> list[Place]:
+        return [moment.place for moment in self.moments if moment.kind == "batch"]
 
 
 def course_of(recording: Recording, name: str, since: Begin | None = None) -> Course:
@@ -113,7 +116,7 @@ class _CourseBuilder:
             self._current = set()
         match entry:
             case DigestBlock():
-                self._add_digests(entry, lost=lost)
+                self._add_digests(entry)
             case _ if lost:
                 return
             case Batches():
@@ -135,54 +138,48 @@ class _CourseBuilder:
             place = block.first.epoch, block.first.batch + index + 1
             self._owners[place] = self._attempt
             step = block.steps[index]
-            tokens = 0 if block.tokens is None else block.tokens[index]
             skipped = block.skipped_steps[index], block.skipped_batches[index]
             window = block.window[index]
-            facts = step, *skipped, block.samples[index], tokens, window
+            facts = step, *skipped, block.samples[index], block.tokens[index], window
             course.moments.append(CourseMoment("batch", place, step, facts, "a batch", window))
             if block.losses is not None:
                 course.losses[place] = block.losses[index]
 
-    def _add_digests(self, block: DigestBlock, *, lost: bool) -> None:
+    def _add_digests(self, block: DigestBlock) -> None:
         columns = [block.columns[name] for name in DIGESTS]
         for index, (rate, words) in enumerate(zip(block.rates, zip(*columns, strict=True), strict=True)):
             self._taken[block.epoch, block.first + index] = self._attempt, Digested(words, rate)
-        if not lost:
-            self.course.chains[block.epoch, block.first + len(block) - 1] = block.chain, block.length
 
     def _add_request(self, request: Request) -> None:
-        if request.verb in COUNTED:  # its effect is in the counters
+        if request.verb in UNCOMPARED:
             return
         place = request.epoch, request.batch + (request.event in WITHIN_A_BATCH)
-        moment = CourseMoment(
-            "request", place, request.step, (request.what, request.by), f"{request.what} by {request.by}"
-        )
-        self._append(self.course.asides if request.verb in ASIDE else self.course.moments, moment)
+        facts, text = (request.what, request.by), f"{request.what} by {request.by}"
+        self._append(CourseMoment("request", place, request.step, facts, text))
 
     def _add_event(self, entry: EventEntry) -> None:
         at, name = entry.counters, entry.event
         if name == "run_closed":
-            self.course.end = f"{entry.data['status']}: {entry.data['reason']}"
+            by = f" by {entry.data['by']}" if entry.data["by"] else ""
+            self.course.end = f"{entry.data['status']}{by}: {entry.data['reason']}"
         if name == "checkpoint_loaded" and not self._owners:
             origin = Counters(**entry.data["origin"])
             self.course.begin = origin.epoch, origin.batch, origin.steps
         if name in STATES and (at.epoch, at.batch, at.steps) == self._since:
             self.course.begin = self._since
             self.course.moments.clear()
-            self.course.asides.clear()
         if name == "log":
             self.course.logs[at.epoch, at.batch] = self._last_log, _loop_metrics(entry)
             self._last_log = at.epoch, at.batch
         if name in COMPARED and not entry.data.get("resumed") and entry.data.get("by") != LOADED:
-            moment = CourseMoment(name, (at.epoch, at.batch), at.steps, *_describe(entry))
-            self._append(self.course.moments, moment)
+            self._append(CourseMoment(name, (at.epoch, at.batch), at.steps, *_describe(entry)))
 
-    def _append(self, moments: list[CourseMoment], moment: CourseMoment) -> None:
+    def _append(self, moment: CourseMoment) -> None:
         """Append a moment, unless it repeats one of an earlier attempt: a resume finishes the boundary of its save."""
         key = moment.kind, moment.place, moment.facts
         if key not in self._earlier:
             self._current.add(key)
-            moments.append(moment)
+            self.course.moments.append(moment)
 
 
 def bits(number: float) -> bytes:

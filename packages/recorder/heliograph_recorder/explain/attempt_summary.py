@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -239,18 +238,10 @@ def ancestors(first: AttemptRecord) -> list[Parent]:
 
 def parting_clock(first: AttemptRecord, step: int) -> float:
     """Return the seconds from the beginning of a fork's first attempt to a step; 0 if the fork began later."""
-    clock = 0.0
-    for entry in first.entries:
-        if isinstance(entry, EventEntry):
-            if entry.counters.steps > step:
-                break
-            clock = max(clock, entry.clock)
-        elif isinstance(entry, Batches):
-            if entry.first.steps >= step:
-                break
-            at = min(bisect_left(entry.steps, step), len(entry) - 1)
-            clock = max(clock, entry.clock + (entry.centiseconds[at] - entry.centiseconds[-1]) / 100)
-    return clock
+    timed = [entry for entry in first.entries if isinstance(entry, TIMED)]
+    places = [entry.counters if isinstance(entry, EventEntry) else entry.last for entry in timed]
+    clocks = [entry.clock for entry, place in zip(timed, places, strict=True) if place.steps <= step]
+    return max(clocks, default=0.0)
 
 
 def _chain(parent: Any) -> Iterator[Parent]:

@@ -73,19 +73,9 @@ def totals(slices: Sequence[Slice]) -> dict[Kind, float]:
 
 
 def longest(slices: Sequence[Slice], most: int = MAX_SLICES) -> list[Slice]:
-    """Reduce slices to at most `most`: groups of consecutive slices become one slice of their longest kind."""
-    if len(slices) <= most:
-        return list(slices)
-    size = -(-len(slices) // most)
-    reduced: list[Slice] = []
-    for start in range(0, len(slices), size):
-        group = slices[start : start + size]
-        sums = totals(group)
-        for attempt in dict.fromkeys(piece.attempt for piece in group):
-            of_attempt = [piece for piece in group if piece.attempt == attempt]
-            kind = max(sums, key=lambda kind: sums[kind])
-            reduced.append(replace(of_attempt[-1], kind=kind, begin=of_attempt[0].begin))
-    return reduced
+    """Return the longest slices, at most `most`, in order."""
+    shown = sorted(range(len(slices)), key=lambda index: -slices[index].seconds)[:most]
+    return [slices[index] for index in sorted(shown)]
 
 
 def pieces(attempt: AttemptSummary, entries: Iterable[tuple[Entry, bool]]) -> Iterator[tuple[Slice, bool]]:
@@ -230,16 +220,6 @@ class Cost:
     is_estimate: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PluginCost:
-    """The time of one plugin's handlers, in total and on each event, the longest first."""
-
-    plugin: str
-    seconds: float
-    is_estimate: bool
-    events: tuple[Cost, ...]
-
-
 def costs(attempts: Sequence[AttemptSummary]) -> list[Cost]:
     rows: dict[tuple[str, str], list[HandlerTime]] = {}
     for attempt in attempts:
@@ -260,17 +240,6 @@ def costs(attempts: Sequence[AttemptSummary]) -> list[Cost]:
     return sorted(merged, key=lambda cost: -cost.seconds)
 
 
-def by_plugin(rows: Sequence[Cost]) -> list[PluginCost]:
-    plugins: dict[str, list[Cost]] = {}
-    for row in rows:
-        plugins.setdefault(row.plugin, []).append(row)
-    totals = [
-        PluginCost(name, sum(row.seconds for row in parts), any(row.is_estimate for row in parts), tuple(parts))
-        for name, parts in plugins.items()
-    ]
-    return sorted(totals, key=lambda cost: -cost.seconds)
-
-
 def timed_seconds(attempts: Sequence[AttemptSummary]) -> float:
     """Return the wall time in which handlers were timed; a killed attempt may have no recorded times."""
     return sum(attempt.timed_seconds for attempt in attempts)
@@ -280,31 +249,31 @@ def untimed_attempts(attempts: Sequence[AttemptSummary]) -> list[int]:
     return [attempt.number for attempt in attempts if not attempt.timed_seconds]
 
 
-def costs_section(plugins: Sequence[PluginCost], wall: float, untimed: Sequence[int] = ()) -> StorySection:
-    if not plugins:
+def costs_section(rows: Sequence[Cost], wall: float, untimed: Sequence[int] = ()) -> StorySection:
+    if not rows:
         return StorySection("time in plugins", [])
-    rows = [
-        ("~" * cost.is_estimate + words.seconds(cost.seconds), words.share(cost.seconds, wall), *_cells(cost))
-        for cost in plugins
-    ]
-    lines = words.table(rows, right=(0, 1))
-    if any(cost.is_estimate for cost in plugins):
+    plugins: dict[str, list[Cost]] = {}
+    for row in rows:
+        plugins.setdefault(row.plugin, []).append(row)
+    by_time = sorted(plugins.items(), key=lambda item: -_seconds(item[1]))
+    lines = words.table([_cells(name, parts, wall) for name, parts in by_time], right=(0, 1))
+    is_estimate = any(row.is_estimate for row in rows)
+    if is_estimate:
         lines += words.lines("~ estimated: the events of every batch were timed in some batches only")
     if untimed:
         numbers = words.join_words([str(number) for number in untimed])
         lines += words.lines(f"no times are recorded for attempt{'s' * (len(untimed) > 1)} {numbers}")
-    return StorySection(f"time in plugins: {_total(plugins)} of {words.seconds(wall)}", lines)
+    total = "about " * is_estimate + words.seconds(_seconds(rows))
+    return StorySection(f"time in plugins: {total} of {words.seconds(wall)}", lines)
 
 
-def _total(plugins: Sequence[PluginCost]) -> str:
-    about = "about " if any(cost.is_estimate for cost in plugins) else ""
-    return about + words.seconds(sum(cost.seconds for cost in plugins))
+def _seconds(rows: Sequence[Cost]) -> float:
+    return sum(row.seconds for row in rows)
 
 
-def _cells(cost: PluginCost) -> tuple[str, str]:
-    if not cost.events:
-        return printable(cost.plugin), ""
-    top, slowest = cost.events[0], max(cost.events, key=lambda event_cost: event_cost.longest)
-    events = f"on {top.event}" if len(cost.events) == 1 else f"mostly on {top.event}"
-    longest = f"longest {words.seconds(slowest.longest)}" + f" on {slowest.event}" * (slowest is not top)
-    return printable(cost.plugin), f"{events}, {longest}"
+def _cells(plugin: str, events: Sequence[Cost], wall: float) -> tuple[str, ...]:
+    top, slowest = events[0], max(events, key=lambda cost: cost.longest)
+    seconds = "~" * any(cost.is_estimate for cost in events) + words.seconds(_seconds(events))
+    where = "mostly " * (len(events) > 1) + f"on {top.event}, longest {words.seconds(slowest.longest)}"
+    where += f" on {slowest.event}" * (slowest is not top)
+    return seconds, words.share(_seconds(events), wall), printable(plugin), where

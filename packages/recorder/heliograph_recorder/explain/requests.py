@@ -86,13 +86,8 @@ class RequestGroup:
         return self.first.by if rank is None else f"{self.first.by} on rank {rank}"
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """A request that was postponed, cut short, refused or never served."""
-
-    clock: float
-    counters: Counters
-    text: str
+# A request that was postponed, cut short, refused or never served: the clock, the position, and a text.
+Incident = tuple[float, Counters, str]
 
 
 def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
@@ -157,7 +152,7 @@ def _group_by(outcomes: Iterable[RequestOutcome], key: Callable[[Request], tuple
 
 def incidents(attempt: AttemptSummary, outcomes: Sequence[RequestOutcome]) -> list[Incident]:
     unordered = [*_postponed(attempt, outcomes), *_refused(attempt), *_never_served(attempt, outcomes)]
-    return sorted(unordered, key=lambda incident: incident.clock)
+    return sorted(unordered, key=lambda incident: incident[0])
 
 
 def _postponed(attempt: AttemptSummary, outcomes: Sequence[RequestOutcome]) -> Iterator[Incident]:
@@ -166,10 +161,10 @@ def _postponed(attempt: AttemptSummary, outcomes: Sequence[RequestOutcome]) -> I
         if request.verb == "veto_stop":
             times = f" at {request.times:,} boundaries in a row" if request.times > 1 else ""
             text = f"the stop was postponed by {request.by}{times}: {request.reason}"
-            yield Incident(outcome.clock, _counters(request), text)
+            yield outcome.clock, _counters(request), text
         elif request.verb == EVALUATION_VERB:
             event = "validation was cut short and postponed" if attempt.is_fit else "evaluation was cut short"
-            yield Incident(outcome.clock, _counters(request), f"the {event} by {request.by}: {request.reason}")
+            yield outcome.clock, _counters(request), f"the {event} by {request.by}: {request.reason}"
 
 
 def _refused(attempt: AttemptSummary) -> Iterator[Incident]:
@@ -177,7 +172,7 @@ def _refused(attempt: AttemptSummary) -> Iterator[Incident]:
         if refusal := entry.data["refusal"]:
             request = change_of(entry.data)
             text = f"the {request.what} that {request.by} requested ({request.reason}) could not be done: {refusal}"
-            yield Incident(entry.clock, entry.counters, text)
+            yield entry.clock, entry.counters, text
 
 
 def _never_served(attempt: AttemptSummary, outcomes: Sequence[RequestOutcome]) -> Iterator[Incident]:
@@ -193,7 +188,7 @@ def _never_served(attempt: AttemptSummary, outcomes: Sequence[RequestOutcome]) -
         noun = "end of the epoch" if request.verb == "end_epoch" else request.what
         times = f" {words.times(len(group.requests))}" if len(group.requests) > 1 else ""
         text = f"the {noun} that {group.requester} requested{times} ({group.reason}) was never served: {why}"
-        yield Incident(last.clock, _counters(last.request), text)
+        yield last.clock, _counters(last.request), text
 
 
 def _why_unserved(attempt: AttemptSummary) -> str:
@@ -222,8 +217,8 @@ def decisions_section(
 ) -> StorySection:
     lines = words.lines(text) if (text := _granted(attempts)) else []
     for attempt in attempts:
-        for incident in incidents(attempt, outcomes[attempt.number]):
-            lines += words.lines(f"{words.position(incident.counters)}: {printable(incident.text)}", "  ", "    ")
+        for _, counters, incident in incidents(attempt, outcomes[attempt.number]):
+            lines += words.lines(f"{words.position(counters)}: {printable(incident)}", "  ", "    ")
     return StorySection("decisions", lines)
 
 

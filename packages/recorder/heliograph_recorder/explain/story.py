@@ -13,15 +13,7 @@ from ..format.records import Recording
 from . import words
 from .attempt_summary import AttemptSummary, all_notes, all_warnings, main_attempt, run_name, summarize_attempts
 from .attempts import attempts_section, end_section, who_changed
-from .efficiency import (
-    by_plugin,
-    costs,
-    costs_section,
-    efficiency,
-    efficiency_section,
-    timed_seconds,
-    untimed_attempts,
-)
+from .efficiency import costs, costs_section, efficiency, efficiency_section, timed_seconds, untimed_attempts
 from .judge import Measured
 from .requests import decisions_section, requests_of, requests_section
 from .saves import checkpoints_section, saves_of
@@ -50,7 +42,7 @@ def story(recording: Recording, *, is_running: bool | None = None) -> str:
             efficiency_section(efficiency(recording, attempts)),
             _verdicts(attempts),
             _custom_events(attempts),
-            costs_section(by_plugin(costs(attempts)), timed_seconds(attempts), untimed_attempts(attempts)),
+            costs_section(costs(attempts), timed_seconds(attempts), untimed_attempts(attempts)),
             notes_section(all_notes(attempts)),
             StorySection("what could not be read", _sentences(damage_of(recording.attempts))),
         ]

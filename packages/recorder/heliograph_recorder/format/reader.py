@@ -9,20 +9,18 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .lines import FORMAT, Items, decode, decode_attempt, format_line, is_intact, parse_array, parse_line
+from .lines import FORMAT, decode, decode_attempt, parse_array, parse_line
 from .records import AttemptRecord, Entry, Recording
-from .tail import BEGIN, TailRows, parse_tail, read_tail
 
 SUFFIX = ".recording"
 SHOWN = 10  # texts on damage
 CLOCK_TOLERANCE = 60.0  # seconds by which the clock may have been set since a lock was written
-READINGS = 10  # attempts to read the files of a run without a write in between
 UNKNOWN = AttemptRecord("", "train", "", "", 1, None, None, (), (), {}, {}, losses=False, plan={}, entries=())
 
 
@@ -51,11 +49,9 @@ def read(path: str | Path) -> Recording:
         TypeError: `path` is not a path.
     """
     file = find_recording(Path(path))
-    tail, content = read_files(file)
-    attempts = _parse_file(file, content)
-    if attempts:
-        _add_tail(attempts[-1], tail)
-    return Recording(file, tuple(attempt.finish() for attempt in attempts))
+    parser = Parser(file)
+    parser.add(file.read_bytes(), is_end=True)
+    return parser.recording()
 
 
 def find_recording(path: Path) -> Path:
@@ -75,29 +71,6 @@ def find_recording(path: Path) -> Path:
     return max(files, key=lambda file: (file.stat().st_mtime_ns, file.name))
 
 
-def read_leftover(path: Path) -> list[str]:
-    """Read the batches of a killed run that are in the tail but not in the recording; return their lines."""
-    rows = parse_tail(read_tail(path))
-    attempts = _parse_file(path, path.read_bytes())
-    return [format_line(*items) for items in _missing(attempts[-1], rows)] if attempts and rows is not None else []
-
-
-def read_files(path: Path, begin: int = 0) -> tuple[bytes, bytes]:
-    """Read a consistent pair of tail and recording, from the byte `begin`, although a run may be writing them.
-
-    A pair is consistent if the run only added batches meanwhile. A new block begins only after the line of the previous
-    block, and changes the head of the tail. If the run writes during each reading, the tail is omitted.
-    """
-    for _ in range(READINGS):
-        size, tail, later_tail = path.stat().st_size, read_tail(path), read_tail(path)
-        with path.open("rb") as file:
-            file.seek(begin)
-            content = file.read()
-        if begin + len(content) == size and tail[:BEGIN] == later_tail[:BEGIN]:
-            return tail, content
-    return b"", content
-
-
 def damage_in_short(attempt: AttemptRecord) -> list[str]:
     damage = attempt.damage
     return [*damage[:SHOWN], *[f"and {len(damage) - SHOWN:,} more"] * (len(damage) > SHOWN)]
@@ -114,24 +87,20 @@ class Follower:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._parser, self._tail = Parser(path), b""
+        self._parser = Parser(path)
 
     def update(self) -> bool:
         """Return whether anything was added. A file that was replaced is read from its beginning."""
-        before = self._parser.size, self._tail
-        if self.path.stat().st_size < self._parser.size:
+        before = self._parser.size
+        if self.path.stat().st_size < before:
             self._parser = Parser(self.path)
-        self._tail, added = read_files(self.path, self._parser.size)
-        with gc_paused():
-            self._parser.add(added, is_end=False)
-        return (self._parser.size, self._tail) != before
+        with self.path.open("rb") as file, gc_paused():
+            file.seek(self._parser.size)
+            self._parser.add(file.read(), is_end=False)
+        return self._parser.size != before
 
     def recording(self) -> Recording:
-        attempts = [*self._parser.attempts]
-        if attempts:
-            attempts[-1] = attempts[-1].copy()
-            _add_tail(attempts[-1], self._tail)
-        return Recording(self.path, tuple(attempt.finish() for attempt in attempts))
+        return self._parser.recording()
 
 
 @dataclass(slots=True)
@@ -142,25 +111,11 @@ class ParsedAttempt:
         header: the attempt without entries.
         entries: in order.
         damage: descriptions of unreadable lines.
-        parts: the number and part of each block of batches that was read.
     """
 
     header: AttemptRecord
     entries: list[Entry] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
-    parts: set[tuple[int, int]] = field(default_factory=set)
-
-    def add(self, items: list[Any]) -> None:
-        """Add a line's array, unless it is a part of a block that was added before."""
-        is_block = items[0] == "batches"
-        if is_block and (items[1], items[2]) in self.parts:
-            return
-        self.entries.append(decode(items))
-        if is_block:
-            self.parts.add((items[1], items[2]))
-
-    def copy(self) -> ParsedAttempt:
-        return ParsedAttempt(self.header, [*self.entries], [*self.damage], {*self.parts})
 
     def finish(self) -> AttemptRecord:
         return replace(self.header, entries=tuple(self.entries), damage=tuple(self.damage))
@@ -179,37 +134,32 @@ class Parser:
         self.size = 0
         self._path, self._number = path, 0
 
+    def recording(self) -> Recording:
+        return Recording(self._path, tuple(attempt.finish() for attempt in self.attempts))
+
     def add(self, data: bytes, *, is_end: bool) -> None:
         """Parse the bytes after `size`. A last line without a newline is damaged if `is_end`, else left for later."""
-        if not is_end:
-            data = data[: data.rfind(b"\n") + 1]
-            if not data:
-                return
-        lines, head_is_damaged = data.split(b"\n"), False
-        if not self._number:
-            head_is_damaged = _check_head(self._path, lines)
-            del lines[0]
-            self._number = 1
-        self.size += len(data)
-        unfinished = lines.pop() if lines else b""
-        for line in lines:
-            self._number += 1
-            if line:
+        end = len(data) if is_end else data.rfind(b"\n") + 1
+        self.size += end
+        if is_end or end:
+            *lines, last = data[:end].split(b"\n")
+            for line in lines:
                 self._add_line(line)
-        if unfinished:
-            self._number += 1
-            self._add_line(unfinished, " (the last, cut short)")
-        if head_is_damaged:
-            self.attempts[0].damage.insert(0, "line 1: damaged")
+            if last or not self._number:
+                self._add_line(last, " (the last, cut short)")
 
     def _add_line(self, line: bytes, suffix: str = "") -> None:
         attempts = self.attempts
-        try:
-            self._add(parse_line(line))
-        except ValueError as error:
-            if line.startswith(b'["attempt"') or not attempts:
-                attempts.append(ParsedAttempt(UNKNOWN))
-            attempts[-1].damage.append(f"line {self._number}{suffix}: {error}")
+        self._number += 1
+        if self._number == 1:
+            check_head(self._path, line)
+        elif line:
+            try:
+                self._add(parse_line(line))
+            except ValueError as error:
+                if line.startswith(b'["attempt"') or not attempts:
+                    attempts.append(ParsedAttempt(UNKNOWN))
+                attempts[-1].damage.append(f"line {self._number}{suffix}: {error}")
 
     def _add(self, items: list[Any]) -> None:
         attempts = self.attempts
@@ -218,53 +168,23 @@ class Parser:
             return
         if not attempts:
             attempts.append(ParsedAttempt(UNKNOWN, damage=["the first line of the attempt is missing"]))
-        attempts[-1].add(items)
+        attempts[-1].entries.append(decode(items))
 
 
-def _parse_file(path: Path, content: bytes) -> list[ParsedAttempt]:
-    parser = Parser(path)
-    parser.add(content, is_end=True)
-    return parser.attempts
-
-
-def _add_tail(attempt: ParsedAttempt, tail: bytes) -> None:
+def check_head(path: Path, line: bytes) -> None:
+    """Raise ValueError if the first line of a file is not the one of a recording of this format."""
     try:
-        rows = parse_tail(tail)
-    except ValueError as error:
-        attempt.damage.append(str(error))
-        return
-    for items in () if rows is None else _missing(attempt, rows):
-        attempt.add(list(items))
-
-
-def _missing(attempt: ParsedAttempt, rows: TailRows) -> list[Items]:
-    """Return the blocks that are in the tail, but not in the file."""
-    if attempt.header.name not in (rows.attempt, ""):  # "": the attempt's first line is damaged
-        return []
-    return [items for part, items in enumerate(rows.arrays()) if (rows.number, part) not in attempt.parts]
-
-
-def _check_head(path: Path, lines: Sequence[bytes]) -> bool:
-    """Return whether the first line is damaged; raise ValueError if the file is not a recording of this format."""
-    match _parse_head(lines[0]):
-        case ["recording", int(version)] if version == FORMAT:
-            return False
-        case ["recording", int(version)]:
-            raise ValueError(
-                f"{path} has format {version}, this version reads {FORMAT}: update heliograph, or use the version that "
-                f"wrote it."
-            )
-    if any(map(is_intact, lines[1:])):
-        return True
-    problem = "is not a recording of heliograph" if any(lines) else "is empty: the run was killed before it began"
-    raise ValueError(f"{path} {problem}. Give the file that Recorder wrote, or its folder.")
-
-
-def _parse_head(line: bytes) -> list[Any]:
-    try:
-        return parse_array(line.partition(b"\t")[0])  # unverified: another format may have another checksum
+        kind, version = parse_array(line.partition(b"\t")[0])  # unverified: another format may have another checksum
     except ValueError:
-        return []
+        kind = version = None
+    if kind != "recording":
+        problem = "is not a recording of heliograph" if line else "is empty: the run was killed before it began"
+        raise ValueError(f"{path} {problem}. Give the file that Recorder wrote, or its folder.")
+    if version != FORMAT:
+        raise ValueError(
+            f"{path} has format {version}, this version reads {FORMAT}: update heliograph, or use the version that "
+            f"wrote it."
+        )
 
 
 def lock_path(path: Path) -> Path:

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from heliograph.events import Phase, Request, Status
 
 Key = tuple[int, int, int, int]
-DIGESTS = ("batch", "samples", "draws", "options", "loss", "gradients", "weights")
+DIGESTS = ("batch", "draws", "options", "loss", "gradients", "weights")
+COLUMNS = ("centiseconds", "steps", "skipped_steps", "skipped_batches", "samples", "window", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +99,21 @@ class Batches:
     Attributes:
         first: the counters before the first batch.
         clock: seconds since the attempt began, after the last batch.
-        steps, skipped_steps, skipped_batches, samples, window: the values after each batch.
         centiseconds: the run's clock after each batch, in hundredths of a second.
-        tokens: the tokens after each batch, None if losses have no counts.
+        steps, skipped_steps, skipped_batches, samples, window, tokens: the values after each batch.
         losses: the loss of each batch, None if losses are not recorded, or if the run was killed before they were read.
     """
 
     first: Counters
     clock: float
+    centiseconds: Sequence[int]
     steps: Sequence[int]
     skipped_steps: Sequence[int]
     skipped_batches: Sequence[int]
     samples: Sequence[int]
     window: Sequence[int]
-    centiseconds: Sequence[int]
+    tokens: Sequence[int]
     losses: Sequence[float] | None = None
-    tokens: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -141,18 +141,10 @@ class Batches:
         """Return the counters after the batch at `index`, from 0."""
         first = self.first
         return Counters(
-            first.epoch,
-            first.batch + index + 1,
-            first.earlier_batches,
-            self.steps[index],
-            self.skipped_steps[index],
-            self.skipped_batches[index],
-            self.samples[index],
-            first.validations,
-            first.evaluated,
-            self.centiseconds[index] / 100,
-            0 if self.tokens is None else self.tokens[index],
-        )
+            first.epoch, first.batch + index + 1, first.earlier_batches, self.steps[index], self.skipped_steps[index],
+            self.skipped_batches[index], self.samples[index], first.validations, first.evaluated,
+            self.centiseconds[index] / 100, self.tokens[index],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +211,16 @@ class DigestBlock:
     Attributes:
         epoch: the epoch of the batches.
         first: the number of the first batch within the epoch, from 1.
-        columns: the digests by batch: its content as loaded (`batch`), and regardless of the order of its samples
-            (`samples`); the random generators after it (`draws`); the options of the optimizers at their step
-            (`options`); the `loss`; the norms of the `gradients`; the `weights` after it.
+        columns: the digests by batch: its content as loaded (`batch`); the random generators after it (`draws`); the
+            options of the optimizers at their step (`options`); the `loss`; the norms of the `gradients`; the
+            `weights` after it.
         rates: the learning rate of the first optimizer by batch, NaN if it is a tensor.
-        chain: one hexadecimal number for all batches up to the last of this block.
-        length: the number of batches in the chain.
     """
 
     epoch: int
     first: int
     columns: Mapping[str, Sequence[int]]
     rates: Sequence[float]
-    chain: str
-    length: int
 
     def __len__(self) -> int:
         return len(self.rates)
@@ -358,18 +346,10 @@ def _split_at(entry: Entry, key: Key, origins: Sequence[Key]) -> list[tuple[Entr
 def slice_block(block: Batches, begin: int, end: int) -> Batches:
     if (begin, end) == (0, len(block)):
         return block
-    return Batches(
-        block.after(begin - 1) if begin else block.first,
-        block.clock - (block.centiseconds[-1] - block.centiseconds[end - 1]) / 100,
-        block.steps[begin:end],
-        block.skipped_steps[begin:end],
-        block.skipped_batches[begin:end],
-        block.samples[begin:end],
-        block.window[begin:end],
-        block.centiseconds[begin:end],
-        None if block.losses is None else block.losses[begin:end],
-        None if block.tokens is None else block.tokens[begin:end],
-    )
+    first = block.after(begin - 1) if begin else block.first
+    clock = block.clock - (block.centiseconds[-1] - block.centiseconds[end - 1]) / 100
+    columns: dict[str, Any] = {name: getattr(block, name)[begin:end] for name in COLUMNS}
+    return Batches(first, clock, **columns, losses=None if block.losses is None else block.losses[begin:end])
 
 
 def key_of(counters: Counters) -> Key:

@@ -12,7 +12,7 @@ from pathlib import Path
 from heliograph.spi import Lock, clean
 
 from .lines import encode_head
-from .reader import SUFFIX, lock_path, read_leftover
+from .reader import SUFFIX, check_head, lock_path
 
 
 class RecordingWriter:
@@ -54,17 +54,16 @@ class RecordingWriter:
 
     @classmethod
     def reopen(cls, path: Path) -> RecordingWriter:
-        """Open a file to append to it, after the rows that a killed process left in its tail."""
         lock = _lock_of(path)
         lock.acquire()
         with ExitStack() as undo:
             undo.callback(lock.release)
-            missing = read_leftover(path)
+            with path.open("rb") as content:
+                check_head(path, content.readline())
             file = os.open(path, os.O_RDWR | os.O_APPEND)
             undo.callback(os.close, file)
             writer = cls(path, file, lock)
             writer._is_torn = os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"
-            writer.write(missing)
             undo.pop_all()
         return writer
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from heliograph import Bus, Filter, GradientsReady, LastBoundary, StepEnd
-from heliograph.events import Event, Phase
+import heliograph as h
+from heliograph.events import Event, OrderedSignal, Phase, Request, Verb
 
 from ..format.records import (
+    COLUMNS,
     AttemptRecord,
     Batches,
     Counters,
@@ -19,17 +19,21 @@ from ..format.records import (
     RequestEntry,
     change_of,
 )
-from ..verbs import SERVED
-from .batches import BatchReplay, Boundary
-from .entries import KINDS, MILESTONES, Entries, RecordedRequests, make_event
-from .plugin_states import Snapshots, Switches
-from .report import ReplayFindings
-from .run import ReplayRun
+from ..verbs import LOADED, SERVED
+from .entries import BATCHES, ENDS, KINDS, MILESTONES, Entries, RecordedRequests, make_event
+from .run import UNREAD, ReplayRun
+
+if TYPE_CHECKING:
+    from .replay import ReplaySession
 
 # The events that may be emitted during a batch.
 DURING_BATCHES: Final = (
     "plugin_changed", "plugin_failed", "checkpoint_saved", "checkpoint_pruned", "resume_verified", "verdict",
 )  # fmt: skip
+AT_BOUNDARIES: Final[tuple[Verb, ...]] = ("next_phase", "log", "validation", "save")  # in the order of the loop
+CONTINUES: Final = (BATCHES, "epoch_start", "checkpoint_loaded")
+HOT = h.BatchStart, h.ForwardEnd, h.BackwardEnd, h.GradientsReady, h.StepEnd, h.BatchEnd, h.ShouldStop
+EVALUATIONS: Final[tuple[Phase, ...]] = "validation", "test", "predict"
 
 
 class AttemptReplay:
@@ -38,66 +42,35 @@ class AttemptReplay:
     It does not run `core.loop`: the recording decides what happens, regardless of the requests of replayed plugins.
     After a kill or in a damaged file, entries are missing, and the remaining ones are not a path through the loop.
 
+    At the step boundary after a batch, an epoch or the training, the next milestone shows which requests the recorded
+    run served, and whether it ended.
+
     Args:
-        number: the number of the attempt, from 1.
+        session: the replay.
         attempt: the recorded attempt.
-        path: the recording.
-        bus: the bus of the replay.
-        replayed: the names of the replayed plugins.
-        switches: the switches of the replayed plugins.
-        snapshots: the states of the replayed plugins at saves.
-        findings: the collector of the results.
 
     Attributes:
         run: the run that the plugins receive.
     """
 
-    def __init__(
-        self,
-        number: int,
-        attempt: AttemptRecord,
-        path: Path,
-        bus: Bus,
-        replayed: Collection[str],
-        switches: Switches,
-        snapshots: Snapshots,
-        findings: ReplayFindings,
-    ) -> None:
-        self._number, self._attempt, self._replayed = number, attempt, replayed
-        self._switches, self._snapshots, self._findings = switches, snapshots, findings
-        self._entries = Entries(attempt)
-        self.run = ReplayRun(attempt, path, bus, findings.add, self._entries.rolls_back_to)
-        self._requests = RecordedRequests(attempt, self._entries, self.run, replayed)
-        self._boundary = Boundary(self.run, self._requests, findings)
-        self._batches = BatchReplay(self.run, self._entries, self._requests, self._boundary)
+    def __init__(self, session: ReplaySession, attempt: AttemptRecord) -> None:
+        self._session, self._attempt = session, attempt
+        self._entries = entries = Entries(attempt)
+        self.run = ReplayRun(attempt, session.recording.path, session.bus, session.add_request, entries.rolls_back_to)
+        self._requests = RecordedRequests(attempt, entries, self.run, session.names)
+        self._signals: dict[type[Event], OrderedSignal[Any]] = {kind: session.bus.signal(kind) for kind in HOT}
         self._has_begun = False  # after the load of a resumed state
-        self._actions: dict[str, Callable[[EventEntry], None]] = {
-            "train_start": self._start,
-            "checkpoint_loaded": self._load,
-            "epoch_start": self._start_epoch,
-            "epoch_end": self._end_epoch,
-            "last_boundary": self._end_training,
-            "train_end": self._end_training,
-            "change_served": self._change_run,
-            "log": self._emit_metrics,
-            "validation_start": self._start_evaluation,
-            "test_start": self._start_evaluation,
-            "predict_start": self._start_evaluation,
-            "validation_end": self._end_evaluation,
-            "test_end": self._end_evaluation,
-            "predict_end": self._end_evaluation,
-            "validation_cut": self._cut_evaluation,
-            "checkpoint_saved": self._set_checkpoint,
-            "plugin_changed": self._change_plugin,
-            "run_failed": self._fail,
-        }
+        # The boundary at the current position: whether the loop has one there even without a served request, whether
+        # the training is over, and the index of the last verb that was served or removed.
+        self._is_open = self._is_due = self._is_last = False
+        self._served = -1
 
     def replay(self, length: int | None) -> None:
         """Replay all entries; `length` is the epoch's length in the previous attempt, in case this one has no epoch."""
-        self.run.length.batches_per_epoch = self._entries.next_epoch_length(length)
+        self.run.batches_per_epoch = self._entries.next_epoch_length(length)
         while (entry := self._entries.next()) is not None:
             self._replay(entry)
-        self._boundary.close(None)
+        self._close_boundary(None)
 
     @property
     def fails_next(self) -> bool:
@@ -106,9 +79,10 @@ class AttemptReplay:
 
     def save(self) -> None:
         """During a `SavePoint`, take a snapshot, and replay the entries of the save."""
-        while self._snapshots.unwritten and (entry := self._entries.next_of_save()) is not None:
+        session = self._session
+        while session.unwritten and (entry := self._entries.next_of_save()) is not None:
             self._replay(entry)  # the end of a save in the background
-        self._snapshots.take(self.run)
+        session.take_snapshot(self.run)
         while (entry := self._entries.next_of_save()) is not None:
             self._replay(entry)
 
@@ -117,22 +91,70 @@ class AttemptReplay:
             case EventEntry():
                 self._replay_event(entry)
             case Batches():
-                self._boundary.close(entry)
+                self._close_boundary(entry)
                 self._check_gap(entry.first)
-                self._batches.replay(entry)
+                self._replay_block(entry)
             case RequestEntry():
                 self._requests.read(entry)
             case RepeatEntry():
                 self._requests.update_count(entry)
 
-    def _replay_event(self, entry: EventEntry) -> None:
+    def _replay_event(self, entry: EventEntry) -> None:  # noqa: C901  # a case for each event
+        run, data = self.run, entry.data
         if entry.event in MILESTONES:
-            self._boundary.close(entry)
+            self._close_boundary(entry)
             if entry.event != "checkpoint_loaded":
                 self._check_gap(entry.counters)
+        elif entry.data.get("by") == LOADED:  # of a state whose load is the next milestone
+            self._close_boundary(self._entries.next_milestone())
         if entry.event in ("log", "validation_start", "save_point"):
-            self._boundary.serve(SERVED[entry.event])
-        self._actions.get(entry.event, self._emit)(entry)
+            self._serve(SERVED[entry.event])
+        match entry.event:
+            case "train_start":
+                run.started = True
+                h.Filter.plan_all(run)
+                self._emit(entry)
+                if self._entries.next_milestone_name() != "checkpoint_loaded":
+                    self._begin()
+            case "checkpoint_loaded":
+                self._load(entry)
+            case "epoch_start":
+                run.batches_per_epoch = data["batches"]
+                self._emit(entry)
+                if not data["resumed"]:
+                    self._open_boundary(due=run.control.pending)
+            case "epoch_end":
+                self._end_epoch(entry)
+            case "last_boundary" | "train_end":
+                self._end_training(entry)
+            case "change_served":
+                self._is_due = True
+                run.own_control.remove(change_of(data).what)
+                self._emit(entry)
+            case "log":
+                self._emit_metrics(entry)
+            case "validation_start" | "test_start" | "predict_start":
+                run.phase = _phase_of(entry.event)
+                run.data.evaluation_batches = data["batches"]
+                run.control.is_evaluating = True
+                self._emit(entry)
+            case "validation_end" | "test_end" | "predict_end" | "validation_cut":
+                self._end_evaluation(entry)
+            case "checkpoint_saved":
+                run.last = Path(data["path"])
+                if data["is_best"]:
+                    run.best = self._session.best = run.last
+                self._session.unwritten = max(0, self._session.unwritten - 1)
+                self._emit(entry)
+            case "plugin_changed" if data["plugin"] in self._session.names:
+                run.progress.set_seconds(entry.counters.seconds)
+                off = data["change"] in ("disabled", "unregistered")
+                self._session.switches.switch(data["plugin"], "disabled", off=off)
+            case "run_failed":
+                run.phase = data["phase"]
+                self._emit(entry)
+            case _:
+                self._emit(entry)
 
     def _emit(self, entry: EventEntry) -> Event | None:
         event = make_event(entry)
@@ -146,117 +168,93 @@ class AttemptReplay:
         self.run.emit(event)
         return event
 
-    def _start(self, entry: EventEntry) -> None:
-        self.run.started = True
-        Filter.plan_all(self.run)
-        self._emit(entry)
-        if self._entries.next_milestone_name() != "checkpoint_loaded":
-            self._begin()
-
-    def _begin(self, *, in_boundary: bool = False) -> None:
-        """Begin or continue, with a boundary before the next epoch."""
-        self._has_begun = True
-        self._boundary.open(due=in_boundary or self.run.control.pending)
-
-    def _load(self, entry: EventEntry) -> None:
-        run, path, origin = self.run, entry.data["path"], Counters(**entry.data["origin"])
-        if rolls_back := self._has_begun:
-            self._discard_epoch()
-        run.start_from(origin)
-        run.checkpoints.in_boundary = entry.data["in_boundary"]
-        run.length.planned_steps = entry.data["planned_steps"]
-        Filter.plan_all(run)
-        snapshot = self._snapshots.find(path, run.progress.state_dict())
-        if snapshot is None:
-            self._findings.note(
-                f"attempt {self._number} continued from {path or 'a state'}, whose save is not recorded: the replayed "
-                f"plugins continued without a restored state"
-            )
-            self._snapshots.reset_filters(run.origin)
-        else:
-            self._snapshots.restore(snapshot, run, rolls_back=rolls_back)
-        run.checkpoints.last = None if path is None else Path(path)
-        run.checkpoints.best = self._snapshots.best
-        self._emit(entry)
-        self._begin(in_boundary=run.checkpoints.in_boundary)
-
-    def _discard_epoch(self) -> None:
-        run = self.run
-        run.control.discard_epoch()
-        run.stepping.window, run.loss, run.is_last_seen = 0, None, False
-        run.metrics.clear()
-
-    def _start_epoch(self, entry: EventEntry) -> None:
-        self.run.length.batches_per_epoch = entry.data["batches"]
-        self._emit(entry)
-        if not entry.data["resumed"]:
-            self._boundary.open(due=self.run.control.pending)
-
-    def _flush(self, place: Counters) -> None:
-        """Step with the gradients of a last, partial window, as the loop does."""
-        run = self.run
-        if run.stepping.window and place.steps + place.skipped_steps > run.progress.steps + run.progress.skipped_steps:
-            self._batches.close_window(place.steps, place.skipped_steps)
-            run.control.close_batch()
-        run.loss = None
-
-    def _end_epoch(self, entry: EventEntry) -> None:
-        self._flush(entry.counters)
-        self.run.control.close_epoch()
-        self.run.stepping.window, self.run.is_last_seen = 0, False
-        self.run.length.batches_per_epoch = self._entries.next_epoch_length(self.run.length.batches_per_epoch)
-        self._emit(entry)
-        self._boundary.open(due=True)
-
-    def _end_training(self, entry: EventEntry) -> None:
-        if not self.run.finished:
-            self._finish(entry.counters)
-            if entry.event != "last_boundary":
-                self.run.emit(LastBoundary())
-        self._emit(entry)
-        self._boundary.open(due=True, last=True)
-
-    def _finish(self, place: Counters) -> None:
-        self._flush(place)
-        if self._attempt.status == "stopped" and not self.run.control.stopped:
-            self._findings.note(
-                f"attempt {self._number} was stopped at epoch {place.epoch} batch {place.batch} step {place.steps}: "
-                f"with the replayed plugins it would have continued, but the continuation is not recorded"
-            )
-        self.run.finished = True
-
-    def _change_run(self, entry: EventEntry) -> None:
-        self._boundary.serve_change(change_of(entry.data))
-        self._emit(entry)
-
     def _emit_metrics(self, entry: EventEntry) -> None:
         event: Any = self._emit(entry)
         self.run.metrics.update(event.metrics)
 
-    def _start_evaluation(self, entry: EventEntry) -> None:
-        self.run.phase = _phase_of(entry.event)
-        self.run.data.evaluation_batches = entry.data["batches"]
-        self.run.control.is_evaluating = True
+    def _begin(self, *, in_boundary: bool = False) -> None:
+        """Begin or continue, with a boundary before the next epoch."""
+        self._has_begun = True
+        self._open_boundary(due=in_boundary or self.run.control.pending)
+
+    def _load(self, entry: EventEntry) -> None:
+        run, session, path = self.run, self._session, entry.data["path"]
+        if rolls_back := self._has_begun:
+            run.control.discard_epoch()
+            run.window, run.loss, run.is_last_seen = 0, None, False
+            run.metrics.clear()
+        run.start_from(Counters(**entry.data["origin"]))
+        run.in_boundary = entry.data["in_boundary"]
+        run.planned_steps = entry.data["planned_steps"]
+        h.Filter.plan_all(run)
+        if not session.restore_snapshot(run, rolls_back=rolls_back):
+            self._note(
+                f"continued from {path or 'a state'}, whose save is not recorded: the replayed plugins continued "
+                f"without a restored state"
+            )
+        run.last = None if path is None else Path(path)
+        run.best = session.best
         self._emit(entry)
+        self._begin(in_boundary=run.in_boundary)
+
+    def _flush(self, place: Counters) -> None:
+        """Step with the gradients of a last, partial window, as the loop does."""
+        run = self.run
+        if run.window and place.steps + place.skipped_steps > run.progress.steps + run.progress.skipped_steps:
+            self._step(place.steps, place.skipped_steps)
+            run.control.close_batch()
+        run.loss = None
+
+    def _end_epoch(self, entry: EventEntry) -> None:
+        run = self.run
+        self._flush(entry.counters)
+        run.control.close_epoch()
+        run.window, run.is_last_seen = 0, False
+        run.batches_per_epoch = self._entries.next_epoch_length(run.batches_per_epoch)
+        self._emit(entry)
+        self._open_boundary(due=True)
+
+    def _end_training(self, entry: EventEntry) -> None:
+        place = entry.counters
+        if not self.run.finished:
+            self._flush(place)
+            if self._attempt.status == "stopped" and not self.run.control.stopped:
+                self._note(
+                    f"was stopped at epoch {place.epoch} batch {place.batch} step {place.steps}: with the replayed "
+                    f"plugins it would have continued, but the continuation is not recorded"
+                )
+            self.run.finished = True
+            if entry.event != "last_boundary":
+                self.run.emit(h.LastBoundary())
+        self._emit(entry)
+        self._open_boundary(due=True, last=True)
+
+    def _check_gap(self, place: Counters) -> None:
+        """Move to a place if batches before it are not recorded."""
+        if place.batches != self.run.progress.batches:
+            self._note(f"does not record every batch before epoch {place.epoch} batch {place.batch}")
+            self.run.move_to(place)
+
+    def _note(self, text: str) -> None:
+        self._session.note(f"attempt {self._session.number} {text}")
+
+    # Evaluations.
 
     def _end_evaluation(self, entry: EventEntry) -> None:
-        """End an evaluation that was not cut short, even if a replayed plugin requested it."""
-        run = self.run
-        self._replay_evaluation(entry)
-        run.control.cut_request = None
-        run.control.close_validation()
-        self._emit_metrics(entry)
-        run.progress.validations += run.trains  # after the event, as in the loop
-        run.phase = self._attempt.phase
-
-    def _cut_evaluation(self, entry: EventEntry) -> None:
+        """End an evaluation: only the recorded run cuts it short, not a replayed plugin."""
         run, control = self.run, self.run.control
         self._replay_evaluation(entry)
-        control.cut_request = cut = control.cut_request or self._requests.cut
-        control.close_validation()
-        self._emit(entry)
-        if cut is not None and (run.finished or not run.started):
-            control.stop_once(cut)
+        if entry.event == "validation_cut":
+            control.cut_request = cut = control.cut_request or self._requests.cut
+            control.close_validation()
+            self._emit(entry)
+            if cut is not None and (run.finished or not run.started):
+                control.stop_once(cut)
+        else:
+            control.cut_request = None
+            control.close_validation()
+            self._emit_metrics(entry)
+            run.progress.validations += run.trains  # after the event, as in the loop
         run.phase = self._attempt.phase
 
     def _replay_evaluation(self, entry: EventEntry) -> None:
@@ -279,41 +277,141 @@ class AttemptReplay:
                     break
         run.control.is_evaluating = False
 
-    def _set_checkpoint(self, entry: EventEntry) -> None:
-        path = Path(entry.data["path"])
-        self.run.checkpoints.last = path
-        if entry.data["is_best"]:
-            self.run.checkpoints.best = path
-        self._snapshots.set_path(str(path), is_best=entry.data["is_best"])
-        self._emit(entry)
+    # Batches, with the events of the loop that have handlers.
 
-    def _change_plugin(self, entry: EventEntry) -> None:
-        name = entry.data["plugin"]
-        if name in self._replayed:
-            self.run.progress.set_seconds(entry.counters.seconds)
-            self._switches.apply(name, entry.data["change"])
+    def _replay_block(self, block: Batches) -> None:
+        """Replay a block; the boundary after its last batch stays open."""
+        run, control, entries = self.run, self.run.control, self._entries
+        self._requests.collect()
+        is_last = entries.ends_epoch()
+        if not control.pending and not any(signal.chain for signal in self._signals.values()):
+            self._move_to_end(block, is_last=is_last)
+            return
+        losses, remaining = iter(block.losses or ()), len(block)
+        entries.in_block = True
+        for row in zip(*(getattr(block, name) for name in COLUMNS), strict=True):
+            remaining -= 1
+            if not remaining:
+                entries.in_block, run.is_last_seen = False, is_last
+            self._replay_batch(row, next(losses, UNREAD))
+            judged = bool(self._signals[h.ShouldStop].chain)
+            self._open_boundary(due=control.is_due(window=run.window, judged=judged))
+            if remaining:
+                self._close_boundary(block)
+
+    def _move_to_end(self, block: Batches, *, is_last: bool) -> None:
+        run, losses = self.run, block.losses or (UNREAD,)
+        run.move_to(block.last)
+        run.window, run.is_last_seen, run.loss = block.window[-1], is_last, losses[-1]
+        self._requests.add_of_finished_batches()
+        run.control.close_batch()
+        self._open_boundary(due=run.control.is_due(window=run.window, judged=False))
+
+    def _replay_batch(self, row: tuple[int, ...], loss: Any) -> None:
+        run, progress = self.run, self.run.progress
+        centiseconds, steps, skipped_steps, skipped_batches, samples, window, tokens = row
+        run.data.in_hand = True
+        self._fire(h.BatchStart)
+        if skipped_batches > progress.skipped_batches:
+            progress.skipped_batches = skipped_batches
         else:
-            self._emit(entry)
+            progress.samples, run.loss = samples, loss
+            self._fire(h.ForwardEnd)
+            run.window += 1
+            self._fire(h.BackwardEnd)
+        progress.tokens = tokens
+        if steps > progress.steps or skipped_steps > progress.skipped_steps:
+            self._step(steps, skipped_steps)
+        run.window = window
+        progress.batch += 1
+        run.data.in_hand = False
+        progress.set_seconds(centiseconds / 100)
+        self._fire(h.BatchEnd)
+        if self._requests.waiting:
+            self._requests.add_of_finished_batches()
+        if run.control.touched:
+            run.control.close_batch()
 
-    def _fail(self, entry: EventEntry) -> None:
-        self.run.phase = entry.data["phase"]
-        self._emit(entry)
+    def _step(self, steps: int, skipped_steps: int) -> None:
+        progress = self.run.progress
+        self._fire(h.GradientsReady)
+        progress.skipped_steps = skipped_steps
+        if steps > progress.steps:
+            progress.steps = steps
+            self._fire(h.StepEnd)
+        self.run.window = 0
 
-    def _check_gap(self, place: Counters) -> None:
-        """Move to a place if batches before it are not recorded."""
-        if place.batches != self.run.progress.batches:
-            self._findings.note(
-                f"attempt {self._number}: not every batch before epoch {place.epoch} batch {place.batch} is recorded"
-            )
-            self.run.move_to(place)
+    def _fire(self, kind: type[Event]) -> None:
+        """Emit an event of a batch, after the recorded requests before it."""
+        if self._requests.waiting:
+            self._requests.add_before_in_batch(self.run.progress.batch + (kind is not h.BatchEnd), kind.name)
+        signal = self._signals[kind]
+        if signal.chain:
+            signal.emit(self.run, kind())
+
+    # Step boundaries.
+
+    def _open_boundary(self, *, due: bool, last: bool = False) -> None:
+        self._is_open, self._is_due, self._is_last, self._served = True, due, last, -1
+
+    def _serve(self, verb: Verb) -> None:
+        """Note that the recorded run served a request, but not the requests that precede it in a boundary."""
+        if self._is_open:
+            index = AT_BOUNDARIES.index(verb)
+            if index <= self._served:  # after the training, everything is served twice
+                self._remove_until(len(AT_BOUNDARIES))
+                self._served = -1
+            self._remove_until(index)
+            self._served, self._is_due = index, True
+        self.run.control.pop_request(verb)
+
+    def _close_boundary(self, following: Entry | None) -> None:
+        """End the boundary, if it is open; `following` is the next milestone, None if the run was killed."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        control = self.run.own_control
+        if following is None:
+            if control.stop_request is not None and not self._is_last:  # whether it was postponed is unknown
+                self._add_end(control.stop_request, did=None)
+            return
+        name = following.event if isinstance(following, EventEntry) else BATCHES
+        if not self._is_due or name == "run_failed":
+            return
+        self._remove_until(len(AT_BOUNDARIES))
+        if self._is_last:
+            return
+        control.release()
+        self._requests.add_votes()
+        if self._signals[h.ShouldStop].chain:
+            self._signals[h.ShouldStop].emit(self.run, h.ShouldStop())
+        if control.stop_request is not None and not control.vetoed and not control.is_rolling_back:
+            self._stop(control.stop_request, name)
+        if name == BATCHES and control.should_end_epoch:
+            control.remove("end_epoch")
+        control.decide(in_epoch=name == BATCHES or self.run.progress.batch > 0)
+
+    def _remove_until(self, end: int) -> None:
+        """Remove the requests that the recorded run did not serve."""
+        self.run.own_control.pop_changes()
+        for verb in AT_BOUNDARIES[self._served + 1 : end]:
+            self.run.own_control.remove(verb)
+
+    def _stop(self, stop: Request, following: str) -> None:
+        """Note the end of the run, unless a plugin that is not replayed postponed the stop."""
+        if following == "epoch_start" and self.run.epoch_is_over:  # the boundary of EpochEnd follows
+            return
+        if following in CONTINUES and self._requests.has_stop and self._requests.has_veto:
+            self.run.own_control.postpone_stop()
+            return
+        if following in (*CONTINUES, *ENDS):
+            self._add_end(stop, did=following in ENDS)
+        if following in CONTINUES:
+            self.run.own_control.remove("stop")
+
+    def _add_end(self, stop: Request, *, did: bool | None) -> None:
+        self._session.add_end(stop.by, stop.reason, self.run.progress, did=did)
 
 
 def _phase_of(event: str) -> Phase:
-    phases: tuple[Phase, ...] = "validation", "test", "predict"
-    return next((phase for phase in phases if event.startswith(phase)), "validation")
-
-
-def plugins_on_steps(bus: Bus) -> set[str]:
-    """Return the plugins with handlers of single optimizer steps."""
-    signals = (bus.signal(event) for event in (GradientsReady, StepEnd))
-    return {str(subscription.owner) for signal in signals for subscription in signal.subscriptions.values()}
+    return next((phase for phase in EVALUATIONS if event.startswith(phase)), "validation")

@@ -41,27 +41,30 @@ class Entries:
         self.in_block = False
         self._entries = attempt.entries
         self._index = -1
-        self._milestones = _next_milestones(attempt.entries)
 
     def next(self) -> Entry | None:
         self._index = min(self._index + 1, len(self._entries))
         return self._entries[self._index] if self._index < len(self._entries) else None
 
+    def _following(self) -> Iterator[Entry]:
+        return (self._entries[index] for index in range(self._index + 1, len(self._entries)))
+
     def next_of_save(self) -> Entry | None:
         """Return the next entry during a `SavePoint`, if it records a checkpoint or a request about one."""
-        index = self._index + 1
-        while index < len(self._entries) and isinstance(
-            entry := self._entries[index], RequestEntry | RepeatEntry | TimesEntry
-        ):
+        for entry in self._following():
+            if isinstance(entry, EventEntry):
+                return self.next() if entry.event in CHECKPOINTS else None
             if isinstance(entry, RequestEntry) and entry.request.event in CHECKPOINTS:
                 return self.next()
-            index += 1
-        after = self._entries[index] if index < len(self._entries) else None
-        return self.next() if isinstance(after, EventEntry) and after.event in CHECKPOINTS else None
+            if not isinstance(entry, RequestEntry | RepeatEntry | TimesEntry):
+                return None
+        return None
 
     def next_milestone(self) -> Entry | None:
-        index = self._milestones[min(self._index + 1, len(self._entries))]
-        return None if index is None else self._entries[index]
+        for entry in self._following():
+            if isinstance(entry, Batches) or (isinstance(entry, EventEntry) and entry.event in MILESTONES):
+                return entry
+        return None
 
     def next_milestone_name(self) -> str:
         entry = self.next_milestone()
@@ -76,8 +79,7 @@ class Entries:
         return bool(entry.data["path"] == (None if path is None else str(path)))
 
     def following_requests(self) -> Iterator[RequestEntry]:
-        for index in range(self._index + 1, len(self._entries)):
-            entry = self._entries[index]
+        for entry in self._following():
             if isinstance(entry, RequestEntry):
                 yield entry
             elif not isinstance(entry, RepeatEntry | TimesEntry):
@@ -85,8 +87,7 @@ class Entries:
 
     def next_epoch_length(self, previous: int | None) -> int | None:
         """Return the number of batches of the next epoch, None if it was unknown; `previous` if there is no epoch."""
-        for index in range(self._index + 1, len(self._entries)):
-            entry = self._entries[index]
+        for entry in self._following():
             if isinstance(entry, EventEntry) and entry.event == "epoch_start":
                 length: int | None = entry.data["batches"]
                 return length
@@ -95,29 +96,7 @@ class Entries:
     def ends_epoch(self) -> bool:
         """Return whether the end of the loader ends the epoch after this block, instead of a request."""
         entry = self.next_milestone()
-        if not isinstance(entry, EventEntry) or entry.event != "epoch_end":
-            return False
-        for index in range(self._index - 1, -1, -1):
-            entry = self._entries[index]
-            if isinstance(entry, EventEntry) and entry.event == "epoch_start":
-                break
-            if _requests_epoch_end(entry):
-                return False
-        end = self._milestones[self._index + 1]
-        return not any(_requests_epoch_end(entry) for entry in self._entries[self._index + 1 : end])
-
-
-def _requests_epoch_end(entry: Entry) -> bool:
-    return isinstance(entry, RequestEntry) and entry.request.verb == "end_epoch"
-
-
-def _next_milestones(entries: tuple[Entry, ...]) -> list[int | None]:
-    milestones: list[int | None] = [None] * (len(entries) + 1)
-    for index in range(len(entries) - 1, -1, -1):
-        entry = entries[index]
-        is_milestone = isinstance(entry, Batches) or (isinstance(entry, EventEntry) and entry.event in MILESTONES)
-        milestones[index] = index if is_milestone else milestones[index + 1]
-    return milestones
+        return isinstance(entry, EventEntry) and entry.event == "epoch_end" and not entry.data["asked"]
 
 
 def make_event(entry: EventEntry) -> Event | None:

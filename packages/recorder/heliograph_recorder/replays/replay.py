@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from heliograph import Bus, Lane, NotRecorded, Plugins, Run, SavePoint
+from heliograph import Bus, GradientsReady, Lane, NotRecorded, Plugins, Progress, Run, SavePoint, StepEnd
 from heliograph.events import Event, Request
 from heliograph.spi import describe_error
 
+from ..explain.attempt_summary import AttemptSummary, summarize_attempts
+from ..explain.requests import requests_of
 from ..format.reader import damage_in_short, read
-from ..format.records import AttemptRecord, Batches, Counters, EventEntry, Recording, RepeatEntry, RequestEntry
-from .attempt import AttemptReplay, plugins_on_steps
-from .plugin_states import Snapshots, Switches
-from .report import RecordedAttempt, Replayed, ReplayFindings
+from ..format.records import AttemptRecord, EventEntry, Recording
+from .attempt import AttemptReplay
+from .report import RecordedAttempt, Replayed, ReplayedRequest, ReplayEnding
+from .run import ReplayRun
+
+OffReason = Literal["unheld", "failed", "disabled"]
 
 
 def replay(recording: str | Path | Recording, plugins: Iterable[Any]) -> Replayed:
@@ -42,80 +46,186 @@ def replay(recording: str | Path | Recording, plugins: Iterable[Any]) -> Replaye
     return ReplaySession(source, plugins).replay()
 
 
+class Switches:
+    """The reasons why a replayed plugin is switched off; it is on without a reason."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        self._plugins = plugins
+        self._off: dict[str, set[OffReason]] = {name: set() for name in plugins.names()}
+        self._enabled_at_first = {name for name in plugins.names() if plugins.is_enabled(name)}
+
+    def switch(self, name: str, reason: OffReason, *, off: bool) -> None:
+        reasons = self._off[name]
+        before = bool(reasons)
+        (reasons.add if off else reasons.discard)(reason)
+        if reasons and not before:
+            self._plugins.disable(name)
+        elif before and not reasons and name in self._enabled_at_first:
+            self._plugins.enable(name)
+
+    def begin(self, attempt: AttemptRecord) -> None:
+        """Begin an attempt: all are on, except plugins that the recorded attempt enabled later."""
+        first_changes: dict[str, str] = {}
+        for entry in attempt.entries:
+            if isinstance(entry, EventEntry) and entry.event == "plugin_changed":
+                first_changes.setdefault(entry.data["plugin"], entry.data["change"])
+        for name in self._off:
+            self.switch(name, "disabled", off=first_changes.get(name) in ("enabled", "registered"))
+            self.clear_errors(name)
+
+    def clear_errors(self, name: str) -> None:
+        self.switch(name, "unheld", off=False)
+        self.switch(name, "failed", off=False)
+
+    def broken(self) -> set[str]:
+        return {name for name, reasons in self._off.items() if not reasons.isdisjoint(("unheld", "failed"))}
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The states at one save.
+
+    Attributes:
+        plugins: the states of the plugins.
+        filters: the states of their handlers' filters.
+        control: the pending requests.
+        metrics: the latest value of every metric.
+        is_last_seen: whether an epoch of unknown length was at its last batch.
+        broken: the plugins that had an error before, so that their states are invalid.
+    """
+
+    plugins: dict[str, Any]
+    filters: dict[str, Any]
+    control: dict[str, Any]
+    metrics: dict[str, float]
+    is_last_seen: bool
+    broken: set[str]
+
+
 class ReplaySession:
-    """One replay of a recording with plugins."""
+    """One replay of a recording with plugins.
+
+    Attributes:
+        recording: the recording.
+        bus: the bus of the replayed plugins.
+        names: their names.
+        number: the number of the current attempt.
+        switches: of the plugins.
+        best: the best checkpoint.
+        unwritten: the number of saves whose checkpoint was not written yet.
+    """
 
     def __init__(self, recording: Recording, plugins: Iterable[Any]) -> None:
-        self._recording, self._bus = recording, Bus()
-        self._plugins = Plugins(self._bus)
-        self._forgive_observer = self._bus.forgiver
-        self._bus.forgiver = self._switch_off_failed
+        self.recording, self.bus = recording, Bus()
+        self._plugins = Plugins(self.bus)
+        self._forgive_observer = self.bus.forgiver
+        self.bus.forgiver = self._switch_off_failed
         for plugin in plugins:
             self._plugins.register(plugin)
-        self._bus.on(SavePoint, self._save, lane=Lane.PERSIST)  # where checkpoints are written
-        self._names = self._plugins.names()
-        self._findings, self._switches = ReplayFindings(), Switches(self._plugins)
-        self._snapshots = Snapshots(self._plugins, self._switches)
-        self._attempt = 0
+        self.bus.on(SavePoint, self._save, lane=Lane.PERSIST)  # where checkpoints are written
+        self.names = self._plugins.names()
+        self.number, self.switches = 0, Switches(self._plugins)
+        summaries = summarize_attempts(recording) if recording.attempts else []
+        recorded = [_describe(summary, self.names) for summary in summaries]
+        self._replayed = Replayed(recording.path, tuple(self.names), recorded=recorded)
+        self._has_diverged = False  # the run would have ended before the current position
+        self._ids = set[int]()  # of the requests
+        self.best: Path | None = None
+        self.unwritten = 0
+        self._snapshots: dict[str, Snapshot] = {}  # by place; a later save at the same place replaces an earlier one
         self._length: int | None = None
-        self._current: AttemptReplay | None = None
+        self._current: AttemptReplay
 
     def replay(self) -> Replayed:
-        attempts, findings = self._recording.attempts, self._findings
-        recorded = {name for attempt in attempts for names in attempt.plan.values() for name in names}
-        for self._attempt, attempt in enumerate(attempts, 1):
-            findings.attempt = self._attempt
+        for self.number, attempt in enumerate(self.recording.attempts, 1):
             for text in damage_in_short(attempt):
-                findings.note(f"attempt {self._attempt} is damaged: {text}")
-            self._replay_attempt(attempt, recorded)
-        if not attempts:
-            findings.note("nothing is recorded: the run was killed before it started")
-        return Replayed(
-            recording=self._recording.path,
-            plugins=tuple(self._names),
-            asked=tuple(findings.requests),
-            recorded=tuple(_describe_attempt(number, record, self._names) for number, record in enumerate(attempts, 1)),
-            ends=tuple(findings.ends),
-            unheld={name: tuple(texts) for name, texts in findings.unheld.items()},
-            failed={name: tuple(texts) for name, texts in findings.failed.items()},
-            notes=tuple(findings.notes),
-        )
+                self.note(f"attempt {self.number} is damaged: {text}")
+            self._replay_attempt(attempt)
+        if not self.recording.attempts:
+            self.note("nothing is recorded: the run was killed before it started")
+        return self._replayed
 
-    def _replay_attempt(self, attempt: AttemptRecord, recorded: set[str]) -> None:
-        self._current = AttemptReplay(
-            self._attempt,
-            attempt,
-            self._recording.path,
-            self._bus,
-            self._names,
-            self._switches,
-            self._snapshots,
-            self._findings,
-        )
+    def add_request(self, request: Request) -> None:
+        """Add a request; a repeated request is listed once."""
+        if id(request) not in self._ids:
+            self._ids.add(id(request))
+            self._replayed.asked.append(ReplayedRequest(self.number, request, self._has_diverged))
+
+    def add_end(self, by: str, reason: str, at: Progress, *, did: bool | None, failure: bool = False) -> None:
+        ends = self._replayed.ends
+        if not self._has_diverged and all(end.attempt != self.number for end in ends):
+            ends.append(ReplayEnding(self.number, by, reason, failure, at.epoch, at.batch, at.steps, did))
+        self._has_diverged = self._has_diverged or did is False
+
+    def note(self, text: str) -> None:
+        _add_once(self._replayed.notes, text)
+
+    def _replay_attempt(self, attempt: AttemptRecord) -> None:
+        self._current = AttemptReplay(self, attempt)
         run = self._current.run
-        self._switches.begin(attempt, recorded)
+        self.switches.begin(attempt)
         self._plugins.open(run)
         try:
             if attempt.phase == "train":
                 self._plugins.reset()
             if run.is_named:
-                for name in plugins_on_steps(self._bus) & set(self._names):
+                for name in self._plugins_on_steps():
                     self._switch_off(name, NotRecorded("the order in which several optimizers were stepped"), "")
             self._current.replay(self._length)
         finally:
             for name, error in self._plugins.close():
-                self._findings.failed[name][f"{describe_error(error)} (on close, attempt {self._attempt})"] = None
-        self._length = run.length.batches_per_epoch
-        for note in (*run.report.notes, *(f"WARNING: {warning}" for warning in run.report.warnings)):
-            self._findings.note(note)
-        self._snapshots.unwritten.clear()
+                text = f"{describe_error(error)} (on close, attempt {self.number})"
+                _add_once(self._replayed.failed.setdefault(name, []), text)
+        self._length = run.batches_per_epoch
+        for note in (*run.notes, *(f"WARNING: {warning}" for warning in run.warnings)):
+            self.note(note)
+        self.unwritten = 0
+
+    def _plugins_on_steps(self) -> set[str]:
+        """Return the plugins with handlers of single optimizer steps."""
+        signals = self.bus.signal(GradientsReady), self.bus.signal(StepEnd)
+        owners = {str(subscription.owner) for signal in signals for subscription in signal.subscriptions.values()}
+        return owners & set(self.names)
+
+    # Saved states.
 
     def _save(self, run: Run, event: SavePoint) -> None:
-        assert self._current is not None
         self._current.save()
 
+    def take_snapshot(self, run: ReplayRun) -> None:
+        plugins = self._plugins
+        self._snapshots[_place(run.progress)] = Snapshot(
+            plugins.state_dict(),
+            plugins.filter_states(run.origin),
+            run.control.state_dict(),
+            dict(run.metrics),
+            run.is_last_seen,
+            self.switches.broken(),
+        )
+        self.unwritten += 1
+
+    def restore_snapshot(self, run: ReplayRun, *, rolls_back: bool) -> bool:
+        """Restore the save at the run's new origin; return False if it is not recorded."""
+        snapshot = self._snapshots.get(_place(run.progress))
+        if snapshot is None:
+            self._plugins.load_filter_states(run.origin, {})
+            return False
+        run.control.load_state_dict(snapshot.control, at_save_point=run.in_boundary)
+        run.metrics.update(snapshot.metrics)
+        run.is_last_seen = snapshot.is_last_seen
+        for name in self.names:
+            if name in snapshot.broken:
+                self.switches.switch(name, "unheld", off=True)
+            elif rolls_back:
+                self.switches.clear_errors(name)  # the error may be later than the snapshot
+        self._plugins.load_state_dict(snapshot.plugins, goes_back=rolls_back)
+        self._plugins.load_filter_states(run.origin, snapshot.filters)
+        return True
+
+    # Errors.
+
     def _switch_off_failed(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
-        if owner not in self._names or BaseExceptionGroup("", [error]).subgroup(KeyboardInterrupt):
+        if owner not in self.names or BaseExceptionGroup("", [error]).subgroup(KeyboardInterrupt):
             return False
         if isinstance(error, NotRecorded):
             self._switch_off(str(owner), error, event.name)
@@ -124,38 +234,32 @@ class ReplaySession:
             return True
         if not isinstance(error, Exception):
             return False
-        assert self._current is not None
-        progress, text = self._current.run.progress, describe_error(error)
-        self._findings.failed[str(owner)][f"{text} ({self._position(event.name)})"] = None
-        place = (progress.epoch, progress.batch, progress.steps)
+        text = describe_error(error)
+        _add_once(self._replayed.failed.setdefault(str(owner), []), f"{text} ({self._position(event.name)})")
         did = self._current.fails_next
-        self._findings.add_end(str(owner), f"{text} on {event.name}", place, did=did, failure=True)
-        self._switches.set(str(owner), "failed", off=True)
+        self.add_end(str(owner), f"{text} on {event.name}", run.progress, did=did, failure=True)
+        self.switches.switch(str(owner), "failed", off=True)
         return True
 
     def _switch_off(self, name: str, error: NotRecorded, event: str) -> None:
-        self._findings.unheld[name][f"{error} ({self._position(event)})"] = None
-        self._switches.set(name, "unheld", off=True)
+        _add_once(self._replayed.unheld.setdefault(name, []), f"{error} ({self._position(event)})")
+        self.switches.switch(name, "unheld", off=True)
 
     def _position(self, event: str) -> str:
-        assert self._current is not None
-        progress = self._current.run.progress
-        on = f"{event}, " if event else ""
-        return f"{on}attempt {self._attempt}, epoch {progress.epoch} batch {progress.batch} step {progress.steps}"
+        at, on = self._current.run.progress, f"{event}, " if event else ""
+        return f"{on}attempt {self.number}, epoch {at.epoch} batch {at.batch} step {at.steps}"
 
 
-def _describe_attempt(number: int, attempt: AttemptRecord, names: Iterable[str]) -> RecordedAttempt:
-    requests: dict[int, Request] = {}
-    place, reason = Counters(), ""
-    for entry in attempt.entries:
-        if isinstance(entry, RequestEntry) and entry.request.by in names:
-            requests[entry.number] = replace(entry.request)
-        elif isinstance(entry, RepeatEntry) and entry.number in requests:
-            requests[entry.number].times = entry.times
-        elif isinstance(entry, EventEntry):
-            place, reason = entry.counters, str(entry.data.get("reason", "")) if entry.event == "run_closed" else ""
-        elif isinstance(entry, Batches):
-            place = entry.last
-    return RecordedAttempt(
-        number, attempt.status, reason, place.epoch, place.batch, place.steps, tuple(requests.values())
-    )
+def _place(progress: Progress) -> str:
+    return repr({**progress.state_dict(), "earlier_seconds": 0})
+
+
+def _add_once(texts: list[str], text: str) -> None:
+    if text not in texts:
+        texts.append(text)
+
+
+def _describe(summary: AttemptSummary, names: Iterable[str]) -> RecordedAttempt:
+    at, reason = summary.last, "" if summary.ending is None else str(summary.ending.data["reason"])
+    requests = tuple(outcome.request for outcome in requests_of(summary) if outcome.request.by in names)
+    return RecordedAttempt(summary.number, summary.attempt.status, reason, at.epoch, at.batch, at.steps, requests)

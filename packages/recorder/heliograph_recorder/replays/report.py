@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from heliograph.events import Request, Status
@@ -107,12 +107,12 @@ class Replayed:
 
     recording: Path
     plugins: tuple[str, ...]
-    asked: tuple[ReplayedRequest, ...]
-    recorded: tuple[RecordedAttempt, ...]
-    ends: tuple[ReplayEnding, ...]
-    unheld: dict[str, tuple[str, ...]]
-    failed: dict[str, tuple[str, ...]]
-    notes: tuple[str, ...] = ()
+    asked: list[ReplayedRequest] = field(default_factory=list)
+    recorded: list[RecordedAttempt] = field(default_factory=list)
+    ends: list[ReplayEnding] = field(default_factory=list)
+    unheld: dict[str, list[str]] = field(default_factory=dict)
+    failed: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def requests(self, plugin: str) -> list[Request]:
         """Return the requests of a replayed plugin, in order."""
@@ -160,36 +160,3 @@ def _describe(request: Request) -> str:
 def count_times(number: int) -> str:
     """Return `once` or `3 times`."""
     return "once" if number == 1 else f"{number} times"
-
-
-class ReplayFindings:
-    """Collect the requests, ends and errors of replayed plugins.
-
-    Attributes:
-        attempt: the number of the current attempt.
-        has_diverged: whether the run would have ended before the current position.
-    """
-
-    def __init__(self) -> None:
-        self.requests: list[ReplayedRequest] = []
-        self.ends: list[ReplayEnding] = []
-        self.unheld: defaultdict[str, dict[str, None]] = defaultdict(dict)  # texts by plugin
-        self.failed: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        self.notes: list[str] = []
-        self.attempt, self.has_diverged = 0, False
-        self._ids = set[int]()
-
-    def add(self, request: Request) -> None:
-        """Add a request; a repeated request is listed once."""
-        if id(request) not in self._ids:
-            self._ids.add(id(request))
-            self.requests.append(ReplayedRequest(self.attempt, request, self.has_diverged))
-
-    def add_end(self, by: str, reason: str, place: tuple[int, int, int], *, did: bool | None, failure: bool) -> None:
-        if not self.has_diverged and all(end.attempt != self.attempt for end in self.ends):
-            self.ends.append(ReplayEnding(self.attempt, by, reason, failure, *place, did))
-        self.has_diverged = self.has_diverged or did is False
-
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)

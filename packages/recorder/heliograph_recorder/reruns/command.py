@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 RUN = "a recording, or a folder, for its newest recording"
 INTERRUPTED = 130  # exit status after Ctrl-C
 BANNER = """\
@@ -40,26 +42,21 @@ def diverge(arguments: Sequence[str]) -> int:
         "changed the other run",
     )
     options = parser.parse_args(arguments)
-    from ..divergence.compare import diverge
-    from .program import NotExact
+    from ..divergence.compare import Divergence, diverge
+    from .drill import Drill, drill
 
     if len(options.drill) > 2 or len(options.change) > 2 * bool(options.drill):
         return _print_error("diverge", ValueError("--drill is given at most twice, and --change only with it."))
-    try:
-        if options.drill:
-            from .drill import drill
-
-            changes = dict(zip(("change", "other_change"), options.change, strict=False))
-            drilled = drill(options.one, options.other, *options.drill, **changes)
-            divergence, text = drilled.divergence, str(drilled)
-        else:
-            divergence = diverge(options.one, options.other)
-            text = str(divergence)
-    except (OSError, ValueError, NotExact) as error:
-        return _print_error("diverge", error)
-    except KeyboardInterrupt:
-        return _print_interrupt("diverge")
-    print(text)
+    changes = dict(zip(("change", "other_change"), options.change, strict=False))
+    compared: Drill | Divergence | int
+    if options.drill:
+        compared = _attempt("diverge", drill, options.one, options.other, *options.drill, **changes)
+    else:
+        compared = _attempt("diverge", diverge, options.one, options.other)
+    if isinstance(compared, int):
+        return compared
+    divergence = compared.divergence if isinstance(compared, Drill) else compared
+    print(compared)
     return 1 if divergence.first is not None else 0 if divergence.is_equal else 2
 
 
@@ -80,16 +77,13 @@ def goto(arguments: Sequence[str]) -> int:
     import code
 
     from .goto import goto
-    from .program import NotExact
 
-    try:
-        paused = goto(
-            options.recording, options.program, step=options.step, change=options.change, exact=not options.inexact
-        )  # fmt: skip
-    except (OSError, ValueError, NotExact) as error:
-        return _print_error("goto", error)
-    except KeyboardInterrupt:
-        return _print_interrupt("goto")
+    exact = not options.inexact
+    paused = _attempt(
+        "goto", goto, options.recording, options.program, step=options.step, change=options.change, exact=exact
+    )
+    if isinstance(paused, int):
+        return paused
     with paused:
         print(*paused.notes, *[str(paused.comparison)] * options.inexact, sep="\n", end="\n" * bool(paused.notes))
         code.interact(f"{paused!r}\n{BANNER}", local={"paused": paused, "run": paused.run}, exitmsg="")
@@ -110,24 +104,28 @@ def fork(arguments: Sequence[str]) -> int:
     parser.add_argument("--inexact", action="store_true", help="train although the rerun may differ")
     options = parser.parse_args(arguments)
     from .fork import fork
-    from .program import NotExact
 
-    try:
-        result = fork(
-            options.recording, options.program, into=options.into, at=options.at, change=options.change,
-            exact=not options.inexact,
-        )  # fmt: skip
-    except (OSError, ValueError, NotExact) as error:
-        return _print_error("fork", error)
-    except KeyboardInterrupt:
-        return _print_interrupt("fork")
+    where = {"into": options.into, "at": options.at}
+    result = _attempt(
+        "fork", fork, options.recording, options.program, **where, change=options.change, exact=not options.inexact
+    )
+    if isinstance(result, int):
+        return result
     print(result)
     return INTERRUPTED if result.status == "interrupted" else 0
 
 
-def _print_interrupt(command: str) -> int:
-    print(f"heliograph {command}: interrupted", file=sys.stderr)
-    return INTERRUPTED
+def _attempt(command: str, action: Callable[..., T], *arguments: Any, **keywords: Any) -> T | int:
+    """Return the result of a call, or the exit status after its error."""
+    from .program import NotExact
+
+    try:
+        return action(*arguments, **keywords)
+    except (OSError, ValueError, NotExact) as error:
+        return _print_error(command, error)
+    except KeyboardInterrupt:
+        print(f"heliograph {command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _print_error(command: str, error: Exception) -> int:

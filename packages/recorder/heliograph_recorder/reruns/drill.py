@@ -16,7 +16,7 @@ from .program import Change, NotExact, Program, change_of
 from .recorded import RecordedRun
 
 COMPUTED: tuple[Kind, ...] = (
-    "draw", "order", "data", "loss", "gradients", "learning_rate", "options", "weights",
+    "draw", "data", "loss", "gradients", "learning_rate", "options", "weights",
 )  # fmt: skip
 
 

@@ -9,27 +9,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from heliograph import (
-    BatchStart,
-    Checkpoint,
-    CheckpointLoaded,
-    CheckpointSaved,
-    FileLog,
-    JsonlLog,
-    Lane,
-    Plugin,
-    Run,
-    RunClosed,
-    RunResult,
-    Trainer,
-    TrainStart,
-    WeightsCheckpoint,
-    on,
-)
+import heliograph as h
 from heliograph.builtin_callbacks.checkpoint.resume import UNSAVED_FORK, share_state
 from heliograph.spi import Store, Tracker, TrainerFactory, UsageError, check_flag, check_path, describe, on_main
 
-from ..divergence.compare import FirstDifference
 from ..explain.attempt_summary import BETWEEN, CHANGE, PARENT
 from ..format.reader import SUFFIX
 from ..plugin import Recorder
@@ -48,7 +31,7 @@ from .recorded import Origin, RecordedRun, RerunComparison
 from .requests import RepeatedRequests, requests_of_people
 
 logger = logging.getLogger("heliograph")
-WRITERS = (Tracker, JsonlLog, FileLog)  # plugins whose state has the place that they write to
+WRITERS = (Tracker, h.JsonlLog, h.FileLog)  # plugins whose state has the place that they write to
 
 
 def fork(
@@ -59,7 +42,7 @@ def fork(
     at: int | None = None,
     change: Change | str | None = None,
     exact: bool = True,
-) -> RunResult:
+) -> h.RunResult:
     """Continue a recorded run from one of its steps in another folder, with something changed.
 
     The new training has the same samples and random draws as its parent. It has its own id, and `resume="auto"` in the
@@ -133,7 +116,7 @@ def _factory_of(program: Program) -> TrainerFactory:
     return factory
 
 
-def _train(program: Program, factory: TrainerFactory, folder: Path, plugin: Fork) -> RunResult:
+def _train(program: Program, factory: TrainerFactory, folder: Path, plugin: Fork) -> h.RunResult:
     """Train in a folder, and remove it if the fork fails before its change."""
     folder.mkdir(parents=True, exist_ok=True)
     was_empty = not any(folder.iterdir())
@@ -147,7 +130,7 @@ def _train(program: Program, factory: TrainerFactory, folder: Path, plugin: Fork
         raise
 
 
-class Fork(Plugin):
+class Fork(h.Plugin):
     """Continues from a checkpoint of the parent, and changes the run after a step."""
 
     affects_training = False  # a resume of the fork does not have this plugin
@@ -155,27 +138,19 @@ class Fork(Plugin):
     def __init__(self, recorded: RecordedRun, origin: Origin, step: int, change: Change | None, *, exact: bool) -> None:
         self._recorded, self._origin, self._step, self._change, self._exact = recorded, origin, step, change, exact
         self._recorder: Recorder | None = None
-        self._savers: list[Checkpoint | WeightsCheckpoint] = []
+        self._savers: list[h.Checkpoint | h.WeightsCheckpoint] = []
         self._marks: list[Path] = []  # so that no training begins or resumes in a fork without a save
         self._place = 0, 0  # epoch and batch of the change
         self._is_due, self.is_done = True, False
         requests = requests_of_people(recorded.recording, origin.begin)
         self._repeated = RepeatedRequests(requests, (), exact=exact)
 
-    def train(self, trainer: Trainer, options: dict[str, Any], folder: Path) -> RunResult:
-        self._prepare(trainer, folder)
-        lineage = {PARENT: f"{self._recorded.recording.path.absolute()}{BETWEEN}{self._step}"}
-        if self._change is not None:
-            lineage[CHANGE] = describe(self._change)
-        options["hyper_parameters"] = {**options.get("hyper_parameters", {}), **lineage}
-        return trainer.fit(**options)
-
-    def _prepare(self, trainer: Trainer, folder: Path) -> None:
-        """Register this plugin and a recorder, and disable other resumes."""
+    def train(self, trainer: h.Trainer, options: dict[str, Any], folder: Path) -> h.RunResult:
+        """Train with this plugin and a recorder, without other resumes."""
         plugins = trainer.plugins
-        self._savers = [plugin for plugin in plugins if isinstance(plugin, Checkpoint | WeightsCheckpoint)]
+        self._savers = [plugin for plugin in plugins if isinstance(plugin, h.Checkpoint | h.WeightsCheckpoint)]
         self._hold_saves(True)
-        checkpoints = [saver for saver in self._savers if isinstance(saver, Checkpoint)]
+        checkpoints = [saver for saver in self._savers if isinstance(saver, h.Checkpoint)]
         for checkpoint in checkpoints:
             checkpoint.resume = replace(checkpoint.resume, path=None)
         folders = [folder, *(checkpoint.folder for checkpoint in checkpoints)]
@@ -187,9 +162,14 @@ class Fork(Plugin):
         plugins.register(self)
         connect_before_batches(trainer.bus, self.change_run, self.name)
         self._repeated.subscribe(trainer)
+        lineage = {PARENT: f"{self._recorded.recording.path.absolute()}{BETWEEN}{self._step}"}
+        if self._change is not None:
+            lineage[CHANGE] = describe(self._change)
+        options["hyper_parameters"] = {**options.get("hyper_parameters", {}), **lineage}
+        return trainer.fit(**options)
 
-    @on(TrainStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @h.on(h.TrainStart, lane=h.Lane.TRANSFORM)
+    def begin(self, run: h.Run, event: h.TrainStart) -> None:
         self._check_length(run)
         for mark in self._marks if run.engine.is_main else ():
             mark.parent.mkdir(parents=True, exist_ok=True)
@@ -208,33 +188,36 @@ class Fork(Plugin):
         plugins = {name: plugin_state for name, plugin_state in state["plugins"].items() if name not in writers}
         run.resume({**state, "training_id": identity, "forked_from": origin, "plugins": plugins}, path)
 
-    def change_run(self, run: Run, event: BatchStart) -> None:
+    def change_run(self, run: h.Run, event: h.BatchStart) -> None:
         if not self._is_due or run.progress.steps < self._step:
             return
         if not self.is_done:
             self._check(run)
-            self._report_unrepeated(run)
+            silence = self._recorded.silence(self._origin) if self._step > self._origin.step else []
+            for note in silence + self._repeated.notes:
+                run.warn(note)
+            self._repeated.is_over = True
         if self._change is not None:
             make_change(run, self._change)
         self._hold_saves(False)
         self._place = run.progress.epoch, run.progress.batch
         self._is_due, self.is_done = False, True
 
-    @on(CheckpointLoaded, lane=Lane.TRANSFORM)
-    def note_roll_back(self, run: Run, event: CheckpointLoaded) -> None:
+    @h.on(h.CheckpointLoaded, lane=h.Lane.TRANSFORM)
+    def note_roll_back(self, run: h.Run, event: h.CheckpointLoaded) -> None:
         """Repeat the change if the run rolls back to before it."""
         if self.is_done and (run.progress.epoch, run.progress.batch) <= self._place:
             self._is_due = True
             self._hold_saves(True)
 
-    @on(CheckpointSaved, optional=True)
-    def note_save(self, run: Run, event: CheckpointSaved) -> None:
-        checkpoints = [saver.folder for saver in self._savers if isinstance(saver, Checkpoint)]
+    @h.on(h.CheckpointSaved, optional=True)
+    def note_save(self, run: h.Run, event: h.CheckpointSaved) -> None:
+        checkpoints = [saver.folder for saver in self._savers if isinstance(saver, h.Checkpoint)]
         if run.engine.is_main and event.path.parent in checkpoints:
             self._remove_marks()
 
-    @on(RunClosed, lane=Lane.TRANSFORM)
-    def finish(self, run: Run, event: RunClosed) -> None:
+    @h.on(h.RunClosed, lane=h.Lane.TRANSFORM)
+    def finish(self, run: h.Run, event: h.RunClosed) -> None:
         if self.is_done and event.status == "completed" and run.engine.is_main:
             self._remove_marks()
         if not self.is_done and event.status != "failed":
@@ -250,7 +233,7 @@ class Fork(Plugin):
         for saver in self._savers:
             saver.holds_saves = holds
 
-    def _check_length(self, run: Run) -> None:
+    def _check_length(self, run: h.Run) -> None:
         """Refuse a fork without remaining steps, before anything is written."""
         origin, epochs, steps = self._origin, run.length.max_epochs, run.length.max_steps
         if (epochs is not None and origin.place[0] >= epochs) or (steps is not None and origin.step >= steps):
@@ -259,22 +242,16 @@ class Fork(Plugin):
                 f"(--at on the command line), or a program that trains longer."
             )
 
-    def _report_unrepeated(self, run: Run) -> None:
-        if self._step > self._origin.step:
-            for note in self._recorded.silence(self._origin):
-                run.warn(note)
-        for note in self._repeated.notes:
-            run.warn(note)
-        self._repeated.is_over = True
-
-    def _check(self, run: Run) -> None:
+    def _check(self, run: h.Run) -> None:
         """Refuse a run that differs from its parent, or warn of it."""
         reasons = run.data.resume_facts().sentences
         if self._exact and reasons and self._origin.path is not None:
             raise NotExact(reasons)
         if self._step == self._origin.step:
             return
-        first = on_main(run.engine, self._compare)
+        assert self._recorder is not None
+        comparison = RerunComparison(self._recorded, self._origin, self._recorder)
+        first = on_main(run.engine, lambda: comparison.compare().first)
         if self._exact and first is not None:
             raise NotExact(reasons, first)
         if first is not None:
@@ -282,7 +259,3 @@ class Fork(Plugin):
                 f"The fork differs from its parent before step {self._step}: {first}. Its program starts at the "
                 f"checkpoint: for another program, give at={self._origin.step} (--at on the command line)."
             )
-
-    def _compare(self) -> FirstDifference | None:
-        assert self._recorder is not None
-        return RerunComparison(self._recorded, self._origin, self._recorder).compare().first

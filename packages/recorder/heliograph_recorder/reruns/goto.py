@@ -160,7 +160,12 @@ class PausedThread:
 
     def _handle(self, run: Run, event: Event) -> None:
         self.run = run
-        if not self._is_left and self._is_wanted(run, event):
+        try:
+            is_wanted = not self._is_left and self._wanted(run, event)
+        except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
+            self._error.append(error)
+            is_wanted = True
+        if is_wanted:
             self.event, draws = event, capture()
             self._stop()
             while (work := self._work) is not None:
@@ -173,14 +178,6 @@ class PausedThread:
             restore(draws)
         if self._is_left and event.name not in ("run_failed", "run_closed"):
             raise LeftTraining
-
-    def _is_wanted(self, run: Run, event: Event) -> bool:
-        """Return whether to pause; also after an error of the function."""
-        try:
-            return self._wanted(run, event)
-        except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
-            self._error.append(error)
-            return True
 
     def _stop(self) -> None:
         with self._changed:
@@ -314,7 +311,8 @@ class PausedRun:
         """The comparison of the rerun so far with the recording; a collective on several ranks."""
         engine: Any = self.run.engine
         with nullcontext() if self._thread.event is not None else engine.process():  # the training has left its own
-            return on_main(engine, self._compare)
+            assert self._comparison is not None
+            return on_main(engine, self._comparison.compare)
 
     def go_to(self, wanted: Wanted) -> Event | None:
         """Continue to the first event for which a function of the run and the event returns true.
@@ -410,10 +408,6 @@ class PausedRun:
             _repeat_change(rerun.trainer, self._change, self._change_step)
         self._thread.subscribe(rerun.trainer.bus, left_out=rerun.left_out, recorder=rerun.recorder.name)
         return rerun.trainer.fit(**{**rerun.options, "on_interrupt": "raise"})
-
-    def _compare(self) -> Divergence:
-        assert self._comparison is not None
-        return self._comparison.compare()
 
     def _check(self) -> None:
         is_resumed = self._origin.path is not None

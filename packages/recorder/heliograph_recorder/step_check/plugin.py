@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
 from inspect import isgeneratorfunction
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeAlias
 
 import torch
 from heliograph import BackwardEnd, BatchStart, EpochStart, Lane, Plugin, Progress, Run, RunClosed, TrainStart, on
@@ -19,83 +17,45 @@ from heliograph.spi import capture, check_whole_number, count, restore
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ..digests.checksums import Sum, checksum
 from .operators import OperatorDifference, first_operator_difference
 
 STEPS: Callable[[Progress], float] = attrgetter("steps")
 MOST_NAMED = 2
 logger = logging.getLogger("heliograph")
 DROPPED = frozenset(
-    "collect emit log_curve log_figure log_file log_histogram log_image log_text note track warn".split()  # noqa: SIM905
+    "collect emit log_curve log_figure log_file log_histogram log_image log_text note track warn weigh".split()  # noqa: SIM905
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of a forward and backward pass; a parameter may have no gradient."""
-
-    loss: Tensor
-    gradients: Mapping[str, Tensor | None]
-
-    @classmethod
-    def now(cls, loss: Tensor, parameters: Mapping[str, Tensor]) -> Outcome:
-        """Return the current outcome, with the gradients themselves instead of copies."""
-        return cls(loss.detach(), {name: parameter.grad for name, parameter in parameters.items()})
-
-    def clone(self) -> Outcome:
-        copies = {name: None if tensor is None else tensor.clone() for name, tensor in self.gradients.items()}
-        return Outcome(self.loss.clone(), copies)
-
-    def differences(self, second: Outcome) -> list[str]:
-        """Return the names of tensors that differ; waits for the device."""
-        differences = [] if has_same_bits(self.loss, second.loss) else ["the loss"]
-        return differences + [
-            f"the gradient of {name}"
-            for name, gradient in self.gradients.items()
-            if not has_same_bits(gradient, second.gradients[name])
-        ]
+Outcome: TypeAlias = dict[str, Sum]  # a checksum of the loss and of each gradient, by name
 
 
-def has_same_bits(first: Tensor | None, second: Tensor | None) -> bool:
-    """True if two tensors are bitwise identical: a NaN equals itself, and 0.0 differs from -0.0."""
-    if first is None or second is None:
-        return first is second
-    if (first.dtype, first.shape, first.layout) != (second.dtype, second.shape, second.layout):
-        return False
-    return torch.equal(_bits(first), _bits(second))
+def _outcome(loss: Tensor, parameters: Mapping[str, Tensor]) -> Outcome:
+    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    tensors = {"the loss": loss} | {f"the gradient of {name}": gradient for name, gradient in gradients.items()}
+    return {name: checksum([tensor]) for name, tensor in tensors.items()}
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
-    return dense.contiguous().view(-1).view(torch.uint8)
+def _differences(first: Outcome, second: Outcome) -> list[str]:
+    """Return the names of tensors that differ; waits for the device."""
+    return [name for name in {**first, **second} if int(first.get(name, -1)) != int(second.get(name, -1))]
 
 
-class QuietRun:
-    """A run without its side effects: it tracks, emits and requests nothing."""
+class Quiet:
+    """A run, its control or its stepping without side effects: it tracks, emits and requests nothing."""
 
-    _run: Run
-
-    def __init__(self, run: Run) -> None:
-        vars(self)["_run"] = run
+    def __init__(self, part: Any, *, is_control: bool = False) -> None:
+        vars(self).update(_part=part, _is_control=is_control)
 
     def __getattr__(self, name: str) -> Any:
-        if name in DROPPED:
+        value = getattr(vars(self)["_part"], name)
+        if name in DROPPED or (vars(self)["_is_control"] and callable(value)):
             return _do_nothing
-        value = getattr(self._run, name)
-        return QuietPart(value, name == "control") if name in ("control", "stepping") else value
+        return Quiet(value, is_control=name == "control") if name in ("control", "stepping") else value
 
     def __setattr__(self, name: str, value: object) -> None:
         pass
-
-
-class QuietPart:
-    """The control of a run without its methods, or its stepping without `weigh`."""
-
-    def __init__(self, part: Any, is_control: bool) -> None:
-        self._part, self._is_control = part, is_control
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._part, name)
-        return _do_nothing if name == "weigh" or (self._is_control and callable(value)) else value
 
 
 def _do_nothing(*args: object, **options: object) -> None:
@@ -141,7 +101,7 @@ class Repetition:
     def outcome(self) -> Outcome:
         """Return the outcome of the passes of the training."""
         assert self.loss is not None
-        return Outcome.now(self.loss, self.parameters)
+        return _outcome(self.loss, self.parameters)
 
     @contextmanager
     def repeating(self) -> Iterator[Callable[..., Outcome]]:
@@ -167,9 +127,9 @@ class Repetition:
             parameter.grad = _copy(self._gradients[name])
         batch = tree_map_only(Tensor, _copy, self._batch)
         with context or nullcontext(), torch.enable_grad():
-            loss = _loss_of(self._forward(QuietRun(self._run), batch))
+            loss = _loss_of(self._forward(Quiet(self._run), batch))
             torch.autograd.backward(loss, self._loss_gradient[0])
-        return Outcome.now(loss, self.parameters)
+        return _outcome(loss, self.parameters)
 
     def _snapshot(self) -> Callable[[], None]:
         """Copy the state that the passes may change, except gradients and parameters; return what restores it."""
@@ -178,7 +138,14 @@ class Repetition:
         ours = [run, run.bus, run.plugins, run.engine, run.control, *run.plugins]
         objects = KeptObjects([run.task], leave=[*self.parameters.values(), *compiled, *ours])
         engine = dict(vars(run.engine))  # for example whether buffers were broadcast
-        return partial(_restore, objects, capture(), run.engine, engine)
+        draws = capture()
+
+        def restore_all() -> None:
+            objects.restore()
+            restore(draws)
+            vars(run.engine).update(engine)
+
+        return restore_all
 
 
 def _trained_parameters(run: Run) -> dict[str, Tensor]:
@@ -192,12 +159,6 @@ def _trained_parameters(run: Run) -> dict[str, Tensor]:
     groups = [group["params"] for optimizer in run.optimizers.values() for group in optimizer.param_groups]
     unnamed = [parameter for group in groups for parameter in group if id(parameter) not in ids]
     return parameters | {f"parameter {number} of the optimizer": tensor for number, tensor in enumerate(unnamed)}
-
-
-def _restore(objects: KeptObjects, draws: Mapping[str, Any], engine: Any, attributes: dict[str, Any]) -> None:
-    objects.restore()
-    restore(draws)
-    vars(engine).update(attributes)
 
 
 def _loss_of(returned: Any) -> Tensor:
@@ -322,11 +283,11 @@ class StepCheck(Plugin):
                 f"repeated from the same state."
             )
             return
-        diagnosis = diagnose(run, repetition)
+        text, causes = diagnose(run, repetition)
         self._checked += 1
-        if diagnosis.text:
-            self._report(run, f"step {run.progress.steps}, repeated, differs: {diagnosis.text}", diagnosis.causes)
-        run.emit(StepChecked(diagnosis.text))
+        if text:
+            self._report(run, f"step {run.progress.steps}, repeated, differs: {text}", causes)
+        run.emit(StepChecked(text))
 
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
@@ -356,38 +317,28 @@ class StepCheck(Plugin):
             run.warn(f"StepCheck: {text}")
 
 
-class Diagnosis(NamedTuple):
-    """The comparison of the repetitions of a step.
+def diagnose(run: Run, repetition: Repetition) -> tuple[str, tuple[str, ...]]:
+    """Repeat the passes of a batch, and compare; a collective.
 
-    Attributes:
-        text: what differs and why; empty if all bits are equal.
-        causes: the causes without values, one for each rank that differs.
+    Return what differs and why, empty if all bits are equal, and the causes without values, one for each rank.
     """
-
-    text: str = ""
-    causes: tuple[str, ...] = ()
-
-
-def diagnose(run: Run, repetition: Repetition) -> Diagnosis:
-    """Repeat the passes of a batch, and compare; a collective."""
     original = repetition.outcome()
-    original = original if run.engine.world_size == 1 else original.clone()  # DDP may write to the same memory
     with repetition.repeating() as repeat:
-        second = repeat().clone()
-        differences = original.differences(second)
+        second = repeat()
+        differences = _differences(original, second)
         if not run.engine.vote([float(bool(differences))])[0]:
-            return Diagnosis()
-        third = repeat().clone()
+            return "", ()
+        third = repeat()
         operator = first_operator_difference(repeat)
         cause, kind = _cause(original, second, third, operator) if differences else ("", "")
     names = ", ".join(differences[:MOST_NAMED])
     more = f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
     text = f"{names}{more}; {cause}" if differences else ""
     if run.engine.world_size == 1:
-        return Diagnosis(text, (kind,))
+        return text, (kind,)
     gathered = enumerate(run.engine.gather_objects((text, kind)))
     ranks = [(f"on rank {rank}: {text}", f"on rank {rank}: {kind}") for rank, (text, kind) in gathered if text]
-    return Diagnosis("; ".join(text for text, _ in ranks), tuple(kind for _, kind in ranks))
+    return "; ".join(text for text, _ in ranks), tuple(kind for _, kind in ranks)
 
 
 def _cause(original: Outcome, second: Outcome, third: Outcome, operator: OperatorDifference | None) -> tuple[str, str]:
@@ -397,9 +348,9 @@ def _cause(original: Outcome, second: Outcome, third: Outcome, operator: Operato
         limit = " (if a generator outside the task causes it, repetitions change the training)"
         return f"{prefix} {operator.text}{limit * operator.comes_from_outside}", f"{prefix} {operator.kind}"
     text = "not deterministic: three repetitions differ, and no operator differed between the last two"
-    if not second.differences(third):
+    if not _differences(second, third):
         text = "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
-    elif not original.differences(third):
+    elif not _differences(original, third):
         text = (
             "another repetition equals the step of the training: the repetition was computed wrongly (data corruption)"
         )

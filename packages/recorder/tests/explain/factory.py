@@ -71,12 +71,13 @@ class Script:
             Batches(
                 first,
                 self.clock,
+                tuple(round(100 * (first.seconds + SECONDS * number)) for number in numbers),
                 tuple(first.steps + number for number in numbers),
                 (first.skipped_steps,) * count,
                 (first.skipped_batches,) * count,
                 tuple(first.samples + SIZE * number for number in numbers),
                 (0,) * count,
-                tuple(round(100 * (first.seconds + SECONDS * number)) for number in numbers),
+                (0,) * count,
                 losses,
             )
         )

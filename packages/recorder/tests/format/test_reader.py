@@ -9,19 +9,9 @@ import pytest
 from heliograph.events import Request
 from heliograph.packages.recorder.tests.recordings import PLAIN, attempt, encode, encode_attempt, write
 from heliograph.packages.tests.facts import assert_each
-from heliograph_recorder.format.lines import ROWS, encode_head, format_line
-from heliograph_recorder.format.reader import read, read_leftover
+from heliograph_recorder.format.lines import encode_head, format_line
+from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import Batches, Counters, EventEntry, RequestEntry
-from heliograph_recorder.format.tail import (
-    BEGIN,
-    INTEGER,
-    NUMBER,
-    ROW,
-    Tail,
-    parse_tail,
-    read_tail,
-    tail_path,
-)
 
 START = EventEntry("train_start", 0.0, Counters())
 ASKED = RequestEntry(0, Request("stop", "me", "enough", 0, 3, 3))
@@ -31,17 +21,7 @@ def block(begin: int, end: int) -> Batches:
     """Return regular batches from one to another."""
     steps, zeros = tuple(range(begin + 1, end + 1)), (0,) * (end - begin)
     first = Counters(0, begin, 0, begin, samples=begin, seconds=begin / 100)
-    return Batches(first, end / 100, steps, zeros, zeros, steps, zeros, steps)
-
-
-def fill(path: Path, number: int, begin: int, end: int, *skipped: int) -> Tail:
-    """Write the tail of an attempt `a1`, with a row for every batch but the skipped ones."""
-    tail = Tail(tail_path(path))
-    tail.begin("a1", number, Counters(0, begin, 0, begin, samples=begin, seconds=begin / 100), begin / 100)
-    numbers = [batch for batch in range(begin + 1, end + 1) if batch not in skipped]
-    for index, batch in enumerate(numbers):
-        tail.add(index, batch, batch, batch, 0, 0, batch, 0, 0)
-    return tail
+    return Batches(first, end / 100, steps, steps, zeros, zeros, steps, zeros, zeros)
 
 
 def test_of_a_folder_the_newest_recording_is_read(tmp_path: Path) -> None:
@@ -116,96 +96,11 @@ def test_an_attempt_whose_first_line_is_damaged_stays_separate(tmp_path: Path) -
     assert second.damage == ("line 4: damaged",)
 
 
-def test_a_damaged_first_line_hides_no_other(tmp_path: Path) -> None:
+def test_a_damaged_first_line_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     path.write_bytes(b"\0\0" + path.read_bytes()[2:])
-    (only,) = read(path).attempts
-    assert (only.entries, only.damage) == ((START,), ("line 1: damaged",))
-
-
-@pytest.mark.parametrize(
-    ("at", "bits"),
-    [
-        (32 + 9 * 8, b"\xff" * 8),
-        (BEGIN + 16, b"\xff" * 8),
-        (BEGIN + ROW.size + 16, b"\0" * 8),
-    ],
-    ids=["no number", "negative", "going back"],
-)
-def test_a_damaged_tail_is_reported_and_the_recording_is_not_reopened(at: int, bits: bytes, tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
-    fill(path, 2, 3, 5).close(remove=False)
-    content = tail_path(path).read_bytes()
-    tail_path(path).write_bytes(content[:at] + bits + content[at + 8 :])
-    (only,) = read(path).attempts
-    assert (only.entries, only.damage) == ((START, block(0, 3)), ("the tail is damaged",))
-    with pytest.raises(ValueError, match="the tail is damaged"):
-        read_leftover(path)
-
-
-def test_the_tail_is_read_with_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
-    fill(path, 2, 3, 5)
-    assert read(path).attempts[0].entries == (START, block(0, 3), block(3, 5))
-
-
-def test_a_block_in_the_file_and_the_tail_counts_once(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
-    fill(path, 1, 0, 3)
-    assert read(path).attempts[0].entries == (START, block(0, 3))
-    assert read_leftover(path) == []
-    with path.open("a") as file:
-        file.write(encode(block(0, 3), 1) + "\n")  # twice
-    assert read(path).attempts[0].entries == (START, block(0, 3))
-
-
-def test_a_tail_of_another_attempt_is_ignored(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START), attempt(START, name="a2"))
-    fill(path, 1, 0, 3)
-    assert [len(each.entries) for each in read(path).attempts] == [1, 1]
-
-
-@pytest.mark.parametrize("whole", [0, 1, 8, ROW.size - 1, ROW.size], ids=str)
-def test_a_row_counts_once_it_is_complete(whole: int, tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START))
-    tail = fill(path, 1, 0, 3)
-    at = BEGIN + 3 * ROW.size
-    tail.buffer[at : at + whole] = ROW.pack(0, 4, 4, 0, 0, 4, 0, 0)[:whole]
-    assert read(path).attempts[0].entries == (START, block(0, 3))
-    if whole == ROW.size:
-        INTEGER.pack_into(tail.buffer, at, 4)
-        assert read(path).attempts[0].entries == (START, block(0, 4))
-
-
-def test_a_tail_with_an_incomplete_head_is_ignored(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START))
-    tail = fill(path, 1, 0, 3)
-    INTEGER.pack_into(tail.buffer, NUMBER, 0)
-    assert parse_tail(read_tail(path)) is None
-    assert read(path).attempts[0].entries == (START,)
-
-
-def test_a_gap_between_batches_splits_a_block(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START))
-    fill(path, 1, 0, 9, 4, 5)
-    _, before, after = read(path).attempts[0].entries
-    assert isinstance(before, Batches)
-    assert isinstance(after, Batches)
-    assert (before.first.batch, tuple(before.steps)) == (0, (1, 2, 3))
-    assert (after.first.batch, tuple(after.steps)) == (5, (6, 7, 8, 9))
-    (first, second) = read_leftover(path)
-    with path.open("a") as file:
-        file.write(first + "\n")  # as if a kill came before the second
-    assert read_leftover(path) == [second]
-    assert read(path).attempts[0].entries == (START, before, after)
-
-
-def test_a_full_block_and_the_next_one(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt(START))
-    tail = fill(path, 1, 0, ROWS)
-    assert len(tail.rows(ROWS).table) == ROWS
-    tail.begin("a1", 2, Counters(0, ROWS), 0.0)
-    assert parse_tail(read_tail(path)) is None  # the rows of the former block are cleared
+    with pytest.raises(ValueError, match="is not a recording"):
+        read(path)
 
 
 def test_the_first_lines_alone(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def at(batch: int, epoch: int = 0) -> Counters:
 
 def block(begin: int, end: int) -> Batches:
     steps, zeros = tuple(range(begin + 1, end + 1)), (0,) * (end - begin)
-    return Batches(at(begin), end / 100, steps, zeros, zeros, steps, zeros, steps)
+    return Batches(at(begin), end / 100, steps, steps, zeros, zeros, steps, zeros, zeros)
 
 
 def event(name: str, batch: int) -> EventEntry:

@@ -9,12 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from heliograph.packages.recorder.tests.recordings import PLAIN, attempt, encode, encode_attempt, write
-from heliograph_recorder.format import tail as tails
+from heliograph.packages.recorder.tests.recordings import PLAIN, encode, encode_attempt
 from heliograph_recorder.format import writer as writing
 from heliograph_recorder.format.reader import read
-from heliograph_recorder.format.records import Batches, Counters, EventEntry
-from heliograph_recorder.format.tail import SIZE, Tail, tail_path
+from heliograph_recorder.format.records import Counters, EventEntry
 from heliograph_recorder.format.writer import RecordingWriter
 
 Full = Callable[[int | None], None]
@@ -136,20 +134,6 @@ def test_a_file_that_cannot_be_created_is_removed(tmp_path: Path, full: Full) ->
     RecordingWriter.create(tmp_path, "run").close()
 
 
-def test_a_tail_that_cannot_be_added_is_added_later(tmp_path: Path, full: Full) -> None:
-    path = write(tmp_path / "x.recording", attempt())
-    tail = Tail(tail_path(path))
-    tail.begin("a1", 1, Counters(), -0.001)
-    tail.add(0, 1, 1, 1, 0, 0, 3, 0, 0)
-    full(0)
-    with pytest.raises(OSError, match="No space"):
-        RecordingWriter.reopen(path)
-    full(None)
-    RecordingWriter.reopen(path).close()
-    tail.close()
-    assert [len(entry) for entry in read(path).attempts[0].entries if isinstance(entry, Batches)] == [1]
-
-
 def test_a_line_after_one_that_was_cut_short_is_separate(writer: RecordingWriter) -> None:
     writer.write([line(0), line(1)])
     writer.close()
@@ -160,19 +144,6 @@ def test_a_line_after_one_that_was_cut_short_is_separate(writer: RecordingWriter
     assert numbers(writer.path) == [0, 2]
 
 
-def test_the_tail_of_a_killed_run_is_added(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.recording", attempt())
-    tail = Tail(tail_path(path))
-    tail.begin("a1", 1, Counters(), 0.0)
-    tail.add(0, 1, 1, 1, 0, 0, 3, 0, 0)
-    before = read(path)
-    writer = RecordingWriter.reopen(path)
-    assert read(path) == before
-    tail.close()
-    assert read(path) == before
-    writer.close()
-
-
 def test_another_file_is_not_written_to(tmp_path: Path) -> None:
     path = tmp_path / "x.recording"
     path.write_text("precious\n")
@@ -180,15 +151,3 @@ def test_another_file_is_not_written_to(tmp_path: Path) -> None:
         RecordingWriter.reopen(path)
     assert [each.name for each in tmp_path.iterdir()] == ["x.recording"]
     assert path.read_text() == "precious\n"
-
-
-@pytest.mark.parametrize("room", [None, 1_000], ids=["enough", "too little"])
-def test_without_posix_fallocate_the_tail_is_written_with_zeros(
-    room: int | None, tmp_path: Path, full: Full, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(tails.os, "posix_fallocate")  # type: ignore[attr-defined]
-    full(room)
-    tail = Tail(tmp_path / "x.recording.tail")
-    assert (tail.obstacle is None) == (room is None)
-    assert room is not None or (tmp_path / "x.recording.tail").stat().st_size == SIZE
-    tail.close()

@@ -115,7 +115,7 @@ class Warns(h.Plugin):
 
 def test_the_warnings_of_a_replayed_plugin_are_in_the_report(tmp_path: Path) -> None:
     fit([*stepwise(), Recorder(tmp_path)])
-    assert replay(tmp_path, [Warns()]).notes == ("WARNING: Nothing was saved.",)
+    assert replay(tmp_path, [Warns()]).notes == ["WARNING: Nothing was saved."]
 
 
 def test_a_run_that_was_stopped_would_have_continued(tmp_path: Path) -> None:
@@ -478,5 +478,5 @@ def test_an_event_during_a_batch_does_not_count_it_twice(tmp_path: Path, caplog:
 
 def test_control_characters_of_reasons_are_escaped() -> None:
     request = Request("stop", "mine", "one\x1b[2J\ntwo", 0, 1, 1)
-    replayed = Replayed(Path("a"), ("mine",), (ReplayedRequest(1, request, after_end=False),), (), (), {}, {})
+    replayed = Replayed(Path("a"), ("mine",), [ReplayedRequest(1, request, after_end=False)])
     assert str(replayed).splitlines()[-1] == r"  attempt 1, epoch 0 batch 1 step 1: stop - one\x1b[2J two"

@@ -54,7 +54,7 @@ def test_where_a_loss_of_a_long_recording_was_is_looked_up_as_it_was_recorded(tm
     )
     known = {
         batch.counters.steps: (batch.loss, batch.counters.seconds)
-        for block, _ in entries(batches)
+        for block in entries(batches)
         if isinstance(block, Batches)
         for batch in block
     }
