@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
-from heliograph import BatchEnd, BatchStart, Lane, Plugin, Run, TrainStart, ValidationBatchEnd, ValidationBatchStart, on
+from heliograph import BatchEnd, Lane, Plugin, Run, TrainStart, ValidationBatchEnd, on
 from heliograph.core.objects.program import plugin_options
 from heliograph.events import Event, Receiver
 from heliograph.spi import capture, encode
@@ -19,86 +20,50 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .subject import Subject, Value, class_attributes, is_same, list_changes, name_of, rule
 
 
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """A tensor that must be freed: its description, and whether it is gone or shares memory with another."""
-
-    description: str
-    is_gone: Callable[[], bool]
-    is_same: Callable[[Tensor], bool]
-
-
 class BatchWatch(Plugin):
-    """Reports batches, outputs and losses that outlive their batch; must be the first plugin.
-
-    The loop keeps the previous batch until it has the next one, and the previous loss until the next forward pass. So a
-    batch must be gone when the batch after the next one starts. The previous batch is searched only in the plugin's
-    attributes.
-    """
+    """Reports batches, outputs and losses that still exist at the end of the next batch; must be the first plugin."""
 
     def __init__(self, plugin: Any) -> None:
         self._plugin = plugin
-        self._awaited: defaultdict[str, list[list[Awaited]]] = defaultdict(list)  # by phase, the latest last
+        self._latest: dict[str, list[tuple[str, int, Callable[[], bool]]]] = {}  # text, memory, is_gone; by phase
         self._numbers = Counter[str]()
-        self._place = ""
         self.leaks: list[str] = []
 
-    @on(BatchStart, ValidationBatchStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: BatchStart | ValidationBatchStart) -> None:
-        gc.collect()
-        batches = self._awaited[run.phase]
-        for awaited in batches[-1] if batches else ():
-            if (name := self._holder(awaited)) is not None:
-                self.leaks.append(f"{awaited.description} is still in the attribute {name}")
-        if len(batches) > 1:
-            self._look(batches.pop(0))
-        self._place = f"{run.phase} batch {self._numbers[run.phase]}"
-        self._numbers[run.phase] += 1
-        batches.append([*self._memories(run)])
-
     @on(BatchEnd, ValidationBatchEnd, lane=Lane.TRANSFORM)
-    def end(self, run: Run, event: BatchEnd | ValidationBatchEnd) -> None:
-        losses = _tensors(run.loss) if isinstance(event, BatchEnd) else ()
-        graphs = (_graph(f"run.loss of {self._place}", loss) for loss in losses)
-        self._awaited[run.phase][-1] += [*self._memories(run), *graphs]
+    def watch(self, run: Run, event: BatchEnd | ValidationBatchEnd) -> None:
+        self.look(run.phase)
+        place = f"{run.phase} batch {self._numbers[run.phase]}"
+        self._numbers[run.phase] += 1
+        latest = self._latest[run.phase] = []
+        for name in ("batch", "outputs"):
+            for tensor in _tensors(getattr(run, name)):
+                storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch has no types
+                latest.append((f"run.{name} of {place}", tensor.untyped_storage().data_ptr(), storage.expired))
+        for loss in _tensors(run.loss) if isinstance(event, BatchEnd) else ():  # a detached one may be kept
+            alive = weakref.ref(loss)
+            is_gone = partial(_is_dead, alive)
+            latest.append((f"run.loss of {place}", loss.untyped_storage().data_ptr(), is_gone))
 
-    def look(self) -> None:
+    def look(self, *phases: str) -> None:
         gc.collect()
-        for batches in self._awaited.values():
-            for batch in batches:
-                self._look(batch)
-
-    def _look(self, batch: list[Awaited]) -> None:
-        for awaited in batch:
-            if not awaited.is_gone():
-                name = self._holder(awaited)
+        for text, memory, is_gone in chain.from_iterable(self._latest.get(phase, ()) for phase in phases):
+            if not is_gone():
+                name = self._holder(memory)
                 where = "referenced outside the plugin's attributes" if name is None else f"in the attribute {name}"
-                self.leaks.append(f"{awaited.description} is still {where}")
+                self.leaks.append(f"{text} is still {where}")
 
-    def _holder(self, awaited: Awaited) -> str | None:
+    def look_at_all(self) -> None:
+        self.look(*self._latest)
+
+    def _holder(self, memory: int) -> str | None:
         for name, value in vars(self._plugin).items():
-            if any(map(awaited.is_same, _tensors(value))):
+            if any(tensor.untyped_storage().data_ptr() == memory for tensor in _tensors(value)):
                 return str(name)
         return None
 
-    def _memories(self, run: Run) -> Iterator[Awaited]:
-        for name in ("batch", "outputs"):
-            for tensor in _tensors(getattr(run, name)):
-                yield _memory(f"run.{name} of {self._place}", tensor)
 
-
-def _memory(description: str, tensor: Tensor) -> Awaited:
-    storage = _weak_storage(tensor)
-    return Awaited(description, storage.expired, lambda tensor: _weak_storage(tensor).cdata == storage.cdata)
-
-
-def _weak_storage(tensor: Tensor) -> Any:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch has no types for it
-
-
-def _graph(description: str, loss: Tensor) -> Awaited:
-    alive = weakref.ref(loss)
-    return Awaited(description, lambda: alive() is None, lambda tensor: tensor is alive())
+def _is_dead(alive: weakref.ref[Tensor]) -> bool:
+    return alive() is None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -125,12 +90,10 @@ def declares_requests(subject: Subject) -> None:
     trainer = subject.trainer(plugin)
     runs: list[Run] = []
 
-    class RunWitness(Plugin):
-        @on(TrainStart)
-        def keep(self, run: Run, event: TrainStart) -> None:
-            runs.append(run)
+    def keep(run: Run, event: TrainStart) -> None:
+        runs.append(run)
 
-    trainer.plugins.register(RunWitness())
+    trainer.bus.on(TrainStart, keep)
     subject.fit(trainer)
     name, asks = name_of(trainer, plugin), tuple(getattr(plugin, "asks", ()))
     requested = {request.verb for request in runs[0].control.history if request.by == name}
@@ -178,7 +141,7 @@ def lets_batches_go(subject: Subject) -> None:
     plugin = subject.make()
     watch = BatchWatch(plugin)
     subject.fit(subject.trainer(watch, plugin))
-    watch.look()
+    watch.look_at_all()
     assert not watch.leaks, f"After the batch, {watch.leaks[0]}."
 
 

@@ -6,20 +6,11 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from heliograph import BatchEnd, CheckpointLoaded, EpochEnd, EpochStart, Lane, Plugin, Run, TrainEnd, TrainStart, on
+from heliograph import BatchEnd, CheckpointLoaded, EpochEnd, EpochStart, Lane, Plugin, Run, TrainEnd, Trainer, on
 from heliograph.core.objects.program import plugin_options
 from heliograph.spi import Tracker, as_plain, differing, encode
 
-from .subject import Subject, Value, is_same, list_changes, name_of, rule
-
-
-class Resumer(Plugin):
-    def __init__(self, saved: Mapping[str, Any]) -> None:
-        self._saved = saved
-
-    @on(TrainStart)
-    def resume(self, run: Run, event: TrainStart) -> None:
-        run.resume(self._saved)
+from .subject import Subject, Value, is_same, list_changes, name_of, resume_from, rule
 
 
 @rule(
@@ -88,21 +79,26 @@ def resumes(subject: Subject) -> None:
         return
     saved, copy = _state_after(subject, plugin), subject.make()
     trainer = subject.trainer(copy)
-    name = name_of(trainer, copy)
-    loaded: list[Any] = []
-
-    class StateReader(Plugin):
-        @on(CheckpointLoaded, lane=Lane.TRANSFORM, before=(name,))
-        def read(self, run: Run, event: CheckpointLoaded) -> None:
-            loaded.append(deepcopy(copy.state_dict()))
-
-    trainer.plugins.register(Resumer(saved))
-    trainer.plugins.register(StateReader())
+    name, loaded = name_of(trainer, copy), _watch_loads(trainer, copy)
+    resume_from(trainer, saved)
     subject.fit(trainer)
     expected = _state_in(saved, name)
     assert is_same(as_plain(loaded[0], name), expected), (
         f"{name!r} loaded another state than it saved: {loaded[0]} and {expected[0]}."
     )
+
+
+def _watch_loads(trainer: Trainer, plugin: Any) -> list[Any]:
+    # Gets the state of the plugin after each load, before its own handlers change it.
+    loaded: list[Any] = []
+
+    class StateReader(Plugin):
+        @on(CheckpointLoaded, lane=Lane.TRANSFORM, before=(name_of(trainer, plugin),))
+        def read(self, run: Run, event: CheckpointLoaded) -> None:
+            loaded.append(deepcopy(plugin.state_dict()))
+
+    trainer.plugins.register(StateReader())
+    return loaded
 
 
 def _state_in(saved: Mapping[str, Any], name: str) -> tuple[Any, Any]:
@@ -117,26 +113,19 @@ def rolls_back(subject: Subject) -> None:
     if not hasattr(plugin, "state_dict") or _writes_elsewhere(plugin):
         return
     trainer = subject.trainer(plugin)
-    name = name_of(trainer, plugin)
+    name, loaded = name_of(trainer, plugin), _watch_loads(trainer, plugin)
     saved: dict[str, Any] = {}
-    loaded: list[Any] = []
 
-    class Rewinder(Plugin):
-        @on(EpochStart, lane=Lane.REPORT, after=(name,))
-        def save(self, run: Run, event: EpochStart) -> None:
-            if not saved:
-                saved.update(deepcopy(run.state_dict()))
+    def save(run: Run, event: EpochStart) -> None:
+        if not saved:
+            saved.update(deepcopy(run.state_dict()))
 
-        @on(BatchEnd, lane=Lane.REPORT)
-        def roll_back(self, run: Run, event: BatchEnd) -> None:
-            if run.progress.epoch and not run.control.is_rolling_back and not loaded:
-                run.roll_back(saved)
+    def roll_back(run: Run, event: BatchEnd) -> None:
+        if run.progress.epoch and not run.control.is_rolling_back and not loaded:
+            run.roll_back(saved)
 
-        @on(CheckpointLoaded, lane=Lane.TRANSFORM, before=(name,))
-        def read(self, run: Run, event: CheckpointLoaded) -> None:
-            loaded.append(deepcopy(plugin.state_dict()))
-
-    trainer.plugins.register(Rewinder())
+    trainer.bus.on(EpochStart, save, lane=Lane.REPORT)
+    trainer.bus.on(BatchEnd, roll_back, lane=Lane.REPORT)
     subject.fit(trainer)
     state = _state_in(saved, name)
     assert all(is_same(as_plain(loaded_state, name), state) for loaded_state in loaded), (
@@ -155,7 +144,7 @@ def migrates(subject: Subject) -> None:
         trainer = subject.trainer(copy)
         name = name_of(trainer, copy)
         saved["plugins"][name], saved["plugin_versions"] = dict(state), {name: version}
-        trainer.plugins.register(Resumer(saved))
+        resume_from(trainer, saved)
         subject.fit(trainer)
 
 
@@ -163,13 +152,12 @@ def _state_after(subject: Subject, plugin: Any) -> dict[str, Any]:
     # The state at the end of the first epoch, or at an earlier stop.
     saved: dict[str, Any] = {}
 
-    class StateSaver(Plugin):
-        @on(EpochEnd, TrainEnd, lane=Lane.REPORT)
-        def save(self, run: Run, event: EpochEnd | TrainEnd) -> None:
-            if not saved:
-                saved.update(deepcopy(run.state_dict()))
+    def save(run: Run, event: EpochEnd | TrainEnd) -> None:
+        if not saved:
+            saved.update(deepcopy(run.state_dict()))
 
     trainer = subject.trainer(plugin)
-    trainer.plugins.register(StateSaver())
+    for kind in (EpochEnd, TrainEnd):
+        trainer.bus.on(kind, save, lane=Lane.REPORT)
     subject.fit(trainer)
     return saved
