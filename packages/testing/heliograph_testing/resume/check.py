@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
-from heliograph import Lane, Run, SavePoint, Streams, Trainer
+from heliograph import (
+    BatchEnd,
+    CheckpointLoaded,
+    EpochEnd,
+    Lane,
+    Run,
+    RunClosed,
+    SavePoint,
+    Streams,
+    Trainer,
+    TrainStart,
+)
 from heliograph.events import CATALOGUE, Event, Position
-from heliograph.spi import Difference, Fact, Tracer, TrainerFactory, UsageError, capture, known_names, restore, seed_all
+from heliograph.spi import (
+    Difference,
+    Fact,
+    Tracer,
+    TrainerFactory,
+    UsageError,
+    capture,
+    is_whole_number,
+    known_names,
+    restore,
+    seed_all,
+)
 from torch.utils.data import DataLoader
 
 from .moments import AFTER_THE_END, KillPoint, Moment, MomentCounter, choose_moments, find_moment, list_kill_points
 from .report import InterruptedAttempt, ResumeCheck
-
-
-def worker_suspects(loader: Any) -> list[str]:
-    if not isinstance(loader, DataLoader) or not loader.num_workers or loader.worker_init_fn is None:
-        return []
-    name = getattr(loader.worker_init_fn, "__qualname__", type(loader.worker_init_fn).__name__)
-    return [
-        f"worker_init_fn={name} may depend on the worker, and after a resume within an epoch other workers load the "
-        f"batches: do the same in each worker"
-    ]
-
 
 BY = "the resume check"
 
@@ -54,12 +65,10 @@ class SavedState:
     path: Path | None
 
 
-@dataclass(slots=True)
 class CheckedAttempt:
-    """The outcome of an attempt.
+    """An attempt, which requests saves and is killed at its moment, after all other handlers.
 
     Attributes:
-        origin: the state that it resumed, None if it started from scratch.
         facts: the facts to compare.
         moments: the moments at which it could be killed.
         killed: whether it was killed.
@@ -70,111 +79,90 @@ class CheckedAttempt:
         reasons: reasons reported by the run why a resume may differ.
     """
 
-    origin: SavedState | None
-    facts: list[Fact] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
-    killed: bool = False
-    resumed_by_itself: bool = False
-    saved: SavedState | None = None
-    workers: tuple[str, ...] = ()
-    position: Position = "seeked"
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def fact_count(self) -> int:
-        return len(self.facts) + (self.origin.facts if self.origin else 0)
-
-
-def run_attempt(
-    trainer: Trainer,
-    options: Mapping[str, Any],
-    *,
-    save_every: int,
-    origin: SavedState | None = None,
-    kill: Moment | None = None,
-) -> CheckedAttempt:
-    attempt = CheckedAttempt(origin)
-    Tracer(attempt.facts.append).subscribe(trainer.bus)
-    AttemptWatcher(attempt, trainer, save_every, kill).subscribe()
-    try:
-        trainer.fit(**{**options, "on_interrupt": "raise"})
-    except BaseException as error:
-        if not isinstance(error, Killed) and not isinstance(error.__cause__, Killed):
-            raise
-    if attempt.killed:
-        gc.collect()  # reference cycles keep a killed run and its worker processes
-    return attempt
-
-
-class AttemptWatcher:
-    """Requests saves, keeps the saved states, and kills an attempt at its moment, after all other handlers."""
-
-    def __init__(self, attempt: CheckedAttempt, trainer: Trainer, save_every: int, kill: Moment | None) -> None:
-        self._attempt, self._trainer, self._save_every, self._kill_at = attempt, trainer, save_every, kill
+    def __init__(self, save_every: int, origin: SavedState | None, kill: Moment | None) -> None:
+        self._save_every, self._origin, self._kill_at = save_every, origin, kill
         self._counter = MomentCounter()
+        self.facts: list[Fact] = []
+        self.moments: list[Moment] = []
+        self.killed = self.resumed_by_itself = False
+        self.saved: SavedState | None = None
+        self.workers: tuple[str, ...] = ()
+        self.position: Position = "seeked"
+        self.reasons: tuple[str, ...] = ()
 
-    def subscribe(self) -> None:
-        bus = self._trainer.bus
+    def run(self, trainer: Trainer, options: Mapping[str, Any]) -> None:
+        bus = trainer.bus
+        Tracer(self.facts.append).subscribe(bus)
+        if self._kill_at is not None:
+            bus.on(SavePoint, self._save, lane=Lane.PERSIST)
+        bus.on(TrainStart, self._resume, lane=Lane.REPORT)
+        bus.on(CheckpointLoaded, self._check_origin, lane=Lane.REPORT)
+        for kind in (BatchEnd, EpochEnd):
+            bus.on(kind, self._request_save, lane=Lane.REPORT)
+        bus.on(RunClosed, self._close, lane=Lane.REPORT)
         for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())]):
-            bus.on(event, self.handle, lane=Lane.REPORT)
-        bus.on(SavePoint, self.save, lane=Lane.PERSIST)
+            if event.name not in AFTER_THE_END:
+                bus.on(event, self._count, lane=Lane.REPORT)
+        try:
+            trainer.fit(**{**options, "on_interrupt": "raise"})
+        except BaseException as error:
+            if not isinstance(error, Killed) and not isinstance(error.__cause__, Killed):
+                raise
+        if self.killed:
+            gc.collect()  # reference cycles keep a killed run and its worker processes
 
-    def handle(self, run: Run, event: Event) -> None:
-        react = getattr(self, f"_at_{event.name}", None)
-        if react is not None:
-            react(run, event)
-        if event.name in AFTER_THE_END:
-            return
-        moment = self._counter.count(event, run.progress)
-        self._attempt.moments.append(moment)
-        if moment == self._kill_at:
-            self._kill(run)
-
-    def save(self, run: Run, event: SavePoint) -> None:
-        attempt = self._attempt
-        if self._kill_at is None:
-            return
-        content = BytesIO()
-        torch.save(run.state_dict(), content)
-        counters = run.progress.epoch, run.progress.batch, run.progress.steps
-        attempt.saved = SavedState(content.getvalue(), attempt.fact_count, counters, run.checkpoints.last)
-
-    def _kill(self, run: Run) -> None:
-        self._attempt.killed = True
-        self._note_facts(run)
-        raise Killed
-
-    def _note_facts(self, run: Run) -> None:
-        facts = run.data.resume_facts()
-        self._attempt.position, self._attempt.reasons = facts.position, facts.sentences
-
-    def _at_train_start(self, run: Run, event: Event) -> None:
-        origin = self._attempt.origin
-        if origin is not None:
+    def _resume(self, run: Run, event: Event) -> None:
+        if (origin := self._origin) is not None:
             path = origin.path if origin.path is not None and origin.path.exists() else None  # it may have been pruned
             run.resume(torch.load(BytesIO(origin.content), weights_only=True), path)
 
-    def _at_checkpoint_loaded(self, run: Run, event: Event) -> None:
-        if self._attempt.facts:
-            return  # a plugin rolled back within the run
-        if self._attempt.origin is None:
-            self._attempt.resumed_by_itself = True
+    def _check_origin(self, run: Run, event: Event) -> None:
+        if not self.facts and self._origin is None:  # with facts, a plugin rolled back within the run
+            self.resumed_by_itself = True
             self._kill(run)
 
-    def _at_batch_end(self, run: Run, event: Event) -> None:
-        if run.progress.batches % self._save_every == 0:
-            run.control.request_save(f"every {self._save_every} batches", by=BY)
+    def _request_save(self, run: Run, event: Event) -> None:
+        if isinstance(event, EpochEnd) or run.progress.batches % self._save_every == 0:
+            run.control.request_save(f"every {self._save_every} batches and at the end of an epoch", by=BY)
 
-    def _at_epoch_end(self, run: Run, event: Event) -> None:
-        run.control.request_save("an epoch's end", by=BY)
+    def _save(self, run: Run, event: Event) -> None:
+        content = BytesIO()
+        torch.save(run.state_dict(), content)
+        counters = run.progress.epoch, run.progress.batch, run.progress.steps
+        facts = len(self.facts) + (self._origin.facts if self._origin else 0)
+        self.saved = SavedState(content.getvalue(), facts, counters, run.checkpoints.last)
 
-    def _at_run_closed(self, run: Run, event: Event) -> None:
-        if self._attempt.killed:
+    def _count(self, run: Run, event: Event) -> None:
+        self.moments.append(self._counter.count(event, run.progress))
+        if self.moments[-1] == self._kill_at:
+            self._kill(run)
+
+    def _kill(self, run: Run) -> None:
+        self.killed = True
+        self._note_data(run)
+        raise Killed
+
+    def _close(self, run: Run, event: Event) -> None:
+        if self.killed:
             return
-        self._note_facts(run)
+        self._note_data(run)
         train = run.data.train_loader
         loaders = train.loaders.values() if isinstance(train, Streams) else [train]
-        self._attempt.workers = tuple(suspect for loader in loaders for suspect in worker_suspects(loader))
+        self.workers = tuple(suspect for loader in loaders for suspect in _worker_suspects(loader))
+
+    def _note_data(self, run: Run) -> None:
+        facts = run.data.resume_facts()
+        self.position, self.reasons = facts.position, facts.sentences
+
+
+def _worker_suspects(loader: Any) -> list[str]:
+    if not isinstance(loader, DataLoader) or not loader.num_workers or loader.worker_init_fn is None:
+        return []
+    name = getattr(loader.worker_init_fn, "__qualname__", type(loader.worker_init_fn).__name__)
+    return [
+        f"worker_init_fn={name} may depend on the worker, and after a resume within an epoch other workers load the "
+        f"batches: do the same in each worker"
+    ]
 
 
 Ignored = frozenset[tuple[str, str]]  # (what, path) of facts
@@ -279,7 +267,7 @@ def check_resume(
             point is not reached; the run is too short or has no limit; or the run resumes without the check.
     """
     for name, value in {"resumes": resumes, "save_every": save_every}.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_whole_number(value) or value < 1:
             raise UsageError(f"{name}= must be a whole number of at least 1, got {value!r}.")
     points = None if kill_at is None else list_kill_points(kill_at)
     before = capture()
@@ -323,8 +311,8 @@ class _ResumeCheck:
     ) -> ResumeCheck:
         saved: SavedState | None = None
         for kill in (*kills, None):
-            attempt = self._attempt("interrupted", number=len(check.attempts), origin=saved, kill=kill)
-            expected = reference[attempt.origin.facts if attempt.origin else 0 :]
+            attempt = self._attempt("interrupted", len(check.attempts), saved, kill)
+            expected = reference[saved.facts if saved else 0 :]
             if attempt.killed:
                 expected = expected[: len(attempt.facts)]
             first, draws = _compare(Difference.between(expected, attempt.facts, aside=aside))
@@ -349,17 +337,12 @@ class _ResumeCheck:
         return check
 
     def _attempt(
-        self,
-        folder: str,
-        number: int = 0,
-        *,
-        origin: SavedState | None = None,
-        kill: Moment | None = None,
+        self, folder: str, number: int = 0, origin: SavedState | None = None, kill: Moment | None = None
     ) -> CheckedAttempt:
         seed_all(number if origin else 0)  # a resume must not depend on the seed
+        attempt = CheckedAttempt(self._save_every, origin, kill)
         try:
-            trainer, options = self._make(self._folder / folder)
-            attempt = run_attempt(trainer, options, save_every=self._save_every, origin=origin, kill=kill)
+            attempt.run(*self._make(self._folder / folder))
         except Exception as error:
             if origin is not None:
                 where = "epoch {}, batch {}, step {}".format(*origin.counters)

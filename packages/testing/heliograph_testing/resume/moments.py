@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from heliograph.events import Event
 
 KillPoint = int | tuple[str, int]
-Stage = Callable[["Moment"], bool]
+STAGES = ("batch_end", "epoch_start", "validation_batch_end", "gradients_ready", "epoch_end", "batch_start")
 AFTER_THE_END = ("run_failed", "run_closed")
 
 
@@ -99,14 +99,12 @@ def choose_moments(moments: Sequence[Moment], count: int) -> list[Moment]:
             f"The run is too short for {count} kills after its first save: it has {batches} batches. Train "
             f"longer, or lower resumes= or save_every=."
         )
-    unused: list[Stage] = []
-    chosen = []
+    chosen, unused = [], [*STAGES]
     for start, end in pairwise(ends):
-        part = moments[start:end]
-        unused = unused or list(STAGES)
-        stage = next((fits for fits in unused if any(map(fits, part))), None)
-        candidates = part if stage is None else [*filter(stage, part)]
-        unused = [fits for fits in unused if fits is not stage]
+        events = {moment.event for moment in moments[start:end]}
+        stages = [event for event in unused if event in events][:1]
+        unused = [event for event in unused if event not in stages]
+        candidates = [moment for moment in moments[start:end] if not stages or moment.event in stages]
         chosen.append(candidates[len(candidates) // 2])
     return chosen
 
@@ -115,13 +113,3 @@ def _is_kill_point(value: object) -> bool:
     if isinstance(value, tuple):
         return len(value) == 2 and isinstance(value[0], str) and is_whole_number(value[1])
     return is_whole_number(value)
-
-
-STAGES: tuple[Stage, ...] = (
-    lambda moment: moment.event == "batch_end",
-    lambda moment: moment.event == "epoch_start",
-    lambda moment: moment.event == "validation_batch_end",
-    lambda moment: moment.event == "gradients_ready",
-    lambda moment: moment.event == "epoch_end",
-    lambda moment: moment.event == "batch_start" and moment.batch == 0,
-)
