@@ -12,18 +12,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 
-class Child(Protocol):
-    """A process that leads its own process group."""
+class ForkedChild:
+    """A fork with the interface of `subprocess.Popen`."""
 
-    pid: int
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit status, negative for a signal; None while it runs."""
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
 
 
+Child = subprocess.Popen[bytes] | ForkedChild  # leads its own process group
 Start = Callable[[Path, Mapping[str, str], Path], Child]
 
 
@@ -56,18 +62,6 @@ def function_starter(train: Callable[[], object]) -> Start:
         become(partial(_train_in, folder, variables, train), output)
 
     return start
-
-
-class ForkedChild:
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._status: int | None = None
-
-    def poll(self) -> int | None:
-        if self._status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._status = os.waitstatus_to_exitcode(status) if pid else None
-        return self._status
 
 
 def become(action: Callable[[], object], output: Path) -> NoReturn:

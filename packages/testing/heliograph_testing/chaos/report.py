@@ -8,42 +8,9 @@ from typing import Literal
 
 from heliograph.spi import count
 
-from .faults.fault import KINDS, Fault
+from .fault import FaultOutcome
 
 Verdict = Literal["equal", "differs", "lost work", "did not end"]
-
-
-@dataclass(frozen=True, slots=True)
-class FaultOutcome:
-    """The outcome of a fault of the plan.
-
-    Attributes:
-        fault: the fault.
-        where: its position in the training as text; empty if it did not act.
-        text: its effect.
-        noticed_by: for a fault in numbers: the plugin that noticed it, or empty.
-        answer: the request, warning or error of that plugin.
-        why_not: why it did not act.
-    """
-
-    fault: Fault
-    where: str = ""
-    text: str = ""
-    noticed_by: str = ""
-    answer: str = ""
-    why_not: str = ""
-
-    @property
-    def is_silent(self) -> bool:
-        return bool(self.where) and KINDS[self.fault.kind].changes_numbers and not self.noticed_by
-
-    def __str__(self) -> str:
-        if not self.where:
-            return f"{self.fault}: did not act: {self.why_not}"
-        text = f"{self.fault}: {self.where}: {self.text}"
-        if not KINDS[self.fault.kind].changes_numbers:
-            return text
-        return f"{text}; " + (f"noticed by {self.noticed_by}: {self.answer}" if self.noticed_by else "not noticed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +23,7 @@ class ChaosReport:
             work`: equal, but a restart did not; `differs`; or `did not end`.
         difference: the first difference, or the failure; empty if there is none.
         seed: the seed of the faults.
-        met: the faults of the plan with their outcomes. Faults that did not act are replaced by those drawn for the
-            next training.
-        trainings: the number of trainings until all faults had acted.
+        met: the faults of the plan with their outcomes.
         attempts: the number of starts.
         hung: the attempts that the watchdog ended.
         resumed: the attempts that continued from a checkpoint.
@@ -74,7 +39,6 @@ class ChaosReport:
     difference: str
     seed: int
     met: tuple[FaultOutcome, ...]
-    trainings: int
     attempts: int
     hung: int
     resumed: int
@@ -104,17 +68,12 @@ class ChaosReport:
     @property
     def goodput(self) -> float:
         """The fraction of the trained batches that was needed, from 0 to 1."""
-        return self._needed[0] / max(1, self.batches_done)
+        return self.batches / max(1, self.batches_done)
 
     @property
     def goodput_of_time(self) -> float:
         """The fraction of the time that was needed, from 0 to 1."""
-        return min(1.0, self._needed[1] / max(self.seconds_spent, 1e-9))
-
-    @property
-    def _needed(self) -> tuple[int, float]:
-        # Batches and seconds of the trainings without faults.
-        return self.batches * self.trainings, self.seconds * self.trainings
+        return min(1.0, self.seconds / max(self.seconds_spent, 1e-9))
 
     def __str__(self) -> str:
         texts = {
@@ -123,17 +82,16 @@ class ChaosReport:
             "lost work": f"equal, but work was lost: {self.difference}",
             "did not end": f"did not end: {self.difference}",
         }
-        unmet, batches, seconds = len(self.met) - len(self.acted), *self._needed
+        unmet = len(self.met) - len(self.acted)
         lines = [
             f"{count(len(self.acted), 'fault', 'faults')} acted (seed {self.seed})"
-            + (f", in {self.trainings} trainings" if self.trainings > 1 else "")
             + (f"; {unmet} did not" if unmet else ""),
             *(f"  {outcome}" for outcome in sorted(self.met, key=lambda outcome: not outcome.where)),
             f"{count(self.attempts, 'attempt', 'attempts')}: {self.resumed} continued from a checkpoint, "
             f"{self.restarted} restarted from scratch; the watchdog ended {self.hung}",
-            f"goodput: {self.goodput:.0%} of the batches ({batches} of {self.batches_done}: "
-            f"{self.batches_done - batches} were repeated), {self.goodput_of_time:.0%} of the time "
-            f"({seconds:.1f} s of {self.seconds_spent:.1f} s)",
+            f"goodput: {self.goodput:.0%} of the batches ({self.batches} of {self.batches_done}: "
+            f"{self.batches_done - self.batches} were repeated), {self.goodput_of_time:.0%} of the time "
+            f"({self.seconds:.1f} s of {self.seconds_spent:.1f} s)",
         ]
         if self.silent:
             lines.append(f"silent: {count(len(self.silent), 'fault', 'faults')} in numbers not noticed")
