@@ -42,8 +42,7 @@ def verify_resume(arguments: Sequence[str]) -> int:
         help="a plugin or metric that is not compared; may be repeated",
     )
     options = parser.parse_args(arguments)
-    from .resume.check import check_resume  # imports torch
-    from .resume.moments import parse_kill_point
+    from .resume.check import check_resume, parse_kill_point  # imports torch
 
     try:
         check = check_resume(

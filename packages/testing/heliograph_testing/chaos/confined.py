@@ -8,19 +8,8 @@ from collections.abc import Iterable, Iterator
 from copy import copy
 from pathlib import Path
 
-from heliograph import (
-    Lane,
-    Plugin,
-    PluginChanged,
-    PredictStart,
-    Resume,
-    Run,
-    TestStart,
-    TrainStart,
-    ValidationStart,
-    on,
-)
-from heliograph.events import Event
+from heliograph import Lane, Plugin, Resume, Run, on
+from heliograph import events as ev
 from heliograph.spi import is_first_party
 
 from .fault import Fault
@@ -30,7 +19,13 @@ from .plugin import Chaos
 VARIABLE = "HELIOGRAPH_CHAOS"  # a folder with the plan and the journal
 PLAN = "plan.pickle"
 JOURNAL = "journal.log"
-MOMENTS: tuple[type[Event], ...] = (TrainStart, ValidationStart, TestStart, PredictStart, PluginChanged)
+MOMENTS: tuple[type[ev.Event], ...] = (
+    ev.TrainStart,
+    ev.ValidationStart,
+    ev.TestStart,
+    ev.PredictStart,
+    ev.PluginChanged,
+)
 
 
 class ConfinedChaos(Chaos):
@@ -43,7 +38,7 @@ class ConfinedChaos(Chaos):
         self._refusals, self._copy = journal, disk.resolve()
 
     @on(*MOMENTS, lane=Lane.TRANSFORM, before="file_log")
-    def stay_inside(self, run: Run, event: Event) -> None:
+    def stay_inside(self, run: Run, event: ev.Event) -> None:
         for name in run.plugins.names():
             plugin = run.plugins[name]
             paths = _paths(plugin, self._copy) if run.plugins.is_enabled(name) and isinstance(plugin, Plugin) else ()

@@ -9,31 +9,24 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from heliograph import (
-    CheckpointLoaded,
-    CheckpointSaved,
-    EpochStart,
-    Lane,
-    Log,
-    Plugin,
-    Run,
-    RunClosed,
-    RunFailed,
-    TrainStart,
-    ValidationEnd,
-    on,
-)
-from heliograph.events import BatchEnd, Event
+import torch
+from heliograph import Lane, Plugin, Run, on
+from heliograph import events as ev
 from heliograph.spi import Fact, Store, Tracer
+from torch import Tensor
 
 from .disk import DiskFaults, JumpingClock
 from .fault import EVENTS, KINDS, Fault, FaultOutcome
 from .journal import Journal, of_rank, read
-from .numbers import Baseline, change
+
+SOON = 2  # batches after a fault in which a request counts as an answer
+ANSWERS = frozenset({"stop", "skip_step", "skip_batch", "roll_back"})  # requests that answer bad numbers
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
 class Chaos(Plugin):
@@ -101,8 +94,8 @@ class Chaos(Plugin):
         """Return the number of faults."""
         return f"injects {len(self.faults)} faults" if self.faults else ""
 
-    @on(TrainStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart, lane=Lane.TRANSFORM)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Open the journal."""
         self._rank = run.engine.rank
         if self._path is not None:
@@ -111,14 +104,14 @@ class Chaos(Plugin):
             self._journal = Journal(path)
             self._journal.note("begin")
 
-    @on(CheckpointLoaded, lane=Lane.TRANSFORM, optional=True)
-    def note_resume(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded, lane=Lane.TRANSFORM, optional=True)
+    def note_resume(self, run: Run, event: ev.CheckpointLoaded) -> None:
         # A rollback is not a resume.
         if self._journal is not None and run.checkpoints.resumed_from == event.path:
             self._journal.note("resumed", batch=run.progress.batches)
 
-    @on(CheckpointSaved, lane=Lane.REPORT, optional=True)
-    def note_save(self, run: Run, event: CheckpointSaved) -> None:
+    @on(ev.CheckpointSaved, lane=Lane.REPORT, optional=True)
+    def note_save(self, run: Run, event: ev.CheckpointSaved) -> None:
         if self._journal is None or run.checkpoints.last != event.path:
             return
         try:
@@ -128,20 +121,20 @@ class Chaos(Plugin):
         else:
             self._journal.note("saved", batch=int(saved.get("earlier_batches", 0) + saved.get("batch", 0)))
 
-    @on(BatchEnd, Log, ValidationEnd, lane=Lane.REPORT, optional=True)
-    def note_numbers(self, run: Run, event: BatchEnd | Log | ValidationEnd) -> None:
+    @on(ev.BatchEnd, ev.Log, ev.ValidationEnd, lane=Lane.REPORT, optional=True)
+    def note_numbers(self, run: Run, event: ev.BatchEnd | ev.Log | ev.ValidationEnd) -> None:
         if self._journal is None:
             return
-        if isinstance(event, BatchEnd):
+        if isinstance(event, ev.BatchEnd):
             Tracer(self._note_fact).losses(run)  # waits for the device
             self._journal.note("batch", batch=run.progress.batches, ends_step=not run.stepping.window)
         else:
             Tracer(self._note_fact).metrics(run, event)
 
     @on(*EVENTS, lane=Lane.TRANSFORM, optional=True)
-    def arrive(self, run: Run, event: Event) -> None:
+    def arrive(self, run: Run, event: ev.Event) -> None:
         """Count an event, and apply faults that must act before other handlers."""
-        if isinstance(event, EpochStart) and event.resumed:
+        if isinstance(event, ev.EpochStart) and event.resumed:
             return
         self._counts[event.name] += 1
         for number, fault in self._due(event):
@@ -155,10 +148,10 @@ class Chaos(Plugin):
                 self._unnoticed = number, baseline
 
     @on(*EVENTS, lane=Lane.REPORT, optional=True)
-    def leave(self, run: Run, event: Event) -> None:
+    def leave(self, run: Run, event: ev.Event) -> None:
         """Apply the other faults, after all handlers."""
         self._check_answer(run)
-        for number, fault in () if isinstance(event, EpochStart) and event.resumed else self._due(event):
+        for number, fault in () if isinstance(event, ev.EpochStart) and event.resumed else self._due(event):
             if fault.kind == "clock-jump":
                 self._clock = self._clock or JumpingClock()
                 self._clock.jump(fault.seconds)
@@ -171,14 +164,14 @@ class Chaos(Plugin):
                 os.kill(os.getpid(), signal.SIGTERM)
             time.sleep({"slow": fault.seconds, "hang": 1e6}.get(fault.kind, 0.0))
 
-    @on(RunFailed, lane=Lane.REPORT)
-    def note_failure(self, run: Run, event: RunFailed) -> None:
+    @on(ev.RunFailed, lane=Lane.REPORT)
+    def note_failure(self, run: Run, event: ev.RunFailed) -> None:
         # An error of the disk does not answer a fault in numbers.
         if not isinstance(event.error, OSError):
             self._note_answer(event.plugin or "the run", f"{type(event.error).__name__}: {event.error}")
 
-    @on(RunClosed, lane=Lane.REPORT)
-    def end(self, run: Run, event: RunClosed) -> None:
+    @on(ev.RunClosed, lane=Lane.REPORT)
+    def end(self, run: Run, event: ev.RunClosed) -> None:
         """Record the end of the training."""
         self._check_answer(run)
         if self._journal is not None and run.optimizer is not None:
@@ -202,7 +195,7 @@ class Chaos(Plugin):
                 resource.close()
         self._disk = self._clock = self._journal = None
 
-    def _due(self, event: Event) -> list[tuple[int, Fault]]:
+    def _due(self, event: ev.Event) -> list[tuple[int, Fault]]:
         place = (event.name, self._counts[event.name], self._rank)
         return [
             (number, fault)
@@ -238,3 +231,65 @@ class Chaos(Plugin):
         self._acts[number] = outcome
         if self._journal is not None:
             self._journal.note("fault", number=number, outcome=outcome)
+
+
+class Baseline:
+    """The numbers of requests, warnings and batches of a run when a number was changed."""
+
+    def __init__(self, run: Run) -> None:
+        self._requests = run.control.history.total
+        self._warnings = len(run.report.warnings)
+        self._batches = run.progress.batches
+
+    def answer(self, run: Run) -> tuple[str, str] | None:
+        # A request soon after the fault, or a warning.
+        history, warnings = run.control.history, run.report.warnings
+        new = list(history)[len(history) - (history.total - self._requests) :]
+        for request in new if run.progress.batches - self._batches <= SOON else ():
+            if request.verb in ANSWERS:
+                return request.by, f"{request.verb}: {request.reason}"
+        return ("a warning", warnings[self._warnings]) if len(warnings) > self._warnings else None
+
+
+def change(kind: str, run: Run, random: Random) -> str:
+    """Change a number of a run, chosen by `random`, and return a description of the change."""
+    if kind == "nan-loss":
+        before = run.loss.detach().item()
+        run.loss.detach().fill_(nan)
+        run.loss.register_hook(lambda gradient: gradient * nan)
+        return f"the loss is nan instead of {before:.6g}"
+    tensors: dict[str, Any] = {
+        f"{module}.{name}": parameter
+        for module, owner in run.modules.items()
+        for name, parameter in owner.named_parameters()
+        if parameter.requires_grad and parameter.numel()
+    }
+    if kind == "bit-in-weight":
+        return _flip("weight", tensors, random)
+    gradients = {name: weight.grad for name, weight in tensors.items() if weight.grad is not None}
+    if kind == "bit-in-gradient":
+        return _flip("gradient", gradients, random)
+    name, numbers, place = _choose(gradients, random)
+    before = numbers[place].item()
+    numbers[place] = nan
+    return f"number {place} of the gradient of {name} is nan instead of {before:.6g}"
+
+
+def _flip(title: str, tensors: Mapping[str, Tensor], random: Random) -> str:
+    name, numbers, place = _choose(tensors, random)
+    size = numbers.element_size()
+    bit = random.randrange(8 * size)
+    before = numbers[place].item()
+    word = numbers[place].view(WORDS[size])
+    word ^= -(1 << bit) if bit == 8 * size - 1 else 1 << bit  # the highest bit is the sign of a word
+    after = numbers[place].item()
+    return f"bit {bit} of number {place} of the {title} of {name} is flipped: {after!r} instead of {before!r}"
+
+
+def _choose(tensors: Mapping[str, Any], random: Random) -> tuple[str, Tensor, int]:
+    if not tensors:
+        raise ValueError("No parameter has a gradient at this event.")
+    name = random.choice(sorted(tensors))
+    tensor = tensors[name].detach()
+    numbers = getattr(tensor, "to_local", lambda: tensor)().view(-1)
+    return name, numbers, random.randrange(numbers.numel())

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
-from heliograph import (
-    BatchEnd,
-    CheckpointLoaded,
-    EpochEnd,
-    Lane,
-    Run,
-    RunClosed,
-    SavePoint,
-    Streams,
-    Trainer,
-    TrainStart,
-)
-from heliograph.events import CATALOGUE, Event, Position
+from heliograph import Lane, Progress, Run, Trainer
+from heliograph import events as ev
+from heliograph.events import CATALOGUE, Position
 from heliograph.spi import (
     Difference,
     Fact,
@@ -36,10 +28,186 @@ from heliograph.spi import (
     restore,
     seed_all,
 )
-from torch.utils.data import DataLoader
 
-from .moments import AFTER_THE_END, KillPoint, Moment, MomentCounter, choose_moments, find_moment, list_kill_points
-from .report import InterruptedAttempt, ResumeCheck
+KillPoint = int | tuple[str, int]
+STAGES = ("batch_end", "epoch_start", "validation_batch_end", "gradients_ready", "epoch_end", "batch_start")
+AFTER_THE_END = ("run_failed", "run_closed")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The emission of an event.
+
+    Attributes:
+        event: the name of the event.
+        epoch: the finished epochs.
+        batch: the finished batches of the epoch.
+        number: the number of the emission at these counters, from 1.
+    """
+
+    event: str
+    epoch: int
+    batch: int
+    number: int = 1
+
+    def __str__(self) -> str:
+        number = f" (number {self.number} there)" if self.number > 1 else ""
+        return f"epoch {self.epoch}, batch {self.batch}, in {self.event}{number}"
+
+
+class MomentCounter:
+    """Numbers the emissions of a run, with the same numbers in an uninterrupted and a resumed run."""
+
+    def __init__(self) -> None:
+        self._counters = (-1, -1)
+        self._counts: Counter[str] = Counter()
+
+    def count(self, event: ev.Event, progress: Progress) -> Moment:
+        counters = (progress.epoch, progress.batch)
+        if counters != self._counters:
+            self._counters = counters
+            self._counts.clear()
+        self._counts[event.name] += 1
+        return Moment(event.name, *counters, self._counts[event.name])
+
+
+def parse_kill_point(text: str) -> KillPoint:
+    event, _, number = text.rpartition(":")
+    if not number.isdecimal():
+        raise UsageError(
+            f"--kill-at must be a batch or an event, for example --kill-at 7 or --kill-at validation_batch_end:3, "
+            f"got {text!r}."
+        )
+    return (event, int(number)) if event else int(number)
+
+
+def list_kill_points(kill_at: KillPoint | Sequence[KillPoint]) -> list[KillPoint]:
+    points: Any = [kill_at] if _is_kill_point(kill_at) else kill_at
+    if not isinstance(points, list | tuple) or not points or not all(map(_is_kill_point, points)):
+        raise UsageError(
+            f"kill_at= must be the number of a batch (7: after the seventh of the run), an event and the number of its "
+            f"emission ('validation_batch_end', 3), or a list of these, got {kill_at!r}."
+        )
+    return [*points]
+
+
+def find_moment(point: KillPoint, moments: Sequence[Moment]) -> Moment:
+    event, number = point if isinstance(point, tuple) else ("batch_end", point)
+    emissions = [moment for moment in moments if moment.event == event]
+    events = ({kind.name for kind in CATALOGUE} | {moment.event for moment in moments}) - {*AFTER_THE_END}
+    if event not in events:
+        raise UsageError(f"Unknown event {event!r} in a kill point.{known_names(event, events)}")
+    if not 1 <= number <= len(emissions):
+        count = f"{len(emissions)} batches" if isinstance(point, int) else f"{len(emissions)} emissions of {event!r}"
+        raise UsageError(f"kill_at={point!r} is never reached: the uninterrupted run has {count}, counted from 1.")
+    return emissions[number - 1]
+
+
+def choose_moments(moments: Sequence[Moment], count: int) -> list[Moment]:
+    first = next((index for index, moment in enumerate(moments) if moment.event == "save_point"), len(moments)) + 1
+    last = max((index for index, moment in enumerate(moments) if moment.event == "batch_end"), default=0) + 1
+    ends = [first + (last - first) * part // count for part in range(count + 1)]
+    if min(later - earlier for earlier, later in pairwise(ends)) < 1:
+        batches = sum(moment.event == "batch_end" for moment in moments)
+        raise UsageError(
+            f"The run is too short for {count} kills after its first save: it has {batches} batches. Train "
+            f"longer, or lower resumes= or save_every=."
+        )
+    chosen, unused = [], [*STAGES]
+    for start, end in pairwise(ends):
+        events = {moment.event for moment in moments[start:end]}
+        stages = [event for event in unused if event in events][:1]
+        unused = [event for event in unused if event not in stages]
+        candidates = [moment for moment in moments[start:end] if not stages or moment.event in stages]
+        chosen.append(candidates[len(candidates) // 2])
+    return chosen
+
+
+def _is_kill_point(value: object) -> bool:
+    if isinstance(value, tuple):
+        return len(value) == 2 and isinstance(value[0], str) and is_whole_number(value[1])
+    return is_whole_number(value)
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptedAttempt:
+    """An attempt of the interrupted run.
+
+    Attributes:
+        resumed_at: finished epochs, batches of the epoch and steps; None if the attempt started from scratch.
+        killed_at: the moment of the kill; None if the attempt ran to the end.
+    """
+
+    resumed_at: tuple[int, int, int] | None
+    killed_at: Moment | None
+
+    def __str__(self) -> str:
+        begin = "from the start"
+        if self.resumed_at is not None:
+            begin = "resumed at epoch {}, batch {}, step {}".format(*self.resumed_at)
+        return f"{begin}, {f'killed at {self.killed_at}' if self.killed_at else 'ran to the end'}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeCheck:
+    """The result of a resume check; `str` returns a report.
+
+    Attributes:
+        position: how the loader reaches its position, as in `result.resume`.
+        reasons: reasons reported by the runs why a resume may differ.
+        difference: the first difference; None if the runs are bitwise identical.
+        causes: likely causes of the difference.
+        is_deterministic: whether two uninterrupted runs are equal; if not, no run was killed.
+        attempts: the attempts of the interrupted run, up to the first difference.
+        batches: the number of batches in these attempts.
+        draws: the first difference of the random state, even if nothing else differs.
+        set_aside: the values that were not compared because they differ between uninterrupted runs.
+    """
+
+    position: Position
+    reasons: tuple[str, ...]
+    difference: Difference | None = None
+    causes: tuple[str, ...] = ()
+    is_deterministic: bool = True
+    attempts: tuple[InterruptedAttempt, ...] = ()
+    batches: int = 0
+    draws: Difference | None = None
+    set_aside: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the interrupted run equals the uninterrupted one."""
+        return self.difference is None
+
+    @property
+    def kills(self) -> tuple[Moment, ...]:
+        """The moments at which the run was killed."""
+        return tuple(attempt.killed_at for attempt in self.attempts if attempt.killed_at is not None)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        count = len(self.attempts)
+        if self.difference is None:
+            yield f"exact: {self.batches} batches in {count} attempts equal an uninterrupted run"
+        elif self.is_deterministic:
+            yield f"NOT exact: attempt {count} differs from an uninterrupted run"
+        else:
+            yield "NOT deterministic: two uninterrupted runs differ, so a resume cannot be checked"
+        yield from (f"  attempt {number}: {attempt}" for number, attempt in enumerate(self.attempts, 1))
+        if self.draws is not None and self.difference is None:
+            yield f"without consequence: {self.draws}"
+        elif self.draws is not None:
+            yield f"first {self.draws}"
+        if self.difference is not None:
+            yield f"{'then' if self.draws else 'first'} {self.difference}"
+        yield from (f"likely cause: {cause}" for cause in self.causes)
+        yield f"position of the data: {self.position}"
+        yield from (reason for reason in self.reasons if reason not in self.causes)
+        if self.set_aside:
+            yield f"not compared, differs even without a kill: {', '.join(self.set_aside)}"
+
 
 BY = "the resume check"
 
@@ -74,7 +242,6 @@ class CheckedAttempt:
         killed: whether it was killed.
         resumed_by_itself: whether it resumed a checkpoint from outside the check.
         saved: the newest state that it saved.
-        workers: reasons why the worker processes of the loader may differ.
         position: how the loader reaches its position.
         reasons: reasons reported by the run why a resume may differ.
     """
@@ -86,7 +253,6 @@ class CheckedAttempt:
         self.moments: list[Moment] = []
         self.killed = self.resumed_by_itself = False
         self.saved: SavedState | None = None
-        self.workers: tuple[str, ...] = ()
         self.position: Position = "seeked"
         self.reasons: tuple[str, ...] = ()
 
@@ -94,12 +260,12 @@ class CheckedAttempt:
         bus = trainer.bus
         Tracer(self.facts.append).subscribe(bus)
         if self._kill_at is not None:
-            bus.on(SavePoint, self._save, lane=Lane.PERSIST)
-        bus.on(TrainStart, self._resume, lane=Lane.REPORT)
-        bus.on(CheckpointLoaded, self._check_origin, lane=Lane.REPORT)
-        for kind in (BatchEnd, EpochEnd):
+            bus.on(ev.SavePoint, self._save, lane=Lane.PERSIST)
+        bus.on(ev.TrainStart, self._resume, lane=Lane.REPORT)
+        bus.on(ev.CheckpointLoaded, self._check_origin, lane=Lane.REPORT)
+        for kind in (ev.BatchEnd, ev.EpochEnd):
             bus.on(kind, self._request_save, lane=Lane.REPORT)
-        bus.on(RunClosed, self._close, lane=Lane.REPORT)
+        bus.on(ev.RunClosed, self._close, lane=Lane.REPORT)
         for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())]):
             if event.name not in AFTER_THE_END:
                 bus.on(event, self._count, lane=Lane.REPORT)
@@ -111,28 +277,28 @@ class CheckedAttempt:
         if self.killed:
             gc.collect()  # reference cycles keep a killed run and its worker processes
 
-    def _resume(self, run: Run, event: Event) -> None:
+    def _resume(self, run: Run, event: ev.Event) -> None:
         if (origin := self._origin) is not None:
             path = origin.path if origin.path is not None and origin.path.exists() else None  # it may have been pruned
             run.resume(torch.load(BytesIO(origin.content), weights_only=True), path)
 
-    def _check_origin(self, run: Run, event: Event) -> None:
+    def _check_origin(self, run: Run, event: ev.Event) -> None:
         if not self.facts and self._origin is None:  # with facts, a plugin rolled back within the run
             self.resumed_by_itself = True
             self._kill(run)
 
-    def _request_save(self, run: Run, event: Event) -> None:
-        if isinstance(event, EpochEnd) or run.progress.batches % self._save_every == 0:
+    def _request_save(self, run: Run, event: ev.Event) -> None:
+        if isinstance(event, ev.EpochEnd) or run.progress.batches % self._save_every == 0:
             run.control.request_save(f"every {self._save_every} batches and at the end of an epoch", by=BY)
 
-    def _save(self, run: Run, event: Event) -> None:
+    def _save(self, run: Run, event: ev.Event) -> None:
         content = BytesIO()
         torch.save(run.state_dict(), content)
         counters = run.progress.epoch, run.progress.batch, run.progress.steps
         facts = len(self.facts) + (self._origin.facts if self._origin else 0)
         self.saved = SavedState(content.getvalue(), facts, counters, run.checkpoints.last)
 
-    def _count(self, run: Run, event: Event) -> None:
+    def _count(self, run: Run, event: ev.Event) -> None:
         self.moments.append(self._counter.count(event, run.progress))
         if self.moments[-1] == self._kill_at:
             self._kill(run)
@@ -142,27 +308,13 @@ class CheckedAttempt:
         self._note_data(run)
         raise Killed
 
-    def _close(self, run: Run, event: Event) -> None:
-        if self.killed:
-            return
-        self._note_data(run)
-        train = run.data.train_loader
-        loaders = train.loaders.values() if isinstance(train, Streams) else [train]
-        self.workers = tuple(suspect for loader in loaders for suspect in _worker_suspects(loader))
+    def _close(self, run: Run, event: ev.Event) -> None:
+        if not self.killed:
+            self._note_data(run)
 
     def _note_data(self, run: Run) -> None:
         facts = run.data.resume_facts()
         self.position, self.reasons = facts.position, facts.sentences
-
-
-def _worker_suspects(loader: Any) -> list[str]:
-    if not isinstance(loader, DataLoader) or not loader.num_workers or loader.worker_init_fn is None:
-        return []
-    name = getattr(loader.worker_init_fn, "__qualname__", type(loader.worker_init_fn).__name__)
-    return [
-        f"worker_init_fn={name} may depend on the worker, and after a resume within an epoch other workers load the "
-        f"batches: do the same in each worker"
-    ]
 
 
 Ignored = frozenset[tuple[str, str]]  # (what, path) of facts
@@ -179,7 +331,7 @@ DEFAULT_WITHOUT_KILL = (
 )
 AFTER_RESUME = {
     "batch": "the data depend on more than the seed and the position: they were created with draws that make_trainer "
-    "does not seed, or the dataset has state, such as a counter or a generator",
+    "does not seed, worker_init_fn depends on the worker, or the dataset has state, such as a counter",
     "order": "a plugin that makes requests does not save its state: add state_dict and load_state_dict",
     "modules": "a plugin or the task changes gradients or weights depending on state that is not in the checkpoint, or "
     "a kernel is not deterministic: see torch.use_deterministic_algorithms",
@@ -299,14 +451,13 @@ class _ResumeCheck:
             cause = WITHOUT_KILL.get(first.what, DEFAULT_WITHOUT_KILL)
             return replace(check, is_deterministic=False, difference=first, draws=draws, causes=(cause,))
         check = replace(check, set_aside=tuple(sorted({_name(*fact) for fact in varies})))
-        return self._interrupted(check, reference.facts, ignored | varies, twin.workers, kills)
+        return self._interrupted(check, reference.facts, ignored | varies, kills)
 
     def _interrupted(
         self,
         check: ResumeCheck,
         reference: Sequence[Fact],
         aside: Ignored,
-        workers: Sequence[str],
         kills: Sequence[Moment],
     ) -> ResumeCheck:
         saved: SavedState | None = None
@@ -327,7 +478,7 @@ class _ResumeCheck:
                 reasons=tuple(dict.fromkeys((*check.reasons, *attempt.reasons))),
             )
             if first is not None:
-                return replace(check, causes=_causes(first, attempt.reasons, workers))
+                return replace(check, causes=_causes(first, attempt.reasons))
             if kill is not None and not attempt.killed:
                 raise UsageError(
                     f"Attempt {len(check.attempts)} ({entry}) did not reach {kill}: each kill point must be after the "
@@ -384,11 +535,10 @@ def varying(facts: Sequence[Fact], twin: Sequence[Fact]) -> Ignored:
     return frozenset((difference.what, path) for difference in differences for path in difference.paths)
 
 
-def _causes(difference: Difference, reasons: Sequence[str], workers: Sequence[str]) -> tuple[str, ...]:
-    causes = dict.fromkeys([*reasons, *(workers if difference.what == "batch" else ())])
-    if difference.what.startswith("plugin ") and not causes:
+def _causes(difference: Difference, reasons: Sequence[str]) -> tuple[str, ...]:
+    if difference.what.startswith("plugin ") and not reasons:
         return (f"{difference.what} does not continue from the state that load_state_dict restores",)
-    return tuple(causes or [AFTER_RESUME.get(difference.what, DEFAULT_AFTER_RESUME)])
+    return tuple(reasons or [AFTER_RESUME.get(difference.what, DEFAULT_AFTER_RESUME)])
 
 
 def _name(what: str, path: str) -> str:
