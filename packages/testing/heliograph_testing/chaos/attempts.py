@@ -6,13 +6,14 @@ import os
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 
 from .confined import JOURNAL, PLAN, VARIABLE
 from .fault import Fault, FaultOutcome
 from .journal import read
-from .processes import Child, Start, end_group, free_port, rank_variables
+from .processes import ForkedChild, free_port, rank_variables, train_in
 
 PACKAGE = "heliograph-chaos"
 PLUGINS = "HELIOGRAPH_PLUGINS"  # adds the plugin to every trainer
@@ -55,7 +56,7 @@ class ChaosProgram:
     """A training that is started in copies of a folder.
 
     Attributes:
-        start: starts a process.
+        run: runs the training, in the copy.
         copy: writes a copy of the folder.
         place: the folder of the copies, journals and outputs.
         seed: the seed of faults in numbers.
@@ -63,7 +64,7 @@ class ChaosProgram:
         on_attempt: called with a line after each attempt.
     """
 
-    start: Start
+    run: Callable[[], object]
     copy: Callable[[Path], None]
     place: Path
     seed: int
@@ -97,15 +98,15 @@ class ChaosProgram:
         output = notes / f"attempt-{number}.log"
         before = {path: path.stat().st_size for path in _journals(notes)}
         began, port = monotonic(), free_port() if self.ranks > 1 else 0
-        children: list[Child] = []
+        children: list[ForkedChild] = []
         try:
             for rank in range(self.ranks):
                 variables = {**_variables(notes), **rank_variables(rank, self.ranks, port)}
-                children.append(self.start(self.place / name, variables, output))
+                children.append(ForkedChild(partial(train_in, self.place / name, variables, self.run), output))
             hung, silence = _watch(children, notes, patience)
         finally:
             for child in children:
-                end_group(child)
+                child.end_group()
             statuses = tuple(map(_status, children))
         seconds = monotonic() - began
         new = [entry for path in _journals(notes) for entry in read(path, before.get(path, 0))]
@@ -137,7 +138,7 @@ def _variables(notes: Path) -> dict[str, str]:
     return {VARIABLE: str(notes), PLUGINS: added, "PYTHONPATH": path}
 
 
-def _watch(children: Sequence[Child], notes: Path, patience: float) -> tuple[bool, float]:
+def _watch(children: Sequence[ForkedChild], notes: Path, patience: float) -> tuple[bool, float]:
     # Wait for the end; return whether the journals stopped growing, and the longest time without growth.
     size, last, longest = 0, monotonic(), 0.0
     first_end: float | None = None
@@ -161,7 +162,7 @@ def _journals(notes: Path) -> list[Path]:
     return [*notes.glob(JOURNAL), *sorted(notes.glob(f"{stem}.rank-*.{suffix}"))]
 
 
-def _status(child: Child) -> int:
+def _status(child: ForkedChild) -> int:
     while (status := child.poll()) is None:
         sleep(POLL_INTERVAL)
     return status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Literal
@@ -15,7 +16,7 @@ from ..resume.check import varying
 from .attempts import ChaosAttempt, ChaosProgram
 from .fault import HARMLESS, KINDS, Fault, FaultOutcome, draw_faults
 from .journal import read
-from .processes import Start, function_starter, script_starter
+from .processes import run_script
 from .story import Aside, RankStory, first_difference
 
 SHORTEST = 10.0  # minimum seconds of the watchdog
@@ -156,9 +157,9 @@ def check_script(
         raise UsageError(f"{script} is not a file.")
     if not path.is_relative_to(root):
         raise UsageError(f"{path} is not in {root}, the folder that is copied: change to the folder of the script.")
-    start = script_starter(path.relative_to(root), arguments)
 
-    return _check(start, lambda to: _copy_folder(root, to, leave_out), folder, seed, faults, kinds, ranks, on_attempt)
+    run = partial(run_script, path.relative_to(root), arguments)
+    return _check(run, lambda to: _copy_folder(root, to, leave_out), folder, seed, faults, kinds, ranks, on_attempt)
 
 
 def check_function(
@@ -183,11 +184,11 @@ def check_function(
     Returns:
         The report.
     """
-    return _check(function_starter(train), lambda to: to.mkdir(parents=True), folder, seed, faults, kinds, ranks)
+    return _check(train, lambda to: to.mkdir(parents=True), folder, seed, faults, kinds, ranks)
 
 
 def _check(
-    start: Start,
+    run: Callable[[], object],
     copy: Callable[[Path], None],
     folder: str | Path | None,
     seed: int,
@@ -206,7 +207,7 @@ def _check(
         raise UsageError(f"{folder} exists: choose a new folder, so that nothing is overwritten.")
     place = Path(mkdtemp(prefix="chaos-")) if folder is None else Path(folder).resolve()
     try:
-        report = _compare(ChaosProgram(start, copy, place, seed, ranks, on_attempt), faults, kinds)
+        report = _compare(ChaosProgram(run, copy, place, seed, ranks, on_attempt), faults, kinds)
     except (UsageError, KeyboardInterrupt):
         if folder is None:
             shutil.rmtree(place)
