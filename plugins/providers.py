@@ -108,7 +108,7 @@ PROVIDED: Mapping[str, Mapping[str, str]] = tomllib.loads(
     Path(__file__).with_name("packages.toml").read_text(encoding="utf-8")
 )
 NAMES, COMMANDS, PLUGINS = map(_by_name, ("names", "commands", "plugins"))
-NEEDS = {"rules": ("recorder",), "testing": ("recorder",)}
+NEEDS = {"rules": ("recorder",)}
 ENTRY_POINTS = {
     "heliograph.commands": COMMANDS,
     "heliograph.engines": {"accelerate": "bridges"},

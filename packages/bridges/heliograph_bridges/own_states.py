@@ -6,11 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from heliograph import Run
+from heliograph import NotRecorded, Run
 from heliograph.spi import differing, encode
 from torch import nn
 
 PLAIN = (bool, int, float, str, type(None))
+
+
+def refuse_replay(run: Run) -> None:
+    if run.report.is_replay:
+        raise NotRecorded("the model and the loaders, which callbacks of other frameworks receive")
 
 
 class OwnStates:
@@ -52,9 +57,8 @@ class OwnStates:
             self.stop_reason = ""
         if self.stop_reason:
             run.control.stop(self.stop_reason)
-        if self._lost and affects_training and not run.report.is_replay:
-            for path in self._lost:
-                run.data.report_untracked(path, f"it had changed and starts fresh: {self._remedy}")
+        for path in self._lost if affects_training else ():
+            run.data.report_untracked(path, f"it had changed and starts fresh: {self._remedy}")
 
     def state_dict(self, run: Run | None) -> dict[str, Any]:
         """Return copies of the states; a stop that was withdrawn in the current run is not repeated."""

@@ -8,9 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from heliograph import Run
-from heliograph.core.system.errors import NotRecorded
 from heliograph.packages.tests.facts import assert_each
-from heliograph_bridges.absent import Absent
 from heliograph_bridges.own_states import OwnStates, Unsaved
 from torch import nn
 
@@ -38,15 +36,14 @@ class Forgetful:
 class Asked:
     """Stands for a run: notes what is asked of it."""
 
-    def __init__(self, *, is_replay: bool = False) -> None:
+    def __init__(self) -> None:
         self.stops, self.untracked = list[str](), dict[str, str]()
-        self.report = SimpleNamespace(is_replay=is_replay)
         self.control = SimpleNamespace(stop=self.stops.append)
         self.data = SimpleNamespace(report_untracked=self.untracked.__setitem__)
 
 
-def resume(states: OwnStates, *, affects_training: bool = True, is_replay: bool = False) -> Asked:
-    asked = Asked(is_replay=is_replay)
+def resume(states: OwnStates, *, affects_training: bool = True) -> Asked:
+    asked = Asked()
     states.resume(cast("Run", asked), affects_training=affects_training)
     return asked
 
@@ -85,8 +82,8 @@ def test_a_stop_is_asked_for_again_with_the_same_options_only() -> None:
     assert resume(same).stops == []
 
 
-@pytest.mark.parametrize(("affects_training", "is_replay"), [(True, False), (False, False), (True, True)])
-def test_what_no_state_holds_is_listed_if_it_matters(affects_training: bool, is_replay: bool) -> None:
+@pytest.mark.parametrize("affects_training", [True, False])
+def test_what_no_state_holds_is_listed_if_it_matters(affects_training: bool) -> None:
     forgetful = Forgetful()
     states = OwnStates([forgetful, Counter()], "give it one")
     assert states.state_dict(None)["lost"] == []
@@ -94,8 +91,8 @@ def test_what_no_state_holds_is_listed_if_it_matters(affects_training: bool, is_
     saved = states.state_dict(None)
     again = OwnStates([Forgetful(), Counter()], "give it one")
     again.load_state_dict(saved)
-    untracked = resume(again, affects_training=affects_training, is_replay=is_replay).untracked
-    expected = [("Forgetful.seen", "starts fresh", "give it one")] if affects_training and not is_replay else []
+    untracked = resume(again, affects_training=affects_training).untracked
+    expected = [("Forgetful.seen", "starts fresh", "give it one")] if affects_training else []
     assert_each(untracked.items(), *expected)
 
 
@@ -131,9 +128,3 @@ def test_what_the_run_trains_is_left_out() -> None:
     unsaved = Unsaved(Holder(model))
     nn.init.ones_(model.weight)
     assert unsaved.changed([model]) == []
-
-
-@pytest.mark.parametrize("use", [lambda each: each.x, lambda each: each[0], list, len, lambda each: each()])
-def test_what_is_not_recorded_says_so_when_it_is_used(use: Any) -> None:
-    with pytest.raises(NotRecorded, match="the model"):
-        use(Absent("the model"))

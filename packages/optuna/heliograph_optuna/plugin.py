@@ -7,19 +7,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from heliograph import (
-    CheckpointLoaded,
-    Lane,
-    LastBoundary,
-    NotRecorded,
-    Plugin,
-    Run,
-    RunClosed,
-    RunFailed,
-    TrainStart,
-    ValidationEnd,
-    on,
-)
+from heliograph import Lane, NotRecorded, Plugin, Run, on
+from heliograph import events as ev
 from heliograph.spi import Monitor, clean, ended_for_good, membership, on_main, require
 
 from .storages import is_in_memory
@@ -192,8 +181,8 @@ class Optuna(Plugin):
             )
         return getattr(self.trial, f"suggest_{kind}")(name, **options)
 
-    @on(TrainStart, lane=Lane.TRANSFORM, before="recorder")
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart, lane=Lane.TRANSFORM, before="recorder")
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         if run.report.is_replay:
             raise NotRecorded("the trial of a study")
         self.monitor.check_measured(run)
@@ -202,13 +191,13 @@ class Optuna(Plugin):
         self.pruned_at, self.is_pruned, self._reason, self._is_over = None, False, "", False
         on_main(run.engine, self._open_judge)
 
-    @on(CheckpointLoaded)
-    def repeat_stop_after_resume(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded)
+    def repeat_stop_after_resume(self, run: Run, event: ev.CheckpointLoaded) -> None:
         if self.pruned_at is not None:
             run.control.stop(self._reason)
 
-    @on(ValidationEnd, optional=True)
-    def report(self, run: Run, event: ValidationEnd) -> None:
+    @on(ev.ValidationEnd, optional=True)
+    def report(self, run: Run, event: ev.ValidationEnd) -> None:
         """Report the metric on the main rank, and stop all ranks if the pruner decides so."""
         if not self.monitor.is_for(run, event):
             return
@@ -220,17 +209,17 @@ class Optuna(Plugin):
             )
             run.control.stop(self._reason)
 
-    @on(LastBoundary, lane=Lane.TRANSFORM)
-    def end(self, run: Run, event: LastBoundary) -> None:
+    @on(ev.LastBoundary, lane=Lane.TRANSFORM)
+    def end(self, run: Run, event: ev.LastBoundary) -> None:
         self._is_over = True
 
-    @on(RunFailed, lane=Lane.REPORT)
-    def let_pass(self, run: Run, event: RunFailed) -> None:
+    @on(ev.RunFailed, lane=Lane.REPORT)
+    def let_pass(self, run: Run, event: ev.RunFailed) -> None:
         if isinstance(event.error, self._pruned_type):
             run.hooks.replace_error(event.error)
 
-    @on(RunClosed, lane=Lane.REPORT)
-    def report_end(self, run: Run, event: RunClosed) -> None:
+    @on(ev.RunClosed, lane=Lane.REPORT)
+    def report_end(self, run: Run, event: ev.RunClosed) -> None:
         if run.optimizer is not None and ended_for_good(run, event.status):
             self.monitor.warn_unread(run, type(self).__name__)
         if run.optimizer is None or event.status != "stopped" or self.pruned_at is None:

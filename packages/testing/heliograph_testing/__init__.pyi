@@ -1,10 +1,10 @@
-from .conformance.check import check_plugin as check_plugin
+from .conformance.rules import check_plugin as check_plugin
 from .conformance.trackers import check_tracker as check_tracker
 from .golden_run import GoldenCheck as GoldenCheck
 from .golden_run import GoldenRun as GoldenRun
 from .golden_run import check_golden as check_golden
 from .golden_run import compare_golden as compare_golden
 from .golden_run import record_golden as record_golden
+from .resume.check import ResumeCheck as ResumeCheck
 from .resume.check import assert_resume_exact as assert_resume_exact
 from .resume.check import check_resume as check_resume
-from .resume.report import ResumeCheck as ResumeCheck

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from heliograph.spi import describe_error
+from heliograph.spi import UsageError, describe_error, find_function
 
 NAME = "verify-resume"
 
@@ -41,14 +41,8 @@ def verify_resume(arguments: Sequence[str]) -> int:
         metavar="NAME",
         help="a plugin or metric that is not compared; may be repeated",
     )
-    return run(parser.parse_args(arguments))
-
-
-def run(options: argparse.Namespace) -> int:
-    from heliograph.spi import UsageError, find_function
-
-    from .resume.check import check_resume
-    from .resume.moments import parse_kill_point
+    options = parser.parse_args(arguments)
+    from .resume.check import check_resume, parse_kill_point  # imports torch
 
     try:
         check = check_resume(
@@ -63,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
         return 2
     except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; status 1 means different
         traceback.print_exc()
-        text = describe_error(error)
-        print(f"heliograph {NAME}: the check failed: {options.function} raised {text}", file=sys.stderr)
+        failure = f"{options.function} raised {describe_error(error)}"
+        print(f"heliograph {NAME}: the check failed: {failure}", file=sys.stderr)
         return 2
     print(check)
     return 0 if check.is_exact else 1

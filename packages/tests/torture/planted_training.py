@@ -23,8 +23,8 @@ from torch.utils.data import TensorDataset
 FOUND = 3  # another status than that of an error of the kit itself
 FAULTS = 8
 OF_THE_DISK = ("kill", "full-disk", "clock-jump", "kill")
-OF_REQUESTS = ("kill", "preempt", "kill", "lost-request")  # by which other checkpoints are there in the end
-OF_RANKS = ("kill", "preempt", "lost-notice", "slow", "kill", "preempt")
+OF_REQUESTS = ("kill", "preempt")  # by which other checkpoints are there in the end
+OF_RANKS = ("kill", "preempt", "kill", "slow")
 
 
 @cache

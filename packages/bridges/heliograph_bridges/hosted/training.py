@@ -35,23 +35,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
-from heliograph import (
-    BackwardEnd,
-    BatchEnd,
-    BatchStart,
-    Bus,
-    CheckpointSaved,
-    DeviceEngine,
-    ForwardEnd,
-    GradientsReady,
-    Lane,
-    Plugins,
-    Run,
-    RunResult,
-    SavePoint,
-    ShouldStop,
-    StepEnd,
-)
+from heliograph import Bus, DeviceEngine, Lane, Plugins, Run, RunResult
 from heliograph import events as ev
 from heliograph.core.loop import publish
 from heliograph.core.metrics.means import Means
@@ -263,7 +247,7 @@ class HostedTraining:
         run.work.batch, run.work.in_hand = batch, True
         self._is_counted = False
         if run.hot.batch_start.chain:
-            run.hot.batch_start.emit(run, BatchStart())
+            run.hot.batch_start.emit(run, ev.BatchStart())
             if run.work.batch is not batch:
                 raise RuntimeError(
                     f"A plugin replaced run.batch, but {run.host.name} ignores that. Instead, "
@@ -275,7 +259,7 @@ class HostedTraining:
         run = self.active
         self._take(run, loss)
         if run.hot.forward_end.chain:
-            run.hot.forward_end.emit(run, ForwardEnd())
+            run.hot.forward_end.emit(run, ev.ForwardEnd())
 
     @closes_on_error
     def end_backward(self, loss: Tensor | None) -> None:
@@ -283,7 +267,7 @@ class HostedTraining:
         self._take(run, loss)
         run.stepping.first.size += 1
         if run.hot.backward_end.chain:
-            run.hot.backward_end.emit(run, BackwardEnd())
+            run.hot.backward_end.emit(run, ev.BackwardEnd())
 
     def track_loss(self, loss: Tensor) -> None:
         """Add the loss of the micro-batch to `train/loss` of the next log, if the host does not log a loss.
@@ -299,7 +283,7 @@ class HostedTraining:
         """Emit `GradientsReady`; return whether to drop the gradients, on all ranks."""
         run = self.active
         if run.hot.gradients_ready.chain:
-            run.hot.gradients_ready.emit(run, GradientsReady())
+            run.hot.gradients_ready.emit(run, ev.GradientsReady())
         run.control.agree_on_step()
         return run.control.drops_step
 
@@ -314,7 +298,7 @@ class HostedTraining:
             return
         run.progress.steps += 1
         if run.hot.step_end.chain:
-            run.hot.step_end.emit(run, StepEnd())
+            run.hot.step_end.emit(run, ev.StepEnd())
 
     @closes_on_error
     def end_batch(self, loss: Tensor | None = None) -> None:
@@ -328,7 +312,7 @@ class HostedTraining:
         run.progress.batch += 1
         run.work.in_hand = False
         if run.hot.batch_end.chain:
-            run.hot.batch_end.emit(run, BatchEnd())
+            run.hot.batch_end.emit(run, ev.BatchEnd())
         run.outputs = run.work.batch = None
         if run.control.touched:
             run.control.close_batch()
@@ -381,7 +365,7 @@ class HostedTraining:
             run.checkpoints.in_boundary = False
             control.release()
         if should_stop.chain:
-            should_stop.emit(run, ShouldStop())
+            should_stop.emit(run, ev.ShouldStop())
         control.decide(served=self._is_served, in_epoch=run.work.has_begun)
         self._is_served = run.boundary_is_open = False
         return Leave(control.stopped, control.should_end_epoch)
@@ -481,7 +465,7 @@ class HostedTraining:
     def connect_writer(self, bus: Bus, host: str) -> None:
         """Register the host as the handler that writes checkpoints at `SavePoint`."""
 
-        def announce(run: Run, event: SavePoint) -> None:  # noqa: ARG001  # every handler takes an event
+        def announce(run: Run, event: ev.SavePoint) -> None:  # noqa: ARG001  # every handler takes an event
             assert self._saving is not None
             path, is_best = self._saving
             if path is None:
@@ -489,10 +473,10 @@ class HostedTraining:
             run.checkpoints.last = path
             if is_best:
                 run.checkpoints.best = path
-            run.emit(CheckpointSaved(path, is_best))
+            run.emit(ev.CheckpointSaved(path, is_best))
 
         announce.__qualname__ = host
-        bus.on(SavePoint, announce, lane=Lane.PERSIST)
+        bus.on(ev.SavePoint, announce, lane=Lane.PERSIST)
 
     # Opening and closing.
 

@@ -11,7 +11,7 @@ from heliograph import events as ev
 from heliograph.plugins import snake_case
 from heliograph.spi import require
 
-from ..own_states import Unsaved
+from ..own_states import Unsaved, refuse_replay
 from .facade import UNEXPLAINED
 from .flavour import Flavour, flavour_of
 from .refused import check_averaging, check_served, is_shipped
@@ -51,10 +51,6 @@ NEVER = ("on_sanity_check_start", "on_sanity_check_end")
 def has(callback: Any, flavour: Flavour, hook: str) -> bool:
     method = getattr(callback, hook)
     return getattr(method, "__func__", method) is not getattr(flavour.callback, hook)
-
-
-def unused_events(callback: Any, flavour: Flavour) -> tuple[type[ev.Event], ...]:
-    return tuple(event for event, hooks in HOOKS.items() if not any(has(callback, flavour, hook) for hook in hooks))
 
 
 def saved_state(callback: Any, work: RunView) -> dict[str, Any]:
@@ -119,7 +115,9 @@ class LightningCallback(Plugin):
     def __init__(self, callback: Any, flavour: Flavour) -> None:
         self._callback, self._flavour = callback, flavour
         self.name = f"lightning_{snake_case(type(callback).__name__)}"
-        self.ignores = unused_events(callback, flavour)
+        self.ignores = tuple(
+            event for event, hooks in HOOKS.items() if not any(has(callback, flavour, hook) for hook in hooks)
+        )
         self._work: RunView | None = None
         self._waiting: Mapping[str, Any] = {}  # a state to load in `open`
         self._is_used = self._is_closed = self._has_failed = False
@@ -138,6 +136,7 @@ class LightningCallback(Plugin):
         self._waiting = {}
 
     def open(self, run: Run) -> RunView:
+        refuse_replay(run)
         self._work = work = RunView.of(run, self._flavour)
         self._has_failed = self._is_closed = False
         work.attach(self._callback)
@@ -188,36 +187,30 @@ class LightningCallback(Plugin):
 
     @on(ev.BatchStart, optional=True)
     def begin_batch(self, run: Run, event: ev.BatchStart) -> None:
-        work = self._work_of(run)
-        work.batch_index = run.progress.batch
-        self._callback.on_train_batch_start(work.trainer, work.module, run.batch, work.batch_index)
+        index = self._work_of(run).batch_index = run.progress.batch
+        self._call(run, "on_train_batch_start", run.batch, index)
 
     @on(ev.ForwardEnd, optional=True)
     def before_backward(self, run: Run, event: ev.ForwardEnd) -> None:
-        work = self._work_of(run)
-        self._callback.on_before_backward(work.trainer, work.module, _scaled(run, run.loss))
+        self._call(run, "on_before_backward", _scaled(run, run.loss))
 
     @on(ev.BackwardEnd, optional=True)
     def after_backward(self, run: Run, event: ev.BackwardEnd) -> None:
-        work = self._work_of(run)
-        self._callback.on_after_backward(work.trainer, work.module)
+        self._call(run, "on_after_backward")
 
     @on(ev.GradientsReady, lane=Lane.MEASURE, optional=True)
     def before_step(self, run: Run, event: ev.GradientsReady) -> None:
-        work = self._work_of(run)
-        self._callback.on_before_optimizer_step(work.trainer, work.module, run.optimizer)
+        self._call(run, "on_before_optimizer_step", run.optimizer)
 
     @on(ev.StepEnd, lane=Lane.REPORT, optional=True)
     def before_zero_grad(self, run: Run, event: ev.StepEnd) -> None:
-        work = self._work_of(run)
-        self._callback.on_before_zero_grad(work.trainer, work.module, run.optimizer)
+        self._call(run, "on_before_zero_grad", run.optimizer)
 
     @on(ev.BatchEnd, optional=True)
     def end_batch(self, run: Run, event: ev.BatchEnd) -> None:
-        work = self._work_of(run)
-        work.batch_index = run.progress.batch - 1
+        index = self._work_of(run).batch_index = run.progress.batch - 1
         outputs = None if run.loss is None else {"loss": _scaled(run, run.loss.detach())}
-        self._callback.on_train_batch_end(work.trainer, work.module, outputs, run.batch, work.batch_index)
+        self._call(run, "on_train_batch_end", outputs, run.batch, index)
 
     @on(ev.EpochEnd, lane=Lane.MEASURE, optional=True)
     def note_epoch_end(self, run: Run, event: ev.EpochEnd) -> None:
@@ -236,22 +229,18 @@ class LightningCallback(Plugin):
 
     @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, optional=True)
     def begin_evaluation(self, run: Run, event: EvaluationStart) -> None:
-        work = self._work or self.open(run)
-        for hook in ("start", "epoch_start"):
-            getattr(self._callback, f"on_{run.phase}_{hook}")(work.trainer, work.module)
+        self._call(run, f"on_{run.phase}_start")
+        self._call(run, f"on_{run.phase}_epoch_start")
 
     @on(ev.ValidationBatchStart, ev.TestBatchStart, ev.PredictBatchStart, optional=True)
     def begin_evaluated_batch(self, run: Run, event: EvaluationBatchStart) -> None:
-        work = self._work or self.open(run)
-        place = work.place(event.dataset, run.progress.evaluated)
-        getattr(self._callback, f"on_{run.phase}_batch_start")(work.trainer, work.module, run.batch, *place)
+        place = self._work_of(run).place(event.dataset, run.progress.evaluated)
+        self._call(run, f"on_{run.phase}_batch_start", run.batch, *place)
 
     @on(ev.ValidationBatchEnd, ev.TestBatchEnd, ev.PredictBatchEnd, optional=True)
     def end_evaluated_batch(self, run: Run, event: EvaluationBatchEnd) -> None:
-        work = self._work or self.open(run)
-        place = work.place(event.dataset, run.progress.evaluated - 1)
-        hook = getattr(self._callback, f"on_{run.phase}_batch_end")
-        hook(work.trainer, work.module, run.outputs, run.batch, *place)
+        place = self._work_of(run).place(event.dataset, run.progress.evaluated - 1)
+        self._call(run, f"on_{run.phase}_batch_end", run.outputs, run.batch, *place)
 
     @on(ev.ValidationEnd, ev.TestEnd, ev.PredictEnd, lane=Lane.MEASURE, optional=True)
     def end_evaluation_epoch(self, run: Run, event: EvaluationEnd) -> None:
@@ -272,8 +261,7 @@ class LightningCallback(Plugin):
 
     @on(ev.TrainEnd)
     def end(self, run: Run, event: ev.TrainEnd) -> None:
-        work = self._work_of(run)
-        self._callback.on_train_end(work.trainer, work.module)
+        self._call(run, "on_train_end")
 
     @on(ev.RunFailed)
     def fail(self, run: Run, event: ev.RunFailed) -> None:
@@ -320,15 +308,12 @@ class LightningCallback(Plugin):
             )
 
     def call_with(self, run: Run, metrics: dict[str, float] | None, hook: str) -> None:
-        work = self._work or self.open(run)
+        work = self._work_of(run)
         work.metrics.measured = metrics
         try:
-            getattr(self._callback, hook)(work.trainer, work.module)
+            self._call(run, hook)
         finally:
             work.metrics.measured = None
-        self._explain_stop(run)
-
-    def _explain_stop(self, run: Run) -> None:
         request, reason = run.control.stop_request, getattr(self._callback, "stopping_reason_message", None)
         if reason and request is not None and (request.by, request.reason) == (self.name, UNEXPLAINED):
             request.reason = reason.removesuffix(" Signaling Trainer to stop.")
@@ -345,6 +330,10 @@ class LightningCallback(Plugin):
     def _work_of(self, run: Run) -> RunView:
         return self._work or self.open(run)
 
+    def _call(self, run: Run, hook: str, *arguments: Any) -> None:
+        work = self._work_of(run)
+        getattr(self._callback, hook)(work.trainer, work.module, *arguments)
+
     def _watch_boundaries(self, run: Run, *, watches: bool) -> None:
         """Handle `ShouldStop` only after an epoch, because a handler of it creates a boundary at each step."""
         run.bus.signal(ev.ShouldStop).pause(self.end_epoch, paused=not watches)
@@ -355,7 +344,7 @@ class LightningCallback(Plugin):
         self._callback.on_train_start(work.trainer, work.module)
         stateful = any(has(self._callback, self._flavour, method) for method in ("state_dict", "on_save_checkpoint"))
         only_records = is_shipped(self._callback, self._flavour, "LearningRateMonitor")
-        self._unsaved = None if stateful or only_records or work.run.report.is_replay else Unsaved(self._callback)
+        self._unsaved = None if stateful or only_records else Unsaved(self._callback)
 
 
 def from_lightning(callback: Any) -> LightningCallback:

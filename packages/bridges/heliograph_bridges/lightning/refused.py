@@ -78,7 +78,7 @@ def is_shipped(callback: Any, flavour: Flavour, name: str) -> bool:
 
 
 def check_averaging(callback: Any, flavour: Flavour, run: Run) -> None:
-    if run.report.is_replay or not is_shipped(callback, flavour, "WeightAveraging"):
+    if not is_shipped(callback, flavour, "WeightAveraging"):
         return
     from torch.distributed.tensor import DTensor
 

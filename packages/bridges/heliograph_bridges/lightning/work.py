@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from heliograph import NotRecorded, Run
+from heliograph import Run
 
 from .facade import TrainerFacade
 from .flavour import Flavour, logger_class, view_class
@@ -19,13 +19,6 @@ _NO_EFFECT = (
     "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "sync_dist", "sync_dist_group", "add_dataloader_idx",
     "metric_attribute", "rank_zero_only",
 )  # fmt: skip
-
-
-class MissingModule:
-    """The `pl_module` of a replay, which has no model."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise NotRecorded("the modules")
 
 
 class RunView:
@@ -50,10 +43,10 @@ class RunView:
         self.users: list[Any] = []
         self.trainer = TrainerFacade(self)
         self.loggers = [logger_class(flavour)(self)]
-        self.schedulers: list[Any] = [] if run.report.is_replay else list(_scheduler_records(self))
+        self.schedulers = list(_scheduler_records(self))
         self._set: tuple[str | None, int] = None, 0
         self._sets: list[str] = []  # in the order in which they are evaluated
-        self.module: Any = MissingModule() if run.report.is_replay else self._attach_module()
+        self.module = self._attach_module()
         self._rank_before = self._set_rank(run.engine.rank)
 
     @classmethod
@@ -103,9 +96,8 @@ class RunView:
         if not self.users:
             _WORKS.pop(self.run, None)
             self._set_rank(self._rank_before)
-            if not self.run.report.is_replay:
-                self.module.trainer = None
-                del self.module.log
+            self.module.trainer = None
+            del self.module.log
 
     def log(self, name: str, value: Any, *, batch_size: int | None = None, reduce_fx: Any = "mean", **kw: Any) -> None:
         """Log a value with `run.track`, for `self.log` of callbacks.

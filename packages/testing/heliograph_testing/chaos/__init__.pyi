@@ -1,5 +1,5 @@
+from .check import ChaosReport as ChaosReport
 from .check import check_function as check_function
 from .check import check_script as check_script
-from .faults.fault import Fault as Fault
+from .fault import Fault as Fault
 from .plugin import Chaos as Chaos
-from .report import ChaosReport as ChaosReport

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 
-from .environment import JOURNAL, VARIABLE
-from .faults.fault import Fault
-from .journal import Entry, read
-from .processes import Child, Start, end_group, free_port, rank_variables
+from .confined import JOURNAL, PLAN, VARIABLE
+from .fault import Fault, FaultOutcome
+from .journal import read
+from .processes import ForkedChild, free_port, rank_variables, train_in
 
 PACKAGE = "heliograph-chaos"
 PLUGINS = "HELIOGRAPH_PLUGINS"  # adds the plugin to every trainer
+PATIENCE = 900.0  # seconds without progress, for a training of unknown speed
 POLL_INTERVAL = 0.02  # seconds between two polls of the processes
 END_TIMEOUT = 15.0  # seconds for a rank to end after another rank ended
 MOST_FAILURES = 3  # consecutive failures without a fault
+MORE_ATTEMPTS = 10  # in addition to one per fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,137 +51,118 @@ class ChaosAttempt:
         return not any(self.statuses)
 
 
-class ChaosTraining:
-    """A training in a folder, with faults, and with journals and outputs in the folder `notes`.
+@dataclass(frozen=True, slots=True)
+class ChaosProgram:
+    """A training that is started in copies of a folder.
 
-    Args:
-        start: starts a process.
-        folder: the folder of the training.
-        notes: a new folder for the journals and outputs.
-        ranks: the number of processes.
-        faults: the faults to inject.
+    Attributes:
+        run: runs the training, in the copy.
+        copy: writes a copy of the folder.
+        place: the folder of the copies, journals and outputs.
         seed: the seed of faults in numbers.
+        ranks: the number of processes.
         on_attempt: called with a line after each attempt.
     """
 
-    def __init__(
-        self,
-        start: Start,
-        folder: Path,
-        notes: Path,
-        *,
-        ranks: int = 1,
-        faults: Sequence[Fault] = (),
-        seed: int = 0,
-        on_attempt: Callable[[str], object] | None = None,
-    ) -> None:
-        self._start, self._folder, self._notes, self._ranks = start, folder, notes, ranks
-        self._on_attempt = on_attempt
+    run: Callable[[], object]
+    copy: Callable[[Path], None]
+    place: Path
+    seed: int
+    ranks: int
+    on_attempt: Callable[[str], object] | None
+
+    def train(self, name: str, faults: Sequence[Fault] = (), patience: float = PATIENCE) -> list[ChaosAttempt]:
+        """Start the training until it completes; without faults, once."""
+        self.copy(self.place / name)
+        notes = self._notes(name)
         notes.mkdir(parents=True)
-        plan = {"faults": [fault.as_dict() for fault in faults], "seed": seed, "disk": str(folder)}
-        (notes / "plan.json").write_text(json.dumps(plan))
-        self.attempts: list[ChaosAttempt] = []
-
-    @property
-    def journals(self) -> list[Path]:
-        return journals(self._notes)
-
-    def run(self, patience: float, limit: int) -> bool:
+        plan = {"faults": faults, "seed": self.seed, "disk": self.place / name}
+        (notes / PLAN).write_bytes(pickle.dumps(plan))
+        attempts: list[ChaosAttempt] = []
         failures = 0
-        while len(self.attempts) < limit:
-            self.attempts.append(attempt := self._attempt(patience))
+        while len(attempts) < (len(faults) + MORE_ATTEMPTS if faults else 1) and failures < MOST_FAILURES:
+            attempts.append(attempt := self._attempt(name, len(attempts) + 1, patience))
             if attempt.completed:
-                return True
+                break
             failures = 0 if attempt.faults else failures + 1
-            if failures == MOST_FAILURES:
-                return False
-        return False
+        return attempts
 
-    def _entries(self) -> dict[Path, list[Entry]]:
-        return {path: [*read(path)] for path in self.journals}
+    def journals(self, name: str) -> list[Path]:
+        return _journals(self._notes(name))
 
-    def _attempt(self, patience: float) -> ChaosAttempt:
-        output = self._notes / f"attempt-{len(self.attempts) + 1}.log"
-        before, began, port = self._entries(), monotonic(), free_port() if self._ranks > 1 else 0
-        children: list[Child] = []
-        watchdog = _Watchdog(self._notes)
+    def _notes(self, name: str) -> Path:
+        return self.place / f"{name}-notes"
+
+    def _attempt(self, name: str, number: int, patience: float) -> ChaosAttempt:
+        notes = self._notes(name)
+        output = notes / f"attempt-{number}.log"
+        before = {path: path.stat().st_size for path in _journals(notes)}
+        began, port = monotonic(), free_port() if self.ranks > 1 else 0
+        children: list[ForkedChild] = []
         try:
-            for rank in range(self._ranks):
-                variables = {**self._variables(), **rank_variables(rank, self._ranks, port)}
-                children.append(self._start(self._folder, variables, output))
-            hung = watchdog.until_end(children, patience)
+            for rank in range(self.ranks):
+                variables = {**_variables(notes), **rank_variables(rank, self.ranks, port)}
+                children.append(ForkedChild(partial(train_in, self.place / name, variables, self.run), output))
+            hung, silence = _watch(children, notes, patience)
         finally:
             for child in children:
-                end_group(child)
-            statuses = tuple(_status(child) for child in children)
-        new = [entry for path, entries in self._entries().items() for entry in entries[len(before.get(path, ())) :]]
-        kinds = tuple(entry["kind"] for entry in new if entry["what"] == "fault")
-        failed = any(entry["what"] == "end" and entry["status"] == "failed" for entry in new)
+                child.end_group()
+            statuses = tuple(map(_status, children))
         seconds = monotonic() - began
-        if self._on_attempt is not None:
-            line = _describe(new, statuses, hung=hung, seconds=seconds)
-            self._on_attempt(f"{self._folder.name}, attempt {len(self.attempts) + 1}: {line}")
-        return ChaosAttempt(statuses, seconds, watchdog.silence, hung, kinds, failed, output)
-
-    def _variables(self) -> dict[str, str]:
-        # A package with an entry point on PYTHONPATH adds the plugin to every trainer.
-        package = self._notes / "package"
-        info = package / "heliograph_chaos-1.dist-info"
-        if not info.exists():
-            info.mkdir(parents=True)
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1\n")
-            target = "heliograph_testing.chaos.environment:make_chaos"
-            (info / "entry_points.txt").write_text(f"[heliograph.plugins]\nchaos = {target}\n")
-        added = ",".join(word for word in (os.environ.get(PLUGINS, ""), f"+{PACKAGE}:chaos") if word)
-        path = os.pathsep.join(part for part in (str(package), os.environ.get("PYTHONPATH", "")) if part)
-        return {VARIABLE: str(self._notes), PLUGINS: added, "PYTHONPATH": path}
+        new = [entry for path in _journals(notes) for entry in read(path, before.get(path, 0))]
+        outcomes: dict[int, FaultOutcome] = {
+            entry["number"]: entry["outcome"] for entry in new if entry["what"] == "fault"
+        }
+        if self.on_attempt is not None:
+            resumed = next((f"batch {entry['batch']}" for entry in new if entry["what"] == "resumed"), "the start")
+            acts = [f"; {outcome.fault.kind} at {outcome.where}" for outcome in outcomes.values()]
+            how = f"ended with status {', '.join(map(str, statuses))}" if any(statuses) else "completed"
+            how = "ended by the watchdog" if hung else how
+            self.on_attempt(f"{name}, attempt {number}: from {resumed}{''.join(acts)}; {how} after {seconds:.1f} s")
+        kinds = tuple(outcome.fault.kind for outcome in outcomes.values())
+        failed = any(entry["what"] == "end" and entry["status"] == "failed" for entry in new)
+        return ChaosAttempt(statuses, seconds, silence, hung, kinds, failed, output)
 
 
-class _Watchdog:
-    """Detects a hanging training: its journals stop growing."""
-
-    def __init__(self, notes: Path) -> None:
-        self._notes = notes
-        self._size, self._last = self._measure(), monotonic()
-        self.silence = 0.0
-
-    def until_end(self, children: Sequence[Child], patience: float) -> bool:
-        first_end: float | None = None
-        while True:
-            running = [child for child in children if child.poll() is None]
-            if not running:
-                return False
-            now, size = monotonic(), self._measure()
-            silence = now - self._last
-            self.silence = max(self.silence, silence)
-            if size != self._size:
-                self._size, self._last = size, now
-            if len(running) < len(children):
-                first_end = first_end or now
-                if now - first_end > END_TIMEOUT:
-                    return any(child.poll() == 0 for child in children)  # a failed rank: the scheduler ends the others
-            if silence > patience:
-                return True
-            sleep(POLL_INTERVAL)
-
-    def _measure(self) -> int:
-        return sum(path.stat().st_size for path in journals(self._notes))
+def _variables(notes: Path) -> dict[str, str]:
+    # A package with an entry point on PYTHONPATH adds the plugin to every trainer.
+    package = notes / "package"
+    info = package / "heliograph_chaos-1.dist-info"
+    if not info.exists():
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1\n")
+        target = "heliograph_testing.chaos.confined:make_chaos"
+        (info / "entry_points.txt").write_text(f"[heliograph.plugins]\nchaos = {target}\n")
+    added = ",".join(word for word in (os.environ.get(PLUGINS, ""), f"+{PACKAGE}:chaos") if word)
+    path = os.pathsep.join(part for part in (str(package), os.environ.get("PYTHONPATH", "")) if part)
+    return {VARIABLE: str(notes), PLUGINS: added, "PYTHONPATH": path}
 
 
-def journals(notes: Path) -> list[Path]:
+def _watch(children: Sequence[ForkedChild], notes: Path, patience: float) -> tuple[bool, float]:
+    # Wait for the end; return whether the journals stopped growing, and the longest time without growth.
+    size, last, longest = 0, monotonic(), 0.0
+    first_end: float | None = None
+    while running := [child for child in children if child.poll() is None]:
+        now, new_size = monotonic(), sum(path.stat().st_size for path in _journals(notes))
+        longest = max(longest, now - last)
+        if now - last > patience:
+            return True, longest
+        if new_size != size:
+            size, last = new_size, now
+        if len(running) < len(children):
+            first_end = first_end or now
+            if now - first_end > END_TIMEOUT:  # after a failure, the scheduler ends the other ranks
+                return any(child.poll() == 0 for child in children), longest
+        sleep(POLL_INTERVAL)
+    return False, longest
+
+
+def _journals(notes: Path) -> list[Path]:
     stem, _, suffix = JOURNAL.partition(".")
     return [*notes.glob(JOURNAL), *sorted(notes.glob(f"{stem}.rank-*.{suffix}"))]
 
 
-def _status(child: Child) -> int:
+def _status(child: ForkedChild) -> int:
     while (status := child.poll()) is None:
         sleep(POLL_INTERVAL)
     return status
-
-
-def _describe(entries: Sequence[Entry], statuses: Sequence[int], *, hung: bool, seconds: float) -> str:
-    resumed = next((entry["batch"] for entry in entries if entry["what"] == "resumed"), None)
-    faults = [f"{entry['kind']} at {entry['where']}" for entry in entries if entry["what"] == "fault"]
-    how = f"ended with status {', '.join(map(str, statuses))}" if any(statuses) else "completed"
-    end = f"{'ended by the watchdog' if hung else how} after {seconds:.1f} s"
-    return "; ".join(["from the start" if resumed is None else f"from batch {resumed}", *faults, end])

@@ -3,26 +3,115 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Literal
 
-from heliograph.spi import UsageError, check_whole_number, known_names
+from heliograph.spi import UsageError, check_whole_number, count, known_names
 
 from ..resume.check import varying
-from .attempts import ChaosTraining
-from .comparison import RankStory
-from .faults.fault import HARMLESS, KINDS, Fault, draw_faults
-from .processes import Start, function_starter, script_starter
-from .report import ChaosReport
-from .rounds import Aside, ChaosRound, check_saves, close_round, first_difference_of_ranks, read_reference, report_of
-from .workspace import copy_folder
+from .attempts import ChaosAttempt, ChaosProgram
+from .fault import HARMLESS, KINDS, Fault, FaultOutcome, draw_faults
+from .journal import read
+from .processes import run_script
+from .story import Aside, RankStory, first_difference
 
-MORE_ATTEMPTS = 10  # in addition to one per fault
-PATIENCE = 900.0  # seconds without progress, for a training of unknown speed
 SHORTEST = 10.0  # minimum seconds of the watchdog
+MOST = 500 * 2**20  # bytes per copy
+NEVER = frozenset({"__pycache__", "node_modules"})  # names that are not copied
+MILD = frozenset({"preempt", "slow", "slow-disk", "clock-jump"})  # no attempt may fail after these
 Faults = int | Sequence[Fault]
+Verdict = Literal["equal", "differs", "lost work", "did not end"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosReport:
+    """The result of `check_script` and `check_function`.
+
+    Attributes:
+        verdict: `equal`: all losses, including those of repeated batches, and the final state are bitwise identical to
+            the training without faults, and each restart continued from the newest checkpoint, if there was one; `lost
+            work`: equal, but a restart did not; `differs`; or `did not end`.
+        difference: the first difference, or the failure; empty if there is none.
+        seed: the seed of the faults.
+        met: the faults of the plan with their outcomes.
+        attempts: the number of starts.
+        hung: the attempts that the watchdog ended.
+        resumed: the attempts that continued from a checkpoint.
+        restarted: the attempts that repeated the training from its start.
+        batches: the batches of the training.
+        batches_done: the batches that were trained, including repeated ones.
+        seconds: the duration without faults.
+        seconds_spent: the duration with faults.
+        folder: the folder of the files; None if it was removed.
+    """
+
+    verdict: Verdict
+    difference: str
+    seed: int
+    met: tuple[FaultOutcome, ...]
+    attempts: int
+    hung: int
+    resumed: int
+    restarted: int
+    batches: int
+    batches_done: int
+    seconds: float
+    seconds_spent: float
+    folder: Path | None = None
+
+    @property
+    def acted(self) -> tuple[FaultOutcome, ...]:
+        """The faults that acted."""
+        return tuple(outcome for outcome in self.met if outcome.where)
+
+    @property
+    def silent(self) -> tuple[FaultOutcome, ...]:
+        """Unnoticed faults in numbers, if the training differs."""
+        return () if self.verdict == "equal" else tuple(outcome for outcome in self.met if outcome.is_silent)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing differs, or all causes of a difference were noticed."""
+        noticed = any(outcome.noticed_by for outcome in self.met)
+        return self.verdict == "equal" or (self.verdict == "differs" and noticed and not self.silent)
+
+    @property
+    def goodput(self) -> float:
+        """The fraction of the trained batches that was needed, from 0 to 1."""
+        return self.batches / max(1, self.batches_done)
+
+    @property
+    def goodput_of_time(self) -> float:
+        """The fraction of the time that was needed, from 0 to 1."""
+        return min(1.0, self.seconds / max(self.seconds_spent, 1e-9))
+
+    def __str__(self) -> str:
+        texts = {
+            "equal": "equal, bit for bit: every loss, including repeated batches, and the final state",
+            "differs": f"differs: {self.difference}",
+            "lost work": f"equal, but work was lost: {self.difference}",
+            "did not end": f"did not end: {self.difference}",
+        }
+        unmet = len(self.met) - len(self.acted)
+        lines = [
+            f"{count(len(self.acted), 'fault', 'faults')} acted (seed {self.seed})"
+            + (f"; {unmet} did not" if unmet else ""),
+            *(f"  {outcome}" for outcome in sorted(self.met, key=lambda outcome: not outcome.where)),
+            f"{count(self.attempts, 'attempt', 'attempts')}: {self.resumed} continued from a checkpoint, "
+            f"{self.restarted} restarted from scratch; the watchdog ended {self.hung}",
+            f"goodput: {self.goodput:.0%} of the batches ({self.batches} of {self.batches_done}: "
+            f"{self.batches_done - self.batches} were repeated), {self.goodput_of_time:.0%} of the time "
+            f"({self.seconds:.1f} s of {self.seconds_spent:.1f} s)",
+        ]
+        if self.silent:
+            lines.append(f"silent: {count(len(self.silent), 'fault', 'faults')} in numbers not noticed")
+        if self.folder is not None:
+            lines.append(f"the files are in {self.folder}")
+        return "\n".join([*lines, texts[self.verdict]])
 
 
 def check_script(
@@ -42,8 +131,7 @@ def check_script(
 
     The script runs three times, each time in a copy of the folder `source`: twice without faults, for the expected
     result and to test whether it is deterministic, and once with faults. The script must resume (`resume="auto"`) and
-    write to paths relative to the current folder. If some drawn faults did not act, it runs again with other faults of
-    the same kinds, until all have acted or none acts.
+    write to paths relative to the current folder.
 
     Args:
         script: the file, in `source`.
@@ -69,12 +157,9 @@ def check_script(
         raise UsageError(f"{script} is not a file.")
     if not path.is_relative_to(root):
         raise UsageError(f"{path} is not in {root}, the folder that is copied: change to the folder of the script.")
-    start = script_starter(path.relative_to(root), arguments)
 
-    def copy(to: Path) -> None:
-        copy_folder(root, to, leave_out)
-
-    return _check(start, copy, folder, seed, faults, kinds, ranks, on_attempt)
+    run = partial(run_script, path.relative_to(root), arguments)
+    return _check(run, lambda to: _copy_folder(root, to, leave_out), folder, seed, faults, kinds, ranks, on_attempt)
 
 
 def check_function(
@@ -99,11 +184,11 @@ def check_function(
     Returns:
         The report.
     """
-    return _check(function_starter(train), lambda to: to.mkdir(parents=True), folder, seed, faults, kinds, ranks)
+    return _check(train, lambda to: to.mkdir(parents=True), folder, seed, faults, kinds, ranks)
 
 
 def _check(
-    start: Start,
+    run: Callable[[], object],
     copy: Callable[[Path], None],
     folder: str | Path | None,
     seed: int,
@@ -121,9 +206,8 @@ def _check(
     if folder is not None and Path(folder).exists():
         raise UsageError(f"{folder} exists: choose a new folder, so that nothing is overwritten.")
     place = Path(mkdtemp(prefix="chaos-")) if folder is None else Path(folder).resolve()
-    check = _ChaosCheck(start, copy, place, seed, ranks, on_attempt)
     try:
-        report = check.run(faults, kinds)
+        report = _compare(ChaosProgram(run, copy, place, seed, ranks, on_attempt), faults, kinds)
     except (UsageError, KeyboardInterrupt):
         if folder is None:
             shutil.rmtree(place)
@@ -134,71 +218,148 @@ def _check(
     return replace(report, folder=place)
 
 
-class _ChaosCheck:
-    def __init__(
-        self,
-        start: Start,
-        copy: Callable[[Path], None],
-        place: Path,
-        seed: int,
-        ranks: int,
-        on_attempt: Callable[[str], object] | None,
-    ) -> None:
-        self._start, self._copy, self._place, self._seed, self._ranks = start, copy, place, seed, ranks
-        self._on_attempt = on_attempt
-
-    def run(self, faults: Faults, kinds: Sequence[str]) -> ChaosReport:
-        pair = [self._train(name, (), PATIENCE, 1) for name in ("reference", "again")]
-        expected, again = (read_reference(training) for training in pair)
-        aside = [varying(story.in_order, twin.in_order) for story, twin in zip(expected, again, strict=True)]
-        if difference := first_difference_of_ranks(expected, again, aside):
-            raise UsageError(
-                f"The training is not deterministic even without faults: {difference}. "
-                f"`python -m heliograph verify-resume` may show the cause."
-            )
-        counts = expected[0].counts
-        plan = self._draw(self._seed, faults, kinds, counts) if isinstance(faults, int) else list(faults)
-        check_saves(plan, counts)
-        patience = max(SHORTEST, 4 * max(training.attempts[0].silence for training in pair))
-        rounds = [self._run_with_faults(1, plan, patience, expected, aside)]
-        while isinstance(faults, int) and (missed := rounds[-1].missed) and self._can_draw_again(rounds[-1]):
-            number = len(rounds) + 1
-            plan = self._draw(f"{self._seed} {number}", len(missed), [fault.kind for fault in missed], counts)
-            rounds.append(self._run_with_faults(number, plan, patience, expected, aside))
-        return report_of(rounds, expected[0], self._seed, min(training.attempts[0].seconds for training in pair))
-
-    def _draw(self, seed: int | str, number: int, kinds: Sequence[str], counts: Mapping[str, int]) -> list[Fault]:
-        return draw_faults(seed, number, counts, kinds, ranks=self._ranks)
-
-    def _can_draw_again(self, last: ChaosRound) -> bool:
-        # Some fault has acted, and faults explain any difference.
-        is_explained = last.verdict == "equal" or (last.verdict == "differs" and last.changes_numbers)
-        return is_explained and len(last.missed) < len(last.met)
-
-    def _run_with_faults(
-        self,
-        number: int,
-        plan: Sequence[Fault],
-        patience: float,
-        expected: Sequence[RankStory],
-        aside: Sequence[Aside],
-    ) -> ChaosRound:
-        name = "chaos" if number == 1 else f"chaos-{number}"
-        training = self._train(name, plan, patience, len(plan) + MORE_ATTEMPTS)
-        return close_round(training, plan, expected, aside)
-
-    def _train(self, name: str, plan: Sequence[Fault], patience: float, limit: int) -> ChaosTraining:
-        folder = self._place / name
-        self._copy(folder)
-        notes = self._place / f"{name}-notes"
-        training = ChaosTraining(
-            self._start,
-            folder,
-            notes,
-            ranks=self._ranks,
-            faults=plan,
-            seed=self._seed,
-            on_attempt=self._on_attempt,
+def _compare(program: ChaosProgram, faults: Faults, kinds: Sequence[str]) -> ChaosReport:
+    pair = {name: program.train(name)[0] for name in ("reference", "again")}
+    expected, again = (_read_reference(program, name, attempt) for name, attempt in pair.items())
+    aside = [varying(story.in_order, twin.in_order) for story, twin in zip(expected, again, strict=True)]
+    if difference := _first_difference_of_ranks(expected, again, aside):
+        raise UsageError(
+            f"The training is not deterministic even without faults: {difference}. "
+            f"`python -m heliograph verify-resume` may show the cause."
         )
-        training.run(patience, limit)
-        return training
+    counts = expected[0].counts
+    plan = draw_faults(program.seed, faults, counts, kinds, ranks=program.ranks) if isinstance(faults, int) else faults
+    ending = sorted({fault.kind for fault in plan if KINDS[fault.kind].ends})
+    if ending and not counts.get("save_point"):
+        raise UsageError(
+            f"The training has no save point, so it cannot resume after a fault that ends it ({', '.join(ending)}): "
+            f"add Checkpoint('runs/x', every=Every(epochs=1), resume='auto'), or choose other kinds."
+        )
+    patience = max(SHORTEST, 4 * max(attempt.silence for attempt in pair.values()))
+    attempts = program.train("chaos", plan, patience)
+    stories = [RankStory.read(path) for path in program.journals("chaos")]
+    outcomes = _outcomes(plan, stories)
+    verdict, difference = _judge(attempts, stories, outcomes, expected, aside)
+    main = stories[0] if stories else RankStory()  # no story if no training started
+    return ChaosReport(
+        verdict=verdict,
+        difference=difference,
+        seed=program.seed,
+        met=outcomes,
+        attempts=len(attempts),
+        hung=sum(attempt.hung for attempt in attempts),
+        resumed=main.resumed,
+        restarted=main.restarted,
+        batches=len(expected[0].done),
+        batches_done=main.done.total(),
+        seconds=min(attempt.seconds for attempt in pair.values()),
+        seconds_spent=sum(attempt.seconds for attempt in attempts),
+    )
+
+
+def _read_reference(program: ChaosProgram, name: str, attempt: ChaosAttempt) -> list[RankStory]:
+    journals = program.journals(name)
+    for path in journals:
+        for entry in read(path):
+            if entry["what"] == "refused":
+                raise UsageError(entry["text"])
+    if not attempt.completed:
+        raise UsageError(f"The training fails without faults: {_describe_failure(1, attempt)}")
+    stories = [RankStory.read(path) for path in journals]
+    if any(story.resumed for story in stories):
+        raise UsageError(
+            "The training resumed from a checkpoint that existed before: exclude its folder, for example --leave-out "
+            "runs."
+        )
+    if not any(story.done for story in stories):
+        raise UsageError("The script trained no batch with a `heliograph.Trainer`.")
+    for story in stories:
+        if story.lost:
+            raise UsageError(f"The training loses work without faults: {story.lost}.")
+    return stories
+
+
+def _describe_failure(number: int, attempt: ChaosAttempt) -> str:
+    status = ", ".join(map(str, attempt.statuses))
+    lines = attempt.output.read_text(encoding="utf-8", errors="backslashreplace").strip().splitlines()
+    how = "was ended by the watchdog" if attempt.hung else f"ended with status {status}"
+    faults = ", ".join(attempt.faults) or "none"
+    return f"attempt {number} {how}; faults: {faults}; its output ends with: {' | '.join(lines[-3:]) or 'nothing'}"
+
+
+def _first_difference_of_ranks(
+    expected: Sequence[RankStory], stories: Sequence[RankStory], aside: Sequence[Aside], *, only_last: bool = False
+) -> str:
+    for rank, (reference, story, names) in enumerate(zip(expected, stories, aside, strict=True)):
+        if difference := first_difference(reference, story, names, only_last=only_last):
+            return f"on rank {rank} {difference}" if rank else difference
+    return ""
+
+
+def _judge(
+    attempts: Sequence[ChaosAttempt],
+    stories: Sequence[RankStory],
+    outcomes: Sequence[FaultOutcome],
+    expected: Sequence[RankStory],
+    aside: Sequence[Aside],
+) -> tuple[Verdict, str]:
+    if not attempts[-1].completed:
+        return "did not end", _describe_failure(len(attempts), attempts[-1])
+    acted = [outcome.fault for outcome in outcomes if outcome.where]
+    if any(fault.kind == "preempt" for fault in acted) or not any(story.resumed for story in stories):
+        aside = [names | {("checkpoints", "")} for names in aside]  # they are saved at other moments
+    changed = any(fault.changes_numbers for fault in acted)
+    if difference := _first_difference_of_ranks(expected, stories, aside, only_last=changed):
+        return "differs", difference
+    for story in stories:
+        if story.lost:
+            return "lost work", story.lost
+    for number, attempt in enumerate(attempts, 1):
+        if (attempt.failed or attempt.hung) and MILD.issuperset(attempt.faults):  # no fault explains it
+            return "lost work", _describe_failure(number, attempt)
+    return "equal", ""
+
+
+def _outcomes(plan: Sequence[Fault], stories: Sequence[RankStory]) -> tuple[FaultOutcome, ...]:
+    acted = {number: outcome for story in stories for number, outcome in story.faults.items()}
+    return tuple(
+        acted.get(number) or FaultOutcome(fault, why_not=_why_not(fault, stories)) for number, fault in enumerate(plan)
+    )
+
+
+def _why_not(fault: Fault, stories: Sequence[RankStory]) -> str:
+    emitted = stories[fault.rank].counts[fault.at] if fault.rank < len(stories) else 0
+    if emitted < fault.count:
+        return f"the event was emitted {emitted} times"
+    if fault.is_at_operation:
+        return "its process made too few file operations in the folder after the event"
+    return "another fault ended the process at this event"
+
+
+def _copy_folder(source: Path, to: Path, leave_out: Collection[str]) -> None:
+    for name in leave_out:
+        if not (source / name).exists():
+            raise UsageError(f"--leave-out {name}: {source} has no such entry.")
+    excluded = {(source / name).resolve() for name in leave_out}
+    size = 0
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        nonlocal size
+        here = Path(folder)
+        skipped = {
+            name
+            for name in names
+            if name.startswith(".")
+            or name in NEVER
+            or (here / name).resolve() in excluded
+            or (here / name / "pyvenv.cfg").exists()
+        }
+        size += sum((here / name).lstat().st_size for name in names if name not in skipped)
+        if size > MOST:
+            raise UsageError(
+                f"{source} has more than {MOST // 2**20} MB and is copied three times: exclude what the script does "
+                f"not read, for example --leave-out data, or run this in a smaller folder."
+            )
+        return skipped
+
+    shutil.copytree(source, to, symlinks=True, ignore=ignored)

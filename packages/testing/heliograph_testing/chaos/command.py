@@ -5,26 +5,14 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 NAME = "chaos"
 
 
-class CheckTerminated(KeyboardInterrupt):
-    pass
-
-
 def chaos(arguments: Sequence[str]) -> int:
     """Run a script with faults and kills, and check that its result is the same."""
-    at = arguments.index("--") if "--" in arguments else len(arguments)
-    options = _parser().parse_args(arguments[:at])
-    return _check(options, arguments[at + 1 :])
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"heliograph {NAME}",
         usage="heliograph chaos [options] script [-- arguments]",
@@ -35,59 +23,42 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("script", type=Path, help="the program; it must resume: resume='auto'")
     parser.add_argument("--seed", type=int, default=0, help="seed of all choices (%(default)s)")
     parser.add_argument("--faults", type=int, default=50, metavar="N", help="number of faults (%(default)s)")
-    parser.add_argument(
-        "--kinds",
-        help="comma-separated kinds of faults; by default all that do not change numbers",
-        metavar="KINDS",
-    )
+    parser.add_argument("--kinds", help="comma-separated kinds of faults; by default all that do not change numbers")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes per attempt (%(default)s)")
     parser.add_argument("--folder", type=Path, help="new folder to run in, which is kept")
     parser.add_argument(
-        "--leave-out",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name in the current folder to exclude",
+        "--leave-out", action="append", default=[], metavar="NAME", help="a name in the current folder to exclude"
     )
-    return parser
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return _check(parser.parse_args(arguments[:at]), arguments[at + 1 :])
 
 
 def _check(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from .check import check_script
-    from .faults.fault import HARMLESS
+    from .fault import HARMLESS
 
+    # The processes have their own process groups, so a SIGTERM of this one must end them, like Ctrl-C.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with _ended_by_notice():
-            report = check_script(
-                options.script,
-                arguments,
-                seed=options.seed,
-                faults=options.faults,
-                kinds=HARMLESS if options.kinds is None else options.kinds.split(","),
-                ranks=options.ranks,
-                folder=options.folder,
-                leave_out=options.leave_out,
-                on_attempt=lambda line: print(line, file=sys.stderr, flush=True),
-            )
+        report = check_script(
+            options.script,
+            arguments,
+            seed=options.seed,
+            faults=options.faults,
+            kinds=HARMLESS if options.kinds is None else options.kinds.split(","),
+            ranks=options.ranks,
+            folder=options.folder,
+            leave_out=options.leave_out,
+            on_attempt=lambda line: print(line, file=sys.stderr, flush=True),
+        )
     except ValueError as error:  # a usage error
         print(f"heliograph {NAME}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         files = "the files were removed" if options.folder is None else f"the files are in {options.folder}"
         print(f"heliograph {NAME}: interrupted; all processes were ended, and {files}", file=sys.stderr)
-        return 128 + (signal.SIGTERM if isinstance(error, CheckTerminated) else signal.SIGINT)
-    print(report)
-    return 1 if not report.is_good else 0 if report.acted else 2
-
-
-@contextmanager
-def _ended_by_notice() -> Iterator[None]:
-    # The processes have their own process groups, so a SIGTERM of this one must end them.
-    def end(signum: int, frame: FrameType | None) -> None:
-        raise CheckTerminated
-
-    previous = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
+        return 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGTERM, previous)
+    print(report)
+    return 1 if not report.is_good else 0 if report.acted else 2

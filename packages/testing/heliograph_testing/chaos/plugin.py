@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from heliograph import (
-    BatchEnd,
-    CheckpointLoaded,
-    CheckpointSaved,
-    EpochStart,
-    Lane,
-    Log,
-    Plugin,
-    Run,
-    RunClosed,
-    RunFailed,
-    TrainStart,
-    ValidationEnd,
-    on,
-)
-from heliograph.events import Event
+import torch
+from heliograph import Lane, Plugin, Run, on
+from heliograph import events as ev
+from heliograph.spi import Fact, Store, Tracer
+from torch import Tensor
 
-from .faults.acts import Baseline, FaultAct, kill, strike
-from .faults.fault import EVENTS, KINDS, Fault
+from .disk import DiskFaults, JumpingClock
+from .fault import EVENTS, KINDS, Fault, FaultOutcome
+from .journal import Journal, of_rank, read
 
-if TYPE_CHECKING:
-    from .faults.disk import DiskFaults
-    from .faults.replacements import JumpingClock
-    from .journal import Witness
-
-GRACE = 2  # batches between a lost notice and the kill
+SOON = 2  # batches after a fault in which a request counts as an answer
+ANSWERS = frozenset({"stop", "skip_step", "skip_batch", "roll_back"})  # requests that answer bad numbers
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
 class Chaos(Plugin):
@@ -78,92 +69,116 @@ class Chaos(Plugin):
                     f"{fault} ends the process, and the next process would repeat it: pass journal=, a file outside "
                     f"the folder of the run."
                 )
-        self.acts: list[FaultAct] = []
         self._path = None if journal is None else Path(journal).absolute()
         self._folder = Path(disk).absolute()
+        self._acts: dict[int, FaultOutcome] = {}
         self._done: set[int] = set()
         self._counts: Counter[str] = Counter()
-        self._witness: Witness | None = None
+        self._rank = 0
+        self._journal: Journal | None = None
         self._disk: DiskFaults | None = None
         self._clock: JumpingClock | None = None
         self._unnoticed: tuple[int, Baseline] | None = None  # the last fault in numbers, until it is noticed
-        self._loses_request: int | None = None
-        self._batches_to_kill: int | None = None
-        self._run: Run | None = None
+
+    @property
+    def acts(self) -> list[FaultOutcome]:
+        """The faults that have acted in this process, in order."""
+        return [*self._acts.values()]
 
     def reset(self) -> None:
         """Forget the previous training."""
         self.close()
-        self.acts, self._counts, self._done = [], Counter(), set()
-        self._unnoticed = self._loses_request = self._batches_to_kill = None
+        self._acts, self._counts, self._done, self._unnoticed = {}, Counter(), set(), None
 
     def describe(self, run: Run) -> str:
         """Return the number of faults."""
         return f"injects {len(self.faults)} faults" if self.faults else ""
 
-    @on(TrainStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart, lane=Lane.TRANSFORM)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Open the journal."""
-        self._run = run
+        self._rank = run.engine.rank
         if self._path is not None:
-            from .journal import Witness
+            path = of_rank(self._path, self._rank)
+            self._done = {entry["number"] for entry in read(path) if entry["what"] == "fault"}
+            self._journal = Journal(path)
+            self._journal.note("begin")
 
-            self._witness = Witness(self._path, run)
-            self._done = self._witness.faults
-
-    @on(CheckpointLoaded, lane=Lane.TRANSFORM, optional=True)
-    def note_resume(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded, lane=Lane.TRANSFORM, optional=True)
+    def note_resume(self, run: Run, event: ev.CheckpointLoaded) -> None:
         # A rollback is not a resume.
-        if self._witness is not None and run.checkpoints.resumed_from == event.path:
-            self._witness.note_resume(run)
+        if self._journal is not None and run.checkpoints.resumed_from == event.path:
+            self._journal.note("resumed", batch=run.progress.batches)
 
-    @on(CheckpointSaved, lane=Lane.REPORT, optional=True)
-    def note_save(self, run: Run, event: CheckpointSaved) -> None:
-        if self._witness is not None and run.checkpoints.last == event.path:
-            self._witness.note_save(event.path)
+    @on(ev.CheckpointSaved, lane=Lane.REPORT, optional=True)
+    def note_save(self, run: Run, event: ev.CheckpointSaved) -> None:
+        if self._journal is None or run.checkpoints.last != event.path:
+            return
+        try:
+            saved = Store(event.path.parent, event.path.stem).verify(event.path).progress
+        except (OSError, ValueError):
+            self._journal.note("damaged", name=event.path.name)
+        else:
+            self._journal.note("saved", batch=int(saved.get("earlier_batches", 0) + saved.get("batch", 0)))
 
-    @on(Log, ValidationEnd, lane=Lane.REPORT, optional=True)
-    def note_metrics(self, run: Run, event: Log | ValidationEnd) -> None:
-        if self._witness is not None:
-            self._witness.tracer.metrics(run, event)
+    @on(ev.BatchEnd, ev.Log, ev.ValidationEnd, lane=Lane.REPORT, optional=True)
+    def note_numbers(self, run: Run, event: ev.BatchEnd | ev.Log | ev.ValidationEnd) -> None:
+        if self._journal is None:
+            return
+        if isinstance(event, ev.BatchEnd):
+            Tracer(self._note_fact).losses(run)  # waits for the device
+            self._journal.note("batch", batch=run.progress.batches, ends_step=not run.stepping.window)
+        else:
+            Tracer(self._note_fact).metrics(run, event)
 
     @on(*EVENTS, lane=Lane.TRANSFORM, optional=True)
-    def arrive(self, run: Run, event: Event) -> None:
+    def arrive(self, run: Run, event: ev.Event) -> None:
         """Count an event, and apply faults that must act before other handlers."""
-        if isinstance(event, EpochStart) and event.resumed:
+        if isinstance(event, ev.EpochStart) and event.resumed:
             return
         self._counts[event.name] += 1
         for number, fault in self._due(event):
             if fault.is_at_operation:
-                self._arm(run, number)
-            elif KINDS[fault.kind].changes_numbers and fault.kind != "bit-in-weight":
-                self._act(run, number)
+                self._done.add(number)
+                self._disk = self._disk or DiskFaults(self._folder, partial(self._note_act, run))
+                self._disk.add(number, fault)
+            elif fault.changes_numbers:
+                baseline = Baseline(run)
+                self._note_act(run, number, change(fault.kind, run, Random(f"{self.seed} {number}")))
+                self._unnoticed = number, baseline
 
     @on(*EVENTS, lane=Lane.REPORT, optional=True)
-    def leave(self, run: Run, event: Event) -> None:
+    def leave(self, run: Run, event: ev.Event) -> None:
         """Apply the other faults, after all handlers."""
-        if isinstance(event, BatchEnd):
-            self._end_batch(run)
         self._check_answer(run)
-        for number, fault in self._due(event):
-            if not fault.is_at_operation and not (isinstance(event, EpochStart) and event.resumed):
-                self._act(run, number)
-        if self._loses_request is not None and run.control.withdraw("save", "a fault: the request is lost", by="chaos"):
-            self._note(run, self._loses_request, "the request for a save is lost")
-            self._loses_request = None
+        for number, fault in () if isinstance(event, ev.EpochStart) and event.resumed else self._due(event):
+            if fault.kind == "clock-jump":
+                self._clock = self._clock or JumpingClock()
+                self._clock.jump(fault.seconds)
+                self._note_act(run, number, f"the clock jumps by {fault.seconds:+g} s")
+                continue
+            self._note_act(run, number, KINDS[fault.kind].text)
+            if fault.kind == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif fault.kind == "preempt":
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep({"slow": fault.seconds, "hang": 1e6}.get(fault.kind, 0.0))
 
-    @on(RunFailed, lane=Lane.REPORT)
-    def note_failure(self, run: Run, event: RunFailed) -> None:
+    @on(ev.RunFailed, lane=Lane.REPORT)
+    def note_failure(self, run: Run, event: ev.RunFailed) -> None:
         # An error of the disk does not answer a fault in numbers.
         if not isinstance(event.error, OSError):
-            self._record_answer(event.plugin or "the run", f"{type(event.error).__name__}: {event.error}")
+            self._note_answer(event.plugin or "the run", f"{type(event.error).__name__}: {event.error}")
 
-    @on(RunClosed, lane=Lane.REPORT)
-    def end(self, run: Run, event: RunClosed) -> None:
+    @on(ev.RunClosed, lane=Lane.REPORT)
+    def end(self, run: Run, event: ev.RunClosed) -> None:
         """Record the end of the training."""
         self._check_answer(run)
-        if self._witness is not None and run.optimizer is not None:
-            self._witness.note_end(run, event, self._counts, self._folder)
+        if self._journal is not None and run.optimizer is not None:
+            Tracer(self._note_fact).record(run, event)
+            last = None if run.checkpoints.last is None else run.checkpoints.last.absolute()
+            at = {"epoch": run.progress.epoch, "batch": run.progress.batches}
+            self._journal.note("end", status=event.status, counts=self._counts, last=last, **at)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of emissions of each event."""
@@ -175,82 +190,106 @@ class Chaos(Plugin):
 
     def close(self) -> None:
         """Restore the replaced functions, and close the journal."""
-        if self._disk is not None:
-            self._disk.close()
-        if self._clock is not None:
-            self._clock.close()
-        if self._witness is not None:
-            self._witness.close()
-        self._disk = self._clock = self._witness = self._run = None
+        for resource in (self._disk, self._clock, self._journal):
+            if resource is not None:
+                resource.close()
+        self._disk = self._clock = self._journal = None
 
-    def _due(self, event: Event) -> list[tuple[int, Fault]]:
-        rank = 0 if self._run is None else self._run.engine.rank
+    def _due(self, event: ev.Event) -> list[tuple[int, Fault]]:
+        place = (event.name, self._counts[event.name], self._rank)
         return [
             (number, fault)
             for number, fault in enumerate(self.faults)
-            if fault.at == event.name
-            and fault.count == self._counts[event.name]
-            and fault.rank == rank
-            and number not in self._done
+            if (fault.at, fault.count, fault.rank) == place and number not in self._done
         ]
 
-    def _act(self, run: Run, number: int) -> None:
-        fault = self.faults[number]
+    def _note_fact(self, fact: Fact) -> None:
+        # Digests are enough for arrays.
+        small = {
+            path: replace(leaf, sample=None) if hasattr(leaf.sample, "shape") else leaf
+            for path, leaf in fact.leaves.items()
+        }
+        if self._journal is not None:
+            self._journal.note("fact", fact=replace(fact, leaves=small))
+
+    def _note_act(self, run: Run, number: int, text: str) -> None:
         self._done.add(number)
-        if fault.kind == "lost-request":
-            self._loses_request = number
-        elif fault.kind == "clock-jump":
-            from .faults.replacements import JumpingClock
-
-            self._clock = self._clock or JumpingClock()
-            self._note(run, number, f"the clock jumps by {fault.seconds:+g} s")
-            self._clock.jump(fault.seconds)
-        elif KINDS[fault.kind].changes_numbers:
-            from .faults.acts import change
-
-            baseline = Baseline.now(run)
-            self._note(run, number, change(fault.kind, run, Random(f"{self.seed} {number}")))
-            self._unnoticed = number, baseline
-        else:
-            self._note(run, number, KINDS[fault.kind].text)
-            if fault.kind == "lost-notice":
-                self._batches_to_kill = GRACE
-            strike(fault)
-
-    def _end_batch(self, run: Run) -> None:
-        if self._witness is not None:
-            self._witness.note_batch(run)
-        if self._batches_to_kill is not None:
-            self._batches_to_kill -= 1
-            if self._batches_to_kill <= 0:
-                kill()
-
-    def _arm(self, run: Run, number: int) -> None:
-        from .faults.disk import DiskFaults
-
-        self._done.add(number)
-        if self._disk is None:
-            journal = None if self._witness is None else self._witness.path
-            self._disk = DiskFaults(self._folder, partial(self._note, run), journal)
-        self._disk.add(number, self.faults[number])
-
-    def _note(self, run: Run, number: int, text: str) -> None:
         at, fault = run.progress, self.faults[number]
         where = f"epoch {at.epoch}, batch {at.batch}, step {at.steps}, in {fault.at}"
-        self.acts.append(FaultAct(fault, where, text, at.batches))
-        if self._witness is not None:
-            self._witness.note_act(number, self.acts[-1])
+        self._set_outcome(number, FaultOutcome(fault, where, text, at.batches))
 
     def _check_answer(self, run: Run) -> None:
         if self._unnoticed is not None and (answer := self._unnoticed[1].answer(run)) is not None:
-            self._record_answer(*answer)
+            self._note_answer(*answer)
 
-    def _record_answer(self, by: str, answer: str) -> None:
-        if self._unnoticed is None:
-            return
-        number, self._unnoticed = self._unnoticed[0], None
-        self.acts = [
-            replace(act, noticed_by=by, answer=answer) if act.fault is self.faults[number] else act for act in self.acts
-        ]
-        if self._witness is not None:
-            self._witness.note_answer(number, by, answer)
+    def _note_answer(self, by: str, answer: str) -> None:
+        if self._unnoticed is not None:
+            number, self._unnoticed = self._unnoticed[0], None
+            self._set_outcome(number, replace(self._acts[number], noticed_by=by, answer=answer))
+
+    def _set_outcome(self, number: int, outcome: FaultOutcome) -> None:
+        self._acts[number] = outcome
+        if self._journal is not None:
+            self._journal.note("fault", number=number, outcome=outcome)
+
+
+class Baseline:
+    """The numbers of requests, warnings and batches of a run when a number was changed."""
+
+    def __init__(self, run: Run) -> None:
+        self._requests = run.control.history.total
+        self._warnings = len(run.report.warnings)
+        self._batches = run.progress.batches
+
+    def answer(self, run: Run) -> tuple[str, str] | None:
+        # A request soon after the fault, or a warning.
+        history, warnings = run.control.history, run.report.warnings
+        new = list(history)[len(history) - (history.total - self._requests) :]
+        for request in new if run.progress.batches - self._batches <= SOON else ():
+            if request.verb in ANSWERS:
+                return request.by, f"{request.verb}: {request.reason}"
+        return ("a warning", warnings[self._warnings]) if len(warnings) > self._warnings else None
+
+
+def change(kind: str, run: Run, random: Random) -> str:
+    """Change a number of a run, chosen by `random`, and return a description of the change."""
+    if kind == "nan-loss":
+        before = run.loss.detach().item()
+        run.loss.detach().fill_(nan)
+        run.loss.register_hook(lambda gradient: gradient * nan)
+        return f"the loss is nan instead of {before:.6g}"
+    tensors: dict[str, Any] = {
+        f"{module}.{name}": parameter
+        for module, owner in run.modules.items()
+        for name, parameter in owner.named_parameters()
+        if parameter.requires_grad and parameter.numel()
+    }
+    if kind == "bit-in-weight":
+        return _flip("weight", tensors, random)
+    gradients = {name: weight.grad for name, weight in tensors.items() if weight.grad is not None}
+    if kind == "bit-in-gradient":
+        return _flip("gradient", gradients, random)
+    name, numbers, place = _choose(gradients, random)
+    before = numbers[place].item()
+    numbers[place] = nan
+    return f"number {place} of the gradient of {name} is nan instead of {before:.6g}"
+
+
+def _flip(title: str, tensors: Mapping[str, Tensor], random: Random) -> str:
+    name, numbers, place = _choose(tensors, random)
+    size = numbers.element_size()
+    bit = random.randrange(8 * size)
+    before = numbers[place].item()
+    word = numbers[place].view(WORDS[size])
+    word ^= -(1 << bit) if bit == 8 * size - 1 else 1 << bit  # the highest bit is the sign of a word
+    after = numbers[place].item()
+    return f"bit {bit} of number {place} of the {title} of {name} is flipped: {after!r} instead of {before!r}"
+
+
+def _choose(tensors: Mapping[str, Any], random: Random) -> tuple[str, Tensor, int]:
+    if not tensors:
+        raise ValueError("No parameter has a gradient at this event.")
+    name = random.choice(sorted(tensors))
+    tensor = tensors[name].detach()
+    numbers = getattr(tensor, "to_local", lambda: tensor)().view(-1)
+    return name, numbers, random.randrange(numbers.numel())

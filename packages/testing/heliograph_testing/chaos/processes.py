@@ -1,73 +1,39 @@
-"""The processes of an attempt: a script, or forks of this process that call a function."""
+"""The processes of an attempt: forks of this process that call a function or become a script."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import NoReturn, Protocol
-
-
-class Child(Protocol):
-    """A process that leads its own process group."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Return the exit status, negative for a signal; None while it runs."""
-
-
-Start = Callable[[Path, Mapping[str, str], Path], Child]
-
-
-def script_starter(script: Path, arguments: Sequence[str]) -> Start:
-    """Return a function that starts a script in a folder, with variables and an output file."""
-
-    def start(folder: Path, variables: Mapping[str, str], output: Path) -> Child:
-        with output.open("ab") as file:
-            return subprocess.Popen(  # noqa: S603  # the user's own script
-                [sys.executable, str(script), *arguments],
-                cwd=folder,
-                env={**os.environ, **variables, "PYTHONDONTWRITEBYTECODE": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    return start
-
-
-def function_starter(train: Callable[[], object]) -> Start:
-    """Return a function that forks this process and calls `train` in the fork."""
-
-    def start(folder: Path, variables: Mapping[str, str], output: Path) -> Child:
-        if child := os.fork():
-            with suppress(OSError):  # the child has set it already
-                os.setpgid(child, child)
-            return ForkedChild(child)
-        become(partial(_train_in, folder, variables, train), output)
-
-    return start
+from typing import NoReturn
 
 
 class ForkedChild:
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    """A fork of this process that leads its own process group."""
+
+    def __init__(self, action: Callable[[], object], output: Path) -> None:
+        self.pid = os.fork()
         self._status: int | None = None
+        if not self.pid:
+            become(action, output)
+        with suppress(OSError):  # the child has set it already
+            os.setpgid(self.pid, self.pid)
 
     def poll(self) -> int | None:
+        """Return the exit status, negative for a signal; None while it runs."""
         if self._status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status
+
+    def end_group(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # no process is left; macOS raises PermissionError
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def become(action: Callable[[], object], output: Path) -> NoReturn:
@@ -83,6 +49,7 @@ def become(action: Callable[[], object], output: Path) -> NoReturn:
         log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)  # the parent may have replaced them
         action()
         status = 0
@@ -95,11 +62,16 @@ def become(action: Callable[[], object], output: Path) -> NoReturn:
         os._exit(status)
 
 
-def _train_in(folder: Path, variables: Mapping[str, str], train: Callable[[], object]) -> None:
+def train_in(folder: Path, variables: Mapping[str, str], train: Callable[[], object]) -> None:
     os.chdir(folder)
     os.environ.update(variables)
     sys.path[:0] = variables["PYTHONPATH"].split(os.pathsep)  # Python reads the variable only at its start
     train()
+
+
+def run_script(script: Path, arguments: Sequence[str]) -> NoReturn:
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    os.execv(sys.executable, [sys.executable, str(script), *arguments])  # noqa: S606  # the user's own script
 
 
 def rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -114,8 +86,3 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def end_group(child: Child) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # no process is left; macOS raises PermissionError
-        os.killpg(child.pid, signal.SIGKILL)

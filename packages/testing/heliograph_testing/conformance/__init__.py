@@ -1,5 +1,5 @@
 """The rules for plugins; docs/developers/plugin_rules.md lists them."""
 
-from .check import check_plugin
+from .rules import check_plugin
 
 __all__ = ["check_plugin"]

@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from heliograph import EpochEnd, Lane, Plugin, Run, RunResult, Supervised, Trainer, on
+from heliograph import EpochEnd, Lane, Plugin, Run, RunResult, Supervised, Trainer, TrainStart, on
 from heliograph.core.objects.values import show_both
 from heliograph.spi import describe_error, differing, encode, seed_all
 from torch import Tensor, nn
@@ -84,6 +84,15 @@ class Subject:
 
 def name_of(trainer: Trainer, plugin: Any) -> str:
     return next(name for name in trainer.plugins.names() if trainer.plugins[name] is plugin)
+
+
+def resume_from(trainer: Trainer, saved: Mapping[str, Any]) -> None:
+    """Let the next training continue from a state."""
+
+    def resume(run: Run, event: TrainStart) -> None:
+        run.resume(saved)
+
+    trainer.bus.on(TrainStart, resume)
 
 
 def small_task() -> Supervised:

@@ -11,26 +11,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from heliograph import (
-    At,
-    BatchStart,
-    Every,
-    Lane,
-    Log,
-    LogSchedule,
-    Run,
-    RunResult,
-    SavePoint,
-    SaveSchedule,
-    StepEnd,
-    Trainer,
-    TrainStart,
-    ValidationEnd,
-    ValidationSchedule,
-)
+from heliograph import At, Every, Lane, LogSchedule, Run, RunResult, SaveSchedule, Trainer, ValidationSchedule
+from heliograph import events as ev
 from heliograph.spi import Tracker
 
-from .subject import RuleBatches, small_task
+from .subject import RuleBatches, resume_from, small_task
 
 Points = Mapping[str, Sequence[tuple[int, float]]]
 MakeTracker = Callable[[Path], Tracker]
@@ -79,7 +64,7 @@ def check_tracker(
 
 def shows_every_point_once(make_tracker: MakeTracker, read: Callable[[Path], Points], folder: Path) -> None:
     tracker, logged = make_tracker(folder), _Logged()
-    result = _fit(tracker, logged.listen, _log_everything)
+    result = _fit(tracker, logged.listen, _on(ev.StepEnd, _log_everything))
     assert result.warnings == (), f"The result has warnings: {result.warnings}"
     _compare(read(folder), logged.points)
 
@@ -88,18 +73,13 @@ def continues_its_page(make_tracker: MakeTracker, read: Callable[[Path], Points]
     saved: list[dict[str, Any]] = []
     logged = _Logged()
 
-    def fail(run: Run, event: BatchStart) -> None:
+    def fail(run: Run, event: ev.BatchStart) -> None:
         if run.progress.steps == STEPS - 1:
             raise TrackerCrashError("on purpose")
 
     with suppress(TrackerCrashError):
-        _fit(
-            make_tracker(folder),
-            logged.listen,
-            _save_second_step(saved),
-            lambda trainer: trainer.bus.on(BatchStart, fail),
-        )
-    _fit(make_tracker(folder), logged.listen, lambda trainer: trainer.bus.on(TrainStart, _resume(saved[0])))
+        _fit(make_tracker(folder), logged.listen, _save_second_step(saved), _on(ev.BatchStart, fail))
+    _fit(make_tracker(folder), logged.listen, lambda trainer: resume_from(trainer, saved[0]))
     _compare(read(folder), logged.points)
 
 
@@ -107,7 +87,7 @@ def shows_steps_after_a_roll_back(make_tracker: MakeTracker, read: Callable[[Pat
     saved: list[dict[str, Any]] = []
     logged = _Logged()
 
-    def go_back(run: Run, event: StepEnd) -> None:
+    def go_back(run: Run, event: ev.StepEnd) -> None:
         if run.progress.steps == STEPS - 1 and len(saved) == 1:
             run.roll_back(saved[0])
             saved.append({})
@@ -115,9 +95,7 @@ def shows_steps_after_a_roll_back(make_tracker: MakeTracker, read: Callable[[Pat
             for group in run.optimizer.param_groups:
                 group["lr"] = 0.5
 
-    _fit(
-        make_tracker(folder), logged.listen, _save_second_step(saved), lambda trainer: trainer.bus.on(StepEnd, go_back)
-    )
+    _fit(make_tracker(folder), logged.listen, _save_second_step(saved), _on(ev.StepEnd, go_back))
     shown = {name: sorted(dict(points).items()) for name, points in read(folder).items()}
     _compare(shown, logged.points)
 
@@ -147,10 +125,10 @@ class _Logged:
         self.points: dict[str, dict[int, float]] = {}
 
     def listen(self, trainer: Trainer) -> None:
-        for kind in (Log, ValidationEnd):
+        for kind in (ev.Log, ev.ValidationEnd):
             trainer.bus.on(kind, self.add, lane=Lane.REPORT)
 
-    def add(self, run: Run, event: Log | ValidationEnd) -> None:
+    def add(self, run: Run, event: ev.Log | ev.ValidationEnd) -> None:
         for name, value in event.metrics.items():
             self.points.setdefault(name, {})[run.progress.steps] = float(value)
 
@@ -167,44 +145,38 @@ def _fit(tracker: Tracker, *listen: Callable[[Trainer], object]) -> RunResult:
 
 
 def _save_second_step(saved: list[dict[str, Any]]) -> Callable[[Trainer], None]:
-    def keep(run: Run, event: SavePoint) -> None:
+    def keep(run: Run, event: ev.SavePoint) -> None:
         if not saved:
             saved.append(deepcopy(run.state_dict()))
 
     def listen(trainer: Trainer) -> None:
         trainer.plugins.register(SaveSchedule(At(steps=2), at_end=False))
-        trainer.bus.on(SavePoint, keep, lane=Lane.PERSIST)
+        trainer.bus.on(ev.SavePoint, keep, lane=Lane.PERSIST)
 
     return listen
 
 
-def _resume(saved: Mapping[str, Any]) -> Callable[[Run, TrainStart], None]:
-    def resume(run: Run, event: TrainStart) -> None:
-        run.resume(saved)
-
-    return resume
+def _on(event: type[ev.Event], receiver: ev.Receiver) -> Callable[[Trainer], object]:
+    return lambda trainer: trainer.bus.on(event, receiver)
 
 
-def _log_everything(trainer: Trainer) -> None:
-    def log(run: Run, event: StepEnd) -> None:
-        run.log_image("image", torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0)))
-        run.log_text("text", "*words*")
-        run.log_histogram("histogram", torch.arange(10.0))
-        run.log_curve("curve", [0, 1, 1, 0], [0.1, 0.9, 0.4, 0.6])
-        run.log_file("file", Path(__file__))
-
-    trainer.bus.on(StepEnd, log)
+def _log_everything(run: Run, event: ev.StepEnd) -> None:
+    run.log_image("image", torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0)))
+    run.log_text("text", "*words*")
+    run.log_histogram("histogram", torch.arange(10.0))
+    run.log_curve("curve", [0, 1, 1, 0], [0.1, 0.9, 0.4, 0.6])
+    run.log_file("file", Path(__file__))
 
 
 def _end(tracker: Tracker, status: str) -> None:
-    def end(run: Run, event: StepEnd) -> None:
+    def end(run: Run, event: ev.StepEnd) -> None:
         if status == "failed":
             raise TrackerCrashError("on purpose")
         if status != "completed":
             run.control.stop("enough", required=status == "preempted")
 
     with suppress(TrackerCrashError):
-        _fit(tracker, lambda trainer: trainer.bus.on(StepEnd, end))
+        _fit(tracker, _on(ev.StepEnd, end))
 
 
 def _compare(shown: Points, logged: Mapping[str, Mapping[int, float]]) -> None:

@@ -1,6 +1,5 @@
 """Checks that a training that is killed and resumed equals an uninterrupted one."""
 
-from .check import assert_resume_exact, check_resume
-from .report import InterruptedAttempt, ResumeCheck
+from .check import InterruptedAttempt, ResumeCheck, assert_resume_exact, check_resume
 
 __all__ = ["InterruptedAttempt", "ResumeCheck", "assert_resume_exact", "check_resume"]

@@ -3,31 +3,210 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
-from heliograph import Lane, Run, SavePoint, Streams, Trainer
-from heliograph.events import CATALOGUE, Event, Position
-from heliograph.spi import Difference, Fact, Tracer, TrainerFactory, UsageError, capture, known_names, restore, seed_all
-from torch.utils.data import DataLoader
+from heliograph import Lane, Progress, Run, Trainer
+from heliograph import events as ev
+from heliograph.events import CATALOGUE, Position
+from heliograph.spi import (
+    Difference,
+    Fact,
+    Tracer,
+    TrainerFactory,
+    UsageError,
+    capture,
+    is_whole_number,
+    known_names,
+    restore,
+    seed_all,
+)
 
-from .moments import AFTER_THE_END, KillPoint, Moment, MomentCounter, choose_moments, find_moment, list_kill_points
-from .report import InterruptedAttempt, ResumeCheck
+KillPoint = int | tuple[str, int]
+STAGES = ("batch_end", "epoch_start", "validation_batch_end", "gradients_ready", "epoch_end", "batch_start")
+AFTER_THE_END = ("run_failed", "run_closed")
 
 
-def worker_suspects(loader: Any) -> list[str]:
-    if not isinstance(loader, DataLoader) or not loader.num_workers or loader.worker_init_fn is None:
-        return []
-    name = getattr(loader.worker_init_fn, "__qualname__", type(loader.worker_init_fn).__name__)
-    return [
-        f"worker_init_fn={name} may depend on the worker, and after a resume within an epoch other workers load the "
-        f"batches: do the same in each worker"
-    ]
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The emission of an event.
+
+    Attributes:
+        event: the name of the event.
+        epoch: the finished epochs.
+        batch: the finished batches of the epoch.
+        number: the number of the emission at these counters, from 1.
+    """
+
+    event: str
+    epoch: int
+    batch: int
+    number: int = 1
+
+    def __str__(self) -> str:
+        number = f" (number {self.number} there)" if self.number > 1 else ""
+        return f"epoch {self.epoch}, batch {self.batch}, in {self.event}{number}"
+
+
+class MomentCounter:
+    """Numbers the emissions of a run, with the same numbers in an uninterrupted and a resumed run."""
+
+    def __init__(self) -> None:
+        self._counters = (-1, -1)
+        self._counts: Counter[str] = Counter()
+
+    def count(self, event: ev.Event, progress: Progress) -> Moment:
+        counters = (progress.epoch, progress.batch)
+        if counters != self._counters:
+            self._counters = counters
+            self._counts.clear()
+        self._counts[event.name] += 1
+        return Moment(event.name, *counters, self._counts[event.name])
+
+
+def parse_kill_point(text: str) -> KillPoint:
+    event, _, number = text.rpartition(":")
+    if not number.isdecimal():
+        raise UsageError(
+            f"--kill-at must be a batch or an event, for example --kill-at 7 or --kill-at validation_batch_end:3, "
+            f"got {text!r}."
+        )
+    return (event, int(number)) if event else int(number)
+
+
+def list_kill_points(kill_at: KillPoint | Sequence[KillPoint]) -> list[KillPoint]:
+    points: Any = [kill_at] if _is_kill_point(kill_at) else kill_at
+    if not isinstance(points, list | tuple) or not points or not all(map(_is_kill_point, points)):
+        raise UsageError(
+            f"kill_at= must be the number of a batch (7: after the seventh of the run), an event and the number of its "
+            f"emission ('validation_batch_end', 3), or a list of these, got {kill_at!r}."
+        )
+    return [*points]
+
+
+def find_moment(point: KillPoint, moments: Sequence[Moment]) -> Moment:
+    event, number = point if isinstance(point, tuple) else ("batch_end", point)
+    emissions = [moment for moment in moments if moment.event == event]
+    events = ({kind.name for kind in CATALOGUE} | {moment.event for moment in moments}) - {*AFTER_THE_END}
+    if event not in events:
+        raise UsageError(f"Unknown event {event!r} in a kill point.{known_names(event, events)}")
+    if not 1 <= number <= len(emissions):
+        count = f"{len(emissions)} batches" if isinstance(point, int) else f"{len(emissions)} emissions of {event!r}"
+        raise UsageError(f"kill_at={point!r} is never reached: the uninterrupted run has {count}, counted from 1.")
+    return emissions[number - 1]
+
+
+def choose_moments(moments: Sequence[Moment], count: int) -> list[Moment]:
+    first = next((index for index, moment in enumerate(moments) if moment.event == "save_point"), len(moments)) + 1
+    last = max((index for index, moment in enumerate(moments) if moment.event == "batch_end"), default=0) + 1
+    ends = [first + (last - first) * part // count for part in range(count + 1)]
+    if min(later - earlier for earlier, later in pairwise(ends)) < 1:
+        batches = sum(moment.event == "batch_end" for moment in moments)
+        raise UsageError(
+            f"The run is too short for {count} kills after its first save: it has {batches} batches. Train "
+            f"longer, or lower resumes= or save_every=."
+        )
+    chosen, unused = [], [*STAGES]
+    for start, end in pairwise(ends):
+        events = {moment.event for moment in moments[start:end]}
+        stages = [event for event in unused if event in events][:1]
+        unused = [event for event in unused if event not in stages]
+        candidates = [moment for moment in moments[start:end] if not stages or moment.event in stages]
+        chosen.append(candidates[len(candidates) // 2])
+    return chosen
+
+
+def _is_kill_point(value: object) -> bool:
+    if isinstance(value, tuple):
+        return len(value) == 2 and isinstance(value[0], str) and is_whole_number(value[1])
+    return is_whole_number(value)
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptedAttempt:
+    """An attempt of the interrupted run.
+
+    Attributes:
+        resumed_at: finished epochs, batches of the epoch and steps; None if the attempt started from scratch.
+        killed_at: the moment of the kill; None if the attempt ran to the end.
+    """
+
+    resumed_at: tuple[int, int, int] | None
+    killed_at: Moment | None
+
+    def __str__(self) -> str:
+        begin = "from the start"
+        if self.resumed_at is not None:
+            begin = "resumed at epoch {}, batch {}, step {}".format(*self.resumed_at)
+        return f"{begin}, {f'killed at {self.killed_at}' if self.killed_at else 'ran to the end'}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeCheck:
+    """The result of a resume check; `str` returns a report.
+
+    Attributes:
+        position: how the loader reaches its position, as in `result.resume`.
+        reasons: reasons reported by the runs why a resume may differ.
+        difference: the first difference; None if the runs are bitwise identical.
+        causes: likely causes of the difference.
+        is_deterministic: whether two uninterrupted runs are equal; if not, no run was killed.
+        attempts: the attempts of the interrupted run, up to the first difference.
+        batches: the number of batches in these attempts.
+        draws: the first difference of the random state, even if nothing else differs.
+        set_aside: the values that were not compared because they differ between uninterrupted runs.
+    """
+
+    position: Position
+    reasons: tuple[str, ...]
+    difference: Difference | None = None
+    causes: tuple[str, ...] = ()
+    is_deterministic: bool = True
+    attempts: tuple[InterruptedAttempt, ...] = ()
+    batches: int = 0
+    draws: Difference | None = None
+    set_aside: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the interrupted run equals the uninterrupted one."""
+        return self.difference is None
+
+    @property
+    def kills(self) -> tuple[Moment, ...]:
+        """The moments at which the run was killed."""
+        return tuple(attempt.killed_at for attempt in self.attempts if attempt.killed_at is not None)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        count = len(self.attempts)
+        if self.difference is None:
+            yield f"exact: {self.batches} batches in {count} attempts equal an uninterrupted run"
+        elif self.is_deterministic:
+            yield f"NOT exact: attempt {count} differs from an uninterrupted run"
+        else:
+            yield "NOT deterministic: two uninterrupted runs differ, so a resume cannot be checked"
+        yield from (f"  attempt {number}: {attempt}" for number, attempt in enumerate(self.attempts, 1))
+        if self.draws is not None and self.difference is None:
+            yield f"without consequence: {self.draws}"
+        elif self.draws is not None:
+            yield f"first {self.draws}"
+        if self.difference is not None:
+            yield f"{'then' if self.draws else 'first'} {self.difference}"
+        yield from (f"likely cause: {cause}" for cause in self.causes)
+        yield f"position of the data: {self.position}"
+        yield from (reason for reason in self.reasons if reason not in self.causes)
+        if self.set_aside:
+            yield f"not compared, differs even without a kill: {', '.join(self.set_aside)}"
 
 
 BY = "the resume check"
@@ -54,127 +233,88 @@ class SavedState:
     path: Path | None
 
 
-@dataclass(slots=True)
 class CheckedAttempt:
-    """The outcome of an attempt.
+    """An attempt, which requests saves and is killed at its moment, after all other handlers.
 
     Attributes:
-        origin: the state that it resumed, None if it started from scratch.
         facts: the facts to compare.
         moments: the moments at which it could be killed.
         killed: whether it was killed.
         resumed_by_itself: whether it resumed a checkpoint from outside the check.
         saved: the newest state that it saved.
-        workers: reasons why the worker processes of the loader may differ.
         position: how the loader reaches its position.
         reasons: reasons reported by the run why a resume may differ.
     """
 
-    origin: SavedState | None
-    facts: list[Fact] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
-    killed: bool = False
-    resumed_by_itself: bool = False
-    saved: SavedState | None = None
-    workers: tuple[str, ...] = ()
-    position: Position = "seeked"
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def fact_count(self) -> int:
-        return len(self.facts) + (self.origin.facts if self.origin else 0)
-
-
-def run_attempt(
-    trainer: Trainer,
-    options: Mapping[str, Any],
-    *,
-    save_every: int,
-    origin: SavedState | None = None,
-    kill: Moment | None = None,
-) -> CheckedAttempt:
-    attempt = CheckedAttempt(origin)
-    Tracer(attempt.facts.append).subscribe(trainer.bus)
-    AttemptWatcher(attempt, trainer, save_every, kill).subscribe()
-    try:
-        trainer.fit(**{**options, "on_interrupt": "raise"})
-    except BaseException as error:
-        if not isinstance(error, Killed) and not isinstance(error.__cause__, Killed):
-            raise
-    if attempt.killed:
-        gc.collect()  # reference cycles keep a killed run and its worker processes
-    return attempt
-
-
-class AttemptWatcher:
-    """Requests saves, keeps the saved states, and kills an attempt at its moment, after all other handlers."""
-
-    def __init__(self, attempt: CheckedAttempt, trainer: Trainer, save_every: int, kill: Moment | None) -> None:
-        self._attempt, self._trainer, self._save_every, self._kill_at = attempt, trainer, save_every, kill
+    def __init__(self, save_every: int, origin: SavedState | None, kill: Moment | None) -> None:
+        self._save_every, self._origin, self._kill_at = save_every, origin, kill
         self._counter = MomentCounter()
+        self.facts: list[Fact] = []
+        self.moments: list[Moment] = []
+        self.killed = self.resumed_by_itself = False
+        self.saved: SavedState | None = None
+        self.position: Position = "seeked"
+        self.reasons: tuple[str, ...] = ()
 
-    def subscribe(self) -> None:
-        bus = self._trainer.bus
+    def run(self, trainer: Trainer, options: Mapping[str, Any]) -> None:
+        bus = trainer.bus
+        Tracer(self.facts.append).subscribe(bus)
+        if self._kill_at is not None:
+            bus.on(ev.SavePoint, self._save, lane=Lane.PERSIST)
+        bus.on(ev.TrainStart, self._resume, lane=Lane.REPORT)
+        bus.on(ev.CheckpointLoaded, self._check_origin, lane=Lane.REPORT)
+        for kind in (ev.BatchEnd, ev.EpochEnd):
+            bus.on(kind, self._request_save, lane=Lane.REPORT)
+        bus.on(ev.RunClosed, self._close, lane=Lane.REPORT)
         for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())]):
-            bus.on(event, self.handle, lane=Lane.REPORT)
-        bus.on(SavePoint, self.save, lane=Lane.PERSIST)
+            if event.name not in AFTER_THE_END:
+                bus.on(event, self._count, lane=Lane.REPORT)
+        try:
+            trainer.fit(**{**options, "on_interrupt": "raise"})
+        except BaseException as error:
+            if not isinstance(error, Killed) and not isinstance(error.__cause__, Killed):
+                raise
+        if self.killed:
+            gc.collect()  # reference cycles keep a killed run and its worker processes
 
-    def handle(self, run: Run, event: Event) -> None:
-        react = getattr(self, f"_at_{event.name}", None)
-        if react is not None:
-            react(run, event)
-        if event.name in AFTER_THE_END:
-            return
-        moment = self._counter.count(event, run.progress)
-        self._attempt.moments.append(moment)
-        if moment == self._kill_at:
-            self._kill(run)
-
-    def save(self, run: Run, event: SavePoint) -> None:
-        attempt = self._attempt
-        if self._kill_at is None:
-            return
-        content = BytesIO()
-        torch.save(run.state_dict(), content)
-        counters = run.progress.epoch, run.progress.batch, run.progress.steps
-        attempt.saved = SavedState(content.getvalue(), attempt.fact_count, counters, run.checkpoints.last)
-
-    def _kill(self, run: Run) -> None:
-        self._attempt.killed = True
-        self._note_facts(run)
-        raise Killed
-
-    def _note_facts(self, run: Run) -> None:
-        facts = run.data.resume_facts()
-        self._attempt.position, self._attempt.reasons = facts.position, facts.sentences
-
-    def _at_train_start(self, run: Run, event: Event) -> None:
-        origin = self._attempt.origin
-        if origin is not None:
+    def _resume(self, run: Run, event: ev.Event) -> None:
+        if (origin := self._origin) is not None:
             path = origin.path if origin.path is not None and origin.path.exists() else None  # it may have been pruned
             run.resume(torch.load(BytesIO(origin.content), weights_only=True), path)
 
-    def _at_checkpoint_loaded(self, run: Run, event: Event) -> None:
-        if self._attempt.facts:
-            return  # a plugin rolled back within the run
-        if self._attempt.origin is None:
-            self._attempt.resumed_by_itself = True
+    def _check_origin(self, run: Run, event: ev.Event) -> None:
+        if not self.facts and self._origin is None:  # with facts, a plugin rolled back within the run
+            self.resumed_by_itself = True
             self._kill(run)
 
-    def _at_batch_end(self, run: Run, event: Event) -> None:
-        if run.progress.batches % self._save_every == 0:
-            run.control.request_save(f"every {self._save_every} batches", by=BY)
+    def _request_save(self, run: Run, event: ev.Event) -> None:
+        if isinstance(event, ev.EpochEnd) or run.progress.batches % self._save_every == 0:
+            run.control.request_save(f"every {self._save_every} batches and at the end of an epoch", by=BY)
 
-    def _at_epoch_end(self, run: Run, event: Event) -> None:
-        run.control.request_save("an epoch's end", by=BY)
+    def _save(self, run: Run, event: ev.Event) -> None:
+        content = BytesIO()
+        torch.save(run.state_dict(), content)
+        counters = run.progress.epoch, run.progress.batch, run.progress.steps
+        facts = len(self.facts) + (self._origin.facts if self._origin else 0)
+        self.saved = SavedState(content.getvalue(), facts, counters, run.checkpoints.last)
 
-    def _at_run_closed(self, run: Run, event: Event) -> None:
-        if self._attempt.killed:
-            return
-        self._note_facts(run)
-        train = run.data.train_loader
-        loaders = train.loaders.values() if isinstance(train, Streams) else [train]
-        self._attempt.workers = tuple(suspect for loader in loaders for suspect in worker_suspects(loader))
+    def _count(self, run: Run, event: ev.Event) -> None:
+        self.moments.append(self._counter.count(event, run.progress))
+        if self.moments[-1] == self._kill_at:
+            self._kill(run)
+
+    def _kill(self, run: Run) -> None:
+        self.killed = True
+        self._note_data(run)
+        raise Killed
+
+    def _close(self, run: Run, event: ev.Event) -> None:
+        if not self.killed:
+            self._note_data(run)
+
+    def _note_data(self, run: Run) -> None:
+        facts = run.data.resume_facts()
+        self.position, self.reasons = facts.position, facts.sentences
 
 
 Ignored = frozenset[tuple[str, str]]  # (what, path) of facts
@@ -191,7 +331,7 @@ DEFAULT_WITHOUT_KILL = (
 )
 AFTER_RESUME = {
     "batch": "the data depend on more than the seed and the position: they were created with draws that make_trainer "
-    "does not seed, or the dataset has state, such as a counter or a generator",
+    "does not seed, worker_init_fn depends on the worker, or the dataset has state, such as a counter",
     "order": "a plugin that makes requests does not save its state: add state_dict and load_state_dict",
     "modules": "a plugin or the task changes gradients or weights depending on state that is not in the checkpoint, or "
     "a kernel is not deterministic: see torch.use_deterministic_algorithms",
@@ -279,7 +419,7 @@ def check_resume(
             point is not reached; the run is too short or has no limit; or the run resumes without the check.
     """
     for name, value in {"resumes": resumes, "save_every": save_every}.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_whole_number(value) or value < 1:
             raise UsageError(f"{name}= must be a whole number of at least 1, got {value!r}.")
     points = None if kill_at is None else list_kill_points(kill_at)
     before = capture()
@@ -311,20 +451,19 @@ class _ResumeCheck:
             cause = WITHOUT_KILL.get(first.what, DEFAULT_WITHOUT_KILL)
             return replace(check, is_deterministic=False, difference=first, draws=draws, causes=(cause,))
         check = replace(check, set_aside=tuple(sorted({_name(*fact) for fact in varies})))
-        return self._interrupted(check, reference.facts, ignored | varies, twin.workers, kills)
+        return self._interrupted(check, reference.facts, ignored | varies, kills)
 
     def _interrupted(
         self,
         check: ResumeCheck,
         reference: Sequence[Fact],
         aside: Ignored,
-        workers: Sequence[str],
         kills: Sequence[Moment],
     ) -> ResumeCheck:
         saved: SavedState | None = None
         for kill in (*kills, None):
-            attempt = self._attempt("interrupted", number=len(check.attempts), origin=saved, kill=kill)
-            expected = reference[attempt.origin.facts if attempt.origin else 0 :]
+            attempt = self._attempt("interrupted", len(check.attempts), saved, kill)
+            expected = reference[saved.facts if saved else 0 :]
             if attempt.killed:
                 expected = expected[: len(attempt.facts)]
             first, draws = _compare(Difference.between(expected, attempt.facts, aside=aside))
@@ -339,7 +478,7 @@ class _ResumeCheck:
                 reasons=tuple(dict.fromkeys((*check.reasons, *attempt.reasons))),
             )
             if first is not None:
-                return replace(check, causes=_causes(first, attempt.reasons, workers))
+                return replace(check, causes=_causes(first, attempt.reasons))
             if kill is not None and not attempt.killed:
                 raise UsageError(
                     f"Attempt {len(check.attempts)} ({entry}) did not reach {kill}: each kill point must be after the "
@@ -349,17 +488,12 @@ class _ResumeCheck:
         return check
 
     def _attempt(
-        self,
-        folder: str,
-        number: int = 0,
-        *,
-        origin: SavedState | None = None,
-        kill: Moment | None = None,
+        self, folder: str, number: int = 0, origin: SavedState | None = None, kill: Moment | None = None
     ) -> CheckedAttempt:
         seed_all(number if origin else 0)  # a resume must not depend on the seed
+        attempt = CheckedAttempt(self._save_every, origin, kill)
         try:
-            trainer, options = self._make(self._folder / folder)
-            attempt = run_attempt(trainer, options, save_every=self._save_every, origin=origin, kill=kill)
+            attempt.run(*self._make(self._folder / folder))
         except Exception as error:
             if origin is not None:
                 where = "epoch {}, batch {}, step {}".format(*origin.counters)
@@ -401,11 +535,10 @@ def varying(facts: Sequence[Fact], twin: Sequence[Fact]) -> Ignored:
     return frozenset((difference.what, path) for difference in differences for path in difference.paths)
 
 
-def _causes(difference: Difference, reasons: Sequence[str], workers: Sequence[str]) -> tuple[str, ...]:
-    causes = dict.fromkeys([*reasons, *(workers if difference.what == "batch" else ())])
-    if difference.what.startswith("plugin ") and not causes:
+def _causes(difference: Difference, reasons: Sequence[str]) -> tuple[str, ...]:
+    if difference.what.startswith("plugin ") and not reasons:
         return (f"{difference.what} does not continue from the state that load_state_dict restores",)
-    return tuple(causes or [AFTER_RESUME.get(difference.what, DEFAULT_AFTER_RESUME)])
+    return tuple(reasons or [AFTER_RESUME.get(difference.what, DEFAULT_AFTER_RESUME)])
 
 
 def _name(what: str, path: str) -> str:

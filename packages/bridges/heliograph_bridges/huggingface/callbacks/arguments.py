@@ -11,8 +11,6 @@ from heliograph import Checkpoint, Filter, LoadBest, LogSchedule, Run, SaveSched
 from heliograph.spi import require
 from torch import nn
 
-from ...absent import Absent
-
 TrainingFacts = Mapping[str, Callable[[Run], Any]]
 Schedule: TypeAlias = type[LogSchedule | SaveSchedule | ValidationSchedule]
 FIXED: Mapping[str, Any] = {
@@ -25,21 +23,14 @@ FIXED: Mapping[str, Any] = {
 
 
 def keywords(run: Run, processing_class: Any) -> dict[str, Any]:
-    if run.report.is_replay:
-        absent = {
-            name: Absent(description)
-            for name, description in (("model", "the model"), ("train_dataloader", "the loader"))
-        }
-        parts: dict[str, Any] = {**absent, "lr_scheduler": None, "eval_dataloader": None}
-    else:
-        loaders = list(run.data.validation_loaders.values())
-        parts = {
-            "model": model_of(run.modules),
-            "lr_scheduler": run.scheduler,
-            "train_dataloader": run.data.train_loader,
-            "eval_dataloader": loaders[0] if loaders else None,
-        }
-    return {**parts, "processing_class": processing_class, "optimizer": run.optimizer}
+    return {
+        "model": model_of(run.modules),
+        "lr_scheduler": run.scheduler,
+        "train_dataloader": run.data.train_loader,
+        "eval_dataloader": next(iter(run.data.validation_loaders.values()), None),
+        "processing_class": processing_class,
+        "optimizer": run.optimizer,
+    }
 
 
 def model_of(modules: Mapping[str, nn.Module]) -> nn.Module | None:
@@ -49,7 +40,7 @@ def model_of(modules: Mapping[str, nn.Module]) -> nn.Module | None:
 
 
 def accumulation(run: Run) -> int:
-    name = None if run.report.is_replay else run.plugins.declared("exclusive").get("accumulation")
+    name = run.plugins.declared("exclusive").get("accumulation")
     number = None if name is None else getattr(run.plugins[name], "number", None)
     return 1 if number is None else int(number(0))
 
@@ -63,7 +54,7 @@ def epochs(run: Run) -> int:
 
 
 def rate_of(run: Run) -> Any:
-    return None if run.optimizer is None or run.report.is_replay else run.optimizer.param_groups[0]["lr"]
+    return None if run.optimizer is None else run.optimizer.param_groups[0]["lr"]
 
 
 class RunArguments:
@@ -101,7 +92,7 @@ class RunArguments:
 
 
 def _plugins(run: Run, kind: type) -> list[Any]:
-    return [] if run.report.is_replay else [plugin for plugin in run.plugins if isinstance(plugin, kind)]
+    return [plugin for plugin in run.plugins if isinstance(plugin, kind)]
 
 
 def _checkpoint(run: Run, attribute: str) -> Any:
@@ -124,8 +115,6 @@ def _interval(kind: Schedule) -> Callable[[Run], int | None]:
 
 def _strategy(kind: Schedule) -> Callable[[Run], str]:
     def read(run: Run) -> str:
-        if run.report.is_replay:
-            return "steps"
         units = {when.unit for when in _schedules(run, kind)}
         if units == {"epochs"}:
             return "epoch"
@@ -138,17 +127,13 @@ def _precision(name: str) -> Callable[[Run], bool]:
     return lambda run: getattr(getattr(run.engine, "precision", None), "name", "") == name
 
 
-def _batch_size(run: Run) -> int | None:
-    return None if run.report.is_replay else run.data.batch_size
-
-
 FACTS: TrainingFacts = {
     "output_dir": lambda run: str(_checkpoint(run, "folder") or "trainer_output"),
     "run_name": lambda run: run.name or None,
     "num_train_epochs": epochs,
     "max_steps": lambda run: -1 if run.length.max_steps is None else run.length.max_steps,
-    "per_device_train_batch_size": _batch_size,
-    "train_batch_size": _batch_size,
+    "per_device_train_batch_size": lambda run: run.data.batch_size,
+    "train_batch_size": lambda run: run.data.batch_size,
     "gradient_accumulation_steps": accumulation,
     "learning_rate": rate_of,
     "logging_strategy": _strategy(LogSchedule),
@@ -159,7 +144,7 @@ FACTS: TrainingFacts = {
     "save_steps": _interval(SaveSchedule),
     "load_best_model_at_end": lambda run: bool(_plugins(run, LoadBest)),
     "should_save": lambda run: run.engine.is_main,
-    "seed": lambda run: None if run.report.is_replay else run.data.seed,
+    "seed": lambda run: run.data.seed,
     "device": lambda run: run.engine.device,
     "world_size": lambda run: run.engine.world_size,
     "process_index": lambda run: run.engine.rank,

@@ -6,38 +6,12 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from heliograph import (
-    BatchEnd,
-    BatchStart,
-    CheckpointLoaded,
-    CheckpointSaved,
-    EpochEnd,
-    EpochStart,
-    GradientsReady,
-    Lane,
-    Log,
-    Plugin,
-    PredictBatchEnd,
-    PredictEnd,
-    PredictStart,
-    Run,
-    RunClosed,
-    StepEnd,
-    TestBatchEnd,
-    TestEnd,
-    TestStart,
-    TrainEnd,
-    TrainStart,
-    ValidationBatchEnd,
-    ValidationEnd,
-    ValidationStart,
-    on,
-)
-from heliograph.events import Event
+from heliograph import Lane, Plugin, Run, on
+from heliograph import events as ev
 from heliograph.plugins import snake_case
 from heliograph.spi import ended_for_good, known_names, require
 
-from ...own_states import OwnStates
+from ...own_states import OwnStates, refuse_replay
 from .arguments import arguments, epochs, keywords, rate_of
 from .calls import CallbackCaller, asks_of, names_in
 
@@ -125,16 +99,16 @@ def _new() -> Any:
 
 STEPS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
 # Events that only some methods need; all other events update the state.
-NEEDED_BY: Mapping[type[Event], tuple[str, ...]] = {
-    EpochStart: ("on_epoch_begin",),
-    BatchStart: ("on_step_begin",),
-    GradientsReady: ("on_pre_optimizer_step",),
-    StepEnd: ("on_optimizer_step", "on_log"),
-    BatchEnd: STEPS,
-    EpochEnd: ("on_epoch_end", "on_step_end", "on_log", "on_evaluate", "on_save"),
-    TrainEnd: ("on_train_end",),
-    **dict.fromkeys((ValidationBatchEnd, TestBatchEnd, PredictBatchEnd), ("on_prediction_step",)),
-    **dict.fromkeys((TestEnd, PredictEnd), ("on_predict",)),
+NEEDED_BY: Mapping[type[ev.Event], tuple[str, ...]] = {
+    ev.EpochStart: ("on_epoch_begin",),
+    ev.BatchStart: ("on_step_begin",),
+    ev.GradientsReady: ("on_pre_optimizer_step",),
+    ev.StepEnd: ("on_optimizer_step", "on_log"),
+    ev.BatchEnd: STEPS,
+    ev.EpochEnd: ("on_epoch_end", "on_step_end", "on_log", "on_evaluate", "on_save"),
+    ev.TrainEnd: ("on_train_end",),
+    **dict.fromkeys((ev.ValidationBatchEnd, ev.TestBatchEnd, ev.PredictBatchEnd), ("on_prediction_step",)),
+    **dict.fromkeys((ev.TestEnd, ev.PredictEnd), ("on_predict",)),
 }
 RARE = {  # methods that a training may never call, and the remedy
     "on_log": "there was no log: add LogSchedule(steps=50)",
@@ -179,111 +153,106 @@ class HuggingFacePlugin(Plugin):
     def describe(self, run: Run) -> str:
         return f"calls {self._call.kind}, a callback of the Hugging Face Trainer"
 
-    @on(TrainStart, lane=Lane.REPORT)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart, lane=Lane.REPORT)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         self._meet(run)
         self._keeper.begin(run, self._call.args)
         self._call(run, "on_init_end", self._keeper.state)
         if not run.checkpoints.is_resuming:
             self._begin_training(run)
 
-    @on(CheckpointLoaded)
-    def resume(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded)
+    def resume(self, run: Run, event: ev.CheckpointLoaded) -> None:
         self._keeper.refresh(run)
         self._steps = run.progress.steps
         if not self._has_begun:
             self._begin_training(run)
         self._own_states.resume(run, affects_training=self.affects_training)
 
-    @on(EpochStart)
-    def begin_epoch(self, run: Run, event: EpochStart) -> None:
+    @on(ev.EpochStart)
+    def begin_epoch(self, run: Run, event: ev.EpochStart) -> None:
         if not event.resumed:
             self._keeper.refresh(run)
             self._call(run, "on_epoch_begin", self._keeper.state)
 
-    @on(BatchStart)
-    def begin_step(self, run: Run, event: BatchStart) -> None:
+    @on(ev.BatchStart)
+    def begin_step(self, run: Run, event: ev.BatchStart) -> None:
         if not run.stepping.window:
             self._call(run, "on_step_begin", self._keeper.state)
 
-    @on(GradientsReady, lane=Lane.REPORT)
-    def look_at_gradients(self, run: Run, event: GradientsReady) -> None:
+    @on(ev.GradientsReady, lane=Lane.REPORT)
+    def look_at_gradients(self, run: Run, event: ev.GradientsReady) -> None:
         self._call.keywords["optimizer"] = run.optimizer
         self._call(run, "on_pre_optimizer_step", self._keeper.state)
 
-    @on(StepEnd, lane=Lane.MEASURE)
-    def look_at_step(self, run: Run, event: StepEnd) -> None:
+    @on(ev.StepEnd, lane=Lane.MEASURE)
+    def look_at_step(self, run: Run, event: ev.StepEnd) -> None:
         self._call.keywords["optimizer"] = run.optimizer
         self._rate = rate_of(run)
         self._call(run, "on_optimizer_step", self._keeper.state)
 
-    @on(BatchEnd, lane=Lane.PERSIST)  # after the schedules, like after the Trainer's flow callback
-    def end_batch(self, run: Run, event: BatchEnd) -> None:
+    @on(ev.BatchEnd, lane=Lane.PERSIST)  # after the schedules, like after the Trainer's flow callback
+    def end_batch(self, run: Run, event: ev.BatchEnd) -> None:
         if run.progress.steps > self._steps:
             self._end_step(run)
         elif run.stepping.window:
             self._call(run, "on_substep_end", self._keeper.state)
 
-    @on(EpochEnd, lane=Lane.PERSIST)
-    def end_epoch(self, run: Run, event: EpochEnd) -> None:
+    @on(ev.EpochEnd, lane=Lane.PERSIST)
+    def end_epoch(self, run: Run, event: ev.EpochEnd) -> None:
         if run.progress.steps > self._steps:
             self._end_step(run)
         self._keeper.refresh(run)
         self._call(run, "on_epoch_end", self._keeper.state)
 
-    @on(Log, optional=True)
-    def log(self, run: Run, event: Log) -> None:
+    @on(ev.Log, optional=True)
+    def log(self, run: Run, event: ev.Log) -> None:
         self._keeper.refresh(run)
         logs = their_names(event.metrics)
-        measured_by = None if run.report.is_replay else run.plugins.declared("exclusive").get("gradient_norm")
+        measured_by = run.plugins.declared("exclusive").get("gradient_norm")
         latest = None if measured_by is None else getattr(run.plugins[measured_by], "latest_norm", None)
         if GRAD_NORM in logs and latest is not None:
             logs[GRAD_NORM] = float(latest)
         rate = rate_of(run) if self._rate is None else self._rate
         self._report(run, logs if rate is None else {**logs, "learning_rate": float(rate)})
 
-    @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd)
-    def end_prediction(self, run: Run, event: ValidationBatchEnd | TestBatchEnd | PredictBatchEnd) -> None:
-        if isinstance(event, ValidationBatchEnd) and not run.report.is_replay:
+    @on(ev.ValidationBatchEnd, ev.TestBatchEnd, ev.PredictBatchEnd)
+    def end_prediction(self, run: Run, event: ev.ValidationBatchEnd | ev.TestBatchEnd | ev.PredictBatchEnd) -> None:
+        if isinstance(event, ev.ValidationBatchEnd):
             self._call.keywords["eval_dataloader"] = run.data.validation_loaders[event.dataset]
         self._call(run, "on_prediction_step", self._keeper.state)
 
-    @on(ValidationEnd, optional=True)
-    def evaluate(self, run: Run, event: ValidationEnd) -> None:
+    @on(ev.ValidationEnd, optional=True)
+    def evaluate(self, run: Run, event: ev.ValidationEnd) -> None:
         if run.optimizer is not None:
             self._keeper.refresh(run)
         metrics = self._report(run, their_names(event.metrics))
         self._call(run, "on_evaluate", self._keeper.state, metrics=metrics)
         self._keeper.judge(run, self._call.args, metrics, is_read=self._reads_best)
 
-    @on(TestEnd, PredictEnd)
-    def predict(self, run: Run, event: TestEnd | PredictEnd) -> None:
+    @on(ev.TestEnd, ev.PredictEnd)
+    def predict(self, run: Run, event: ev.TestEnd | ev.PredictEnd) -> None:
         self._call(run, "on_predict", self._keeper.state, metrics=their_names(event.metrics))
 
-    @on(CheckpointSaved)
-    def save(self, run: Run, event: CheckpointSaved) -> None:
+    @on(ev.CheckpointSaved)
+    def save(self, run: Run, event: ev.CheckpointSaved) -> None:
         if run.checkpoints.best is not None:
             self._keeper.state.best_model_checkpoint = str(run.checkpoints.best)
         self._call(run, "on_save", self._keeper.state)
 
-    @on(TrainEnd)
-    def end_training(self, run: Run, event: TrainEnd) -> None:
+    @on(ev.TrainEnd)
+    def end_training(self, run: Run, event: ev.TrainEnd) -> None:
         self._keeper.refresh(run)
         self._call(run, "on_train_end", self._keeper.state)
 
-    @on(ValidationStart, TestStart, PredictStart, optional=True)
-    def begin_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
+    @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, optional=True)
+    def begin_evaluation(self, run: Run, event: ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
         if self._call.run is not run:
             self._meet(run)
 
-    @on(RunClosed)
-    def end(self, run: Run, event: RunClosed) -> None:
-        if (
-            self._has_begun
-            and not run.report.is_replay
-            and run.checkpoints.resumed_at is None
-            and ended_for_good(run, event.status)
-        ):
+    @on(ev.RunClosed)
+    def end(self, run: Run, event: ev.RunClosed) -> None:
+        if self._has_begun and run.checkpoints.resumed_at is None and ended_for_good(run, event.status):
             for method in self._call.uncalled(RARE):
                 run.warn(f"{self._call.kind}.{method} was never called: {RARE[method]}.")
 
@@ -308,6 +277,7 @@ class HuggingFacePlugin(Plugin):
         self._steps, self._has_begun = 0, False
 
     def _meet(self, run: Run) -> None:
+        refuse_replay(run)
         self._call.meet(run, arguments(run, self._given), keywords(run, self._processing_class))
 
     def _begin_training(self, run: Run) -> None:

@@ -14,8 +14,7 @@ from ignite.metrics import Metric
 from torch import nn
 from torch.optim import Optimizer
 
-from ...absent import Absent
-from ...own_states import OwnStates
+from ...own_states import OwnStates, refuse_replay
 
 EVENTS = {
     "GET_BATCH_STARTED": "no event precedes the loading of a batch: use GET_BATCH_COMPLETED or ITERATION_STARTED",
@@ -143,12 +142,12 @@ class RunEngine(Engine):
             self._fire_event(event, *args, **kwargs)
 
     def begin_training(self, run: Run) -> None:
+        refuse_replay(run)
         self.run_in_hand, state = run, self.state
         state.max_epochs = None if run.length.max_epochs is None else ceil(run.length.max_epochs)
         state.max_iters = None
         state.epoch_length, state.metrics = run.length.batches_per_epoch, {}
-        state.dataloader = Absent("the loader") if run.report.is_replay else run.data.train_loader
-        state.seed = None if run.report.is_replay else run.data.seed
+        state.dataloader, state.seed = run.data.train_loader, run.data.seed
         self.go_to(run)
 
     def begin_evaluation(self, run: Run) -> None:
@@ -198,7 +197,3 @@ def _holder(handler: Any) -> Any:
             handler = handler.__wrapped__
         else:
             return getattr(handler, "__self__", handler)
-
-
-def batch_of(run: Run) -> Any:
-    return Absent("the batches themselves") if run.report.is_replay else run.batch

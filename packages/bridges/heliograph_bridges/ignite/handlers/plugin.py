@@ -5,48 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from heliograph import (
-    BatchEnd,
-    BatchStart,
-    CheckpointLoaded,
-    EpochEnd,
-    EpochStart,
-    Lane,
-    Log,
-    Plugin,
-    Run,
-    RunFailed,
-    TrainEnd,
-    TrainStart,
-    ValidationBatchEnd,
-    ValidationBatchStart,
-    ValidationCut,
-    ValidationEnd,
-    ValidationStart,
-    on,
-)
-from heliograph.events import Event
+from heliograph import Lane, Plugin, Run, on
+from heliograph import events as ev
 from heliograph.plugins import snake_case
 from ignite.engine import Events
 from ignite.handlers import Timer
 from ignite.handlers.base_logger import BaseHandler, BaseLogger
 
 from ...own_states import OwnStates
-from .engine import RunEngine, batch_of
+from .engine import RunEngine
 
 LOOKS_ONLY = (BaseHandler, BaseLogger, Timer)
 BATCH = (Events.GET_BATCH_COMPLETED, Events.ITERATION_STARTED)
 # Heliograph events that only some Ignite events need.
-OF_TRAINER: Mapping[type[Event], tuple[Events, ...]] = {
-    EpochStart: (Events.EPOCH_STARTED,),
-    BatchStart: BATCH,
-    BatchEnd: (Events.ITERATION_COMPLETED,),
-    EpochEnd: (Events.EPOCH_COMPLETED, Events.TERMINATE_SINGLE_EPOCH),
-    TrainEnd: (Events.COMPLETED, Events.TERMINATE),
-    RunFailed: (Events.EXCEPTION_RAISED,),
+OF_TRAINER: Mapping[type[ev.Event], tuple[Events, ...]] = {
+    ev.EpochStart: (Events.EPOCH_STARTED,),
+    ev.BatchStart: BATCH,
+    ev.BatchEnd: (Events.ITERATION_COMPLETED,),
+    ev.EpochEnd: (Events.EPOCH_COMPLETED, Events.TERMINATE_SINGLE_EPOCH),
+    ev.TrainEnd: (Events.COMPLETED, Events.TERMINATE),
+    ev.RunFailed: (Events.EXCEPTION_RAISED,),
 }
-OF_EVALUATOR: Mapping[type[Event], tuple[Events, ...]] = {
-    ValidationStart: (
+OF_EVALUATOR: Mapping[type[ev.Event], tuple[Events, ...]] = {
+    ev.ValidationStart: (
         Events.STARTED,
         Events.EPOCH_STARTED,
         *BATCH,
@@ -55,10 +36,10 @@ OF_EVALUATOR: Mapping[type[Event], tuple[Events, ...]] = {
         Events.COMPLETED,
         Events.TERMINATE,
     ),
-    ValidationBatchStart: BATCH,
-    ValidationBatchEnd: (Events.ITERATION_COMPLETED,),
-    ValidationEnd: (Events.EPOCH_COMPLETED, Events.COMPLETED),
-    ValidationCut: (Events.TERMINATE,),
+    ev.ValidationBatchStart: BATCH,
+    ev.ValidationBatchEnd: (Events.ITERATION_COMPLETED,),
+    ev.ValidationEnd: (Events.EPOCH_COMPLETED, Events.COMPLETED),
+    ev.ValidationCut: (Events.TERMINATE,),
 }
 
 
@@ -108,36 +89,36 @@ class IgnitePlugin(Plugin):
     def describe(self, run: Run) -> str:
         return f"calls handlers of Ignite: {', '.join(self._own_states.names)}"
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         self._trainer.begin_training(run)
         self._trainer.fire(Events.STARTED)
 
-    @on(CheckpointLoaded)
-    def resume(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded)
+    def resume(self, run: Run, event: ev.CheckpointLoaded) -> None:
         self._trainer.go_to(run)
         self._own_states.resume(run, affects_training=self.affects_training)
 
-    @on(EpochStart)
-    def begin_epoch(self, run: Run, event: EpochStart) -> None:
+    @on(ev.EpochStart)
+    def begin_epoch(self, run: Run, event: ev.EpochStart) -> None:
         self._trainer.begin_epoch(run)
         if not event.resumed:
             self._trainer.fire(Events.EPOCH_STARTED)
 
-    @on(BatchStart, lane=Lane.TRANSFORM)
-    def begin_batch(self, run: Run, event: BatchStart) -> None:
+    @on(ev.BatchStart, lane=Lane.TRANSFORM)
+    def begin_batch(self, run: Run, event: ev.BatchStart) -> None:
         self._trainer.begin_epoch(run)
         _begin_batch(self._trainer, run)
 
-    @on(BatchEnd)
-    def end_batch(self, run: Run, event: BatchEnd) -> None:
+    @on(ev.BatchEnd)
+    def end_batch(self, run: Run, event: ev.BatchEnd) -> None:
         self._trainer.go_to(run)
         _end_batch(self._trainer, run, self._outputs.get("train", _loss))
         if "train" in self._outputs:  # the output may be large
             self._trainer.state.output = None
 
-    @on(EpochEnd)
-    def end_epoch(self, run: Run, event: EpochEnd) -> None:
+    @on(ev.EpochEnd)
+    def end_epoch(self, run: Run, event: ev.EpochEnd) -> None:
         engine = self._trainer
         engine.go_to(run)
         ended, engine.should_terminate_single_epoch = engine.should_terminate_single_epoch, False
@@ -147,12 +128,12 @@ class IgnitePlugin(Plugin):
             engine.fire(Events.EPOCH_COMPLETED)
         engine.state.output = None
 
-    @on(Log, optional=True)
-    def log(self, run: Run, event: Log) -> None:
+    @on(ev.Log, optional=True)
+    def log(self, run: Run, event: ev.Log) -> None:
         self._trainer.take_metrics(event.metrics)
 
-    @on(TrainEnd)
-    def end_training(self, run: Run, event: TrainEnd) -> None:
+    @on(ev.TrainEnd)
+    def end_training(self, run: Run, event: ev.TrainEnd) -> None:
         engine = self._trainer
         engine.go_to(run)
         if run.control.should_stop:
@@ -160,42 +141,42 @@ class IgnitePlugin(Plugin):
         if engine.should_terminate != "skip_completed":
             engine.fire(Events.COMPLETED)
 
-    @on(ValidationStart)
-    def begin_validation(self, run: Run, event: ValidationStart) -> None:
+    @on(ev.ValidationStart)
+    def begin_validation(self, run: Run, event: ev.ValidationStart) -> None:
         self._trainer.go_to(run)
         self._evaluator.begin_evaluation(run)
         self._evaluator.fire(Events.STARTED)
         self._evaluator.state.epoch = 1
         self._evaluator.fire(Events.EPOCH_STARTED)
 
-    @on(ValidationBatchStart, lane=Lane.TRANSFORM)
-    def begin_validation_batch(self, run: Run, event: ValidationBatchStart) -> None:
+    @on(ev.ValidationBatchStart, lane=Lane.TRANSFORM)
+    def begin_validation_batch(self, run: Run, event: ev.ValidationBatchStart) -> None:
         _begin_batch(self._evaluator, run)
 
-    @on(ValidationBatchEnd)
-    def end_validation_batch(self, run: Run, event: ValidationBatchEnd) -> None:
-        if ValidationBatchStart in self.ignores:
+    @on(ev.ValidationBatchEnd)
+    def end_validation_batch(self, run: Run, event: ev.ValidationBatchEnd) -> None:
+        if ev.ValidationBatchStart in self.ignores:
             self._evaluator.state.iteration += 1
         _end_batch(self._evaluator, run, self._outputs.get("validation", _outputs))
         self._evaluator.state.output = None
 
-    @on(ValidationEnd, lane=Lane.MEASURE)
-    def measure(self, run: Run, event: ValidationEnd) -> None:
+    @on(ev.ValidationEnd, lane=Lane.MEASURE)
+    def measure(self, run: Run, event: ev.ValidationEnd) -> None:
         self._evaluator.take_metrics(event.metrics)
         self._evaluator.fire(Events.EPOCH_COMPLETED)
         self._evaluator.give_metrics(event.metrics)
 
-    @on(ValidationEnd)
-    def end_validation(self, run: Run, event: ValidationEnd) -> None:
+    @on(ev.ValidationEnd)
+    def end_validation(self, run: Run, event: ev.ValidationEnd) -> None:
         self._evaluator.take_metrics(event.metrics)  # other plugins may have added some
         self._evaluator.fire(Events.COMPLETED)
 
-    @on(ValidationCut)
-    def leave_validation(self, run: Run, event: ValidationCut) -> None:
+    @on(ev.ValidationCut)
+    def leave_validation(self, run: Run, event: ev.ValidationCut) -> None:
         self._evaluator.fire(Events.TERMINATE)
 
-    @on(RunFailed)
-    def fail(self, run: Run, event: RunFailed) -> None:
+    @on(ev.RunFailed)
+    def fail(self, run: Run, event: ev.RunFailed) -> None:
         if self._trainer.state.iteration < run.progress.batches:  # otherwise the error may be within a batch
             self._trainer.go_to(run)
         try:
@@ -225,18 +206,17 @@ class IgnitePlugin(Plugin):
 
 def _begin_batch(engine: RunEngine, run: Run) -> None:
     state = engine.state
-    state.output, state.batch = None, batch_of(run)
+    state.output, state.batch = None, run.batch
     engine.fire(Events.GET_BATCH_COMPLETED)
     state.iteration += 1
     engine.fire(Events.ITERATION_STARTED)
-    if not run.report.is_replay:
-        run.batch = state.batch
+    run.batch = state.batch
     state.batch = None
 
 
 def _end_batch(engine: RunEngine, run: Run, output: Callable[[Run], Any]) -> None:
     state = engine.state
-    state.batch, state.output = batch_of(run), output(run)
+    state.batch, state.output = run.batch, output(run)
     engine.fire(Events.ITERATION_COMPLETED)
     state.batch = None
 

@@ -1,11 +1,10 @@
-"""Faults and plans of faults."""
+"""Faults, plans of faults, and what became of each fault."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from heliograph.events import CATALOGUE
 from heliograph.spi import check_number, check_whole_number, known_names
@@ -57,18 +56,16 @@ KINDS = {
     "kill": FaultKind("the process is killed by SIGKILL", ends=True),
     "hang": FaultKind("the process hangs", ends=True),
     "preempt": FaultKind("SIGTERM is sent to the process, as at a preemption", ends=True),
-    "lost-notice": FaultKind("a SIGTERM is lost, and SIGKILL follows two batches later", ends=True),
-    "lost-request": FaultKind("the request for a save at the next boundary is lost"),
     "slow": FaultKind("the rank sleeps"),
     "full-disk": FaultKind("operations on files fail: no space left on device", "save_point"),
     "slow-disk": FaultKind("operations on files are slow", "save_point"),
     "clock-jump": FaultKind("the system clock (`time.time`) jumps forward or back"),
-    "nan-loss": FaultKind(
-        "a loss is NaN, and so are its gradients", "forward_end", ("forward_end",), changes_numbers=True
-    ),
+    "nan-loss": FaultKind("a loss and its gradients are NaN", "forward_end", ("forward_end",), changes_numbers=True),
     "nan-gradient": FaultKind("a number of a gradient is NaN", "backward_end", BACKWARD, changes_numbers=True),
     "bit-in-gradient": FaultKind("a bit of a gradient is flipped", "backward_end", BACKWARD, changes_numbers=True),
-    "bit-in-weight": FaultKind("a bit of a weight is flipped", "step_end", changes_numbers=True),
+    "bit-in-weight": FaultKind(
+        "a bit of a weight is flipped", "step_end", ("step_end", "batch_end"), changes_numbers=True
+    ),
 }
 HARMLESS = tuple(name for name, kind in KINDS.items() if not kind.changes_numbers)
 
@@ -78,8 +75,8 @@ class Fault:
     """A fault that occurs once in a training, at an event.
 
     Args:
-        kind: `kill`, `hang`, `preempt`, `lost-notice`, `lost-request`, `slow`, `full-disk`, `slow-disk`, `clock-jump`;
-            or one that changes numbers: `nan-loss`, `nan-gradient`, `bit-in-gradient`, `bit-in-weight`.
+        kind: `kill`, `hang`, `preempt`, `slow`, `full-disk`, `slow-disk`, `clock-jump`; or one that changes numbers:
+            `nan-loss`, `nan-gradient`, `bit-in-gradient`, `bit-in-weight`.
         at: the name of the event, for example `batch_end`; by default one that fits the kind.
         count: the number of the emission in the training, from 1; a resumed run continues to count.
         rank: the rank on which it occurs.
@@ -124,8 +121,9 @@ class Fault:
     def is_at_operation(self) -> bool:
         return self.kind in DISK or self.operation > 0
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    @property
+    def changes_numbers(self) -> bool:
+        return KINDS[self.kind].changes_numbers
 
     def __str__(self) -> str:
         where = f"{self.kind} at {self.at} {self.count}"
@@ -133,14 +131,49 @@ class Fault:
         return where + (f", rank {self.rank}" if self.rank else "")
 
 
-OPERATIONS = 24  # file operations after the event of a fault
+@dataclass(frozen=True, slots=True)
+class FaultOutcome:
+    """What became of a fault.
+
+    Attributes:
+        fault: the fault.
+        where: its position in the training as text; empty if it did not act.
+        text: its effect.
+        batches: the finished batches before it.
+        noticed_by: for a fault in numbers: the plugin that noticed it, `the run` for an error, or empty.
+        answer: the request, warning or error of that plugin.
+        why_not: why it did not act.
+    """
+
+    fault: Fault
+    where: str = ""
+    text: str = ""
+    batches: int = 0
+    noticed_by: str = ""
+    answer: str = ""
+    why_not: str = ""
+
+    @property
+    def is_silent(self) -> bool:
+        return bool(self.where) and self.fault.changes_numbers and not self.noticed_by
+
+    def __str__(self) -> str:
+        if not self.where:
+            return f"{self.fault}: did not act: {self.why_not}"
+        text = f"{self.fault}: {self.where}: {self.text}"
+        if not self.fault.changes_numbers:
+            return text
+        return f"{text}; " + (f"noticed by {self.noticed_by}: {self.answer}" if self.noticed_by else "not noticed")
+
+
+OPERATIONS = 12  # file operations after the event of a fault, about as many as a save has
 JUMPS = (-86400.0, -3600.0, -1.0, 3600.0, 86400.0)  # seconds
 AT_SAVES = 3  # every third kill occurs during a save
 TRIES = 20  # draws to find an emission without a fault: a second fault that ends the process could not act
 
 
 def draw_faults(
-    seed: int | str, number: int, counts: Mapping[str, int], kinds: Sequence[str], *, ranks: int = 1
+    seed: int, number: int, counts: Mapping[str, int], kinds: Sequence[str], *, ranks: int = 1
 ) -> list[Fault]:
     """Return faults, spread over a training and its events; equal arguments return equal faults.
 
@@ -170,27 +203,20 @@ def draw_faults(
 
 
 def _draw(random: Random, kind: str, counts: Mapping[str, int], ranks: int, *, saves: bool) -> Fault:
-    fault_kind = KINDS[kind]
     at_save = kind in DISK or (kind == "kill" and saves)
-    events = ["save_point"] if at_save and counts.get("save_point") else sorted(fault_kind.only or counts)
-    events = [event for event in events if counts.get(event)]
-    if kind == "bit-in-weight":
-        events = [event for event in events if event in ("step_end", "batch_end")]
+    allowed = KINDS[kind].only or sorted(counts)
+    events = ["save_point"] if at_save and counts.get("save_point") else [name for name in allowed if counts.get(name)]
     if not events:
         raise ValueError(
-            f"A fault {kind!r} can only occur at {', '.join(fault_kind.only)}, and the training has no such event."
+            f"A fault {kind!r} can only occur at {', '.join(allowed)}, and the training has no such event."
         )
     event = random.choice(events)
-    operation = random.randint(1, OPERATIONS) if at_save else 0
-    seconds = random.choice(JUMPS) if kind == "clock-jump" else 0.05
-    last = counts[event] - 1 if at_save or kind.startswith("lost") else counts[event]  # not at the last one
-    rank = random.randrange(ranks) if kind not in DISK and not operation else 0  # the main rank writes
     return Fault(
         kind,
         event,
-        random.randint(1, max(1, last)),
-        rank,
-        operation,
-        random.choice((1, 2, 5)) if kind in DISK else 1,
-        seconds,
+        random.randint(1, max(1, counts[event] - at_save)),  # not at the last save
+        rank=0 if at_save else random.randrange(ranks),  # the main rank writes
+        operation=random.randint(1, OPERATIONS) if at_save else 0,
+        times=random.choice((1, 2, 5)) if kind in DISK else 1,
+        seconds=random.choice(JUMPS) if kind == "clock-jump" else 0.05,
     )

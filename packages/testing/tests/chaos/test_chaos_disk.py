@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.checkpoint.storage.files import SYSTEM, write_whole
-from heliograph_testing.chaos.faults.disk import WatchedDisk
+from heliograph_testing.chaos.disk import WatchedDisk
 
 Seen = list[tuple[str, str]]
 
