@@ -60,6 +60,6 @@ from .events.errors import describe_error as describe_error
 from .events.progress import Rates as Rates
 from .plugins.discovery import check_options as check_options
 from .plugins.discovery import find as find
-from .plugins.first_party import is_first_party as is_first_party
+from .plugins.providers import is_first_party as is_first_party
 
 def lazy_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]: ...

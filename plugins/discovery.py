@@ -20,9 +20,8 @@ from packaging.utils import canonicalize_name
 from ..events import Run, RunClosed
 from ..events.checks import known_names
 from ..events.errors import describe_error
-from .first_party import DISTRIBUTIONS
-from .marks import on
-from .providers import ENTRY_POINTS, KEYWORD, how_to_install
+from .plugin import on
+from .providers import DISTRIBUTIONS, ENTRY_POINTS, KEYWORD, how_to_install
 
 VARIABLE = "HELIOGRAPH_PLUGINS"
 THIRD_PARTY = frozenset({"all", "1"})  # stand for every plugin of a third-party package

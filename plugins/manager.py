@@ -19,8 +19,7 @@ from ..events.checks import known_names
 if TYPE_CHECKING:
     from ..events import Engine, Run
     from .discovery import Discovered
-    from .entry import PluginEntry
-    from .order import HandlerOrder
+    from .entry import HandlerOrder, PluginEntry
     from .states import Check, States
 
 T = TypeVar("T")
@@ -51,7 +50,7 @@ class Plugins:
 
     @cached_property
     def _order(self) -> HandlerOrder:
-        from .order import HandlerOrder
+        from .entry import HandlerOrder
 
         return HandlerOrder(self._bus)
 

@@ -13,9 +13,8 @@ from ..events import catalogue as ev
 from ..events.checks import known_names
 from ..events.errors import describe_error
 from .conditions import ConditionGate
-from .entry import PluginEntry
+from .entry import Handler, PluginEntry
 from .filters import Filter
-from .order import Handler
 
 # A handler of these events need not be called in a training.
 OPTIONAL = frozenset({

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ...events import Event, Log, Run, ValidationBatchEnd, ValidationBatchStart, ValidationEnd, ValidationStart
 from ...events.checks import check_number, known_names
-from ...plugins.first_party import PACKAGES
+from ...plugins.providers import PACKAGES
 
 # Plugins in these modules add no metrics; bridges host callbacks that may.
 BUILT_INS = (
