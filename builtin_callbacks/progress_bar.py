@@ -16,8 +16,7 @@ from ..events import catalogue as ev
 from ..events.catalogue import Status
 from ..events.checks import check_flag, check_number, printable
 from ..events.errors import count
-from ..events.progress import Rates
-from ..events.resume_facts import verified
+from ..events.progress import Rates, verified
 from ..plugins import Plugin, on
 
 WIDTH = 80  # columns without a terminal

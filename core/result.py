@@ -11,7 +11,7 @@ from typing import Any
 from ..events import History, Progress
 from ..events.catalogue import Status
 from ..events.checks import printable
-from ..events.resume_facts import Position, describe_untracked, verified
+from ..events.progress import Position, describe_untracked, verified
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from uuid import uuid4
 
 from ...events import Event, Lane, Run
 from ...events import catalogue as ev
+from ...events.catalogue import LogCurve, LogFile, LogHistogram, LogImage, LogText
 from ...events.errors import describe_error
-from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogText
 from ...events.progress import Rates
 from ...plugins import Plugin, on
 

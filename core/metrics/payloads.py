@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, bfloat16
 
 from ...events import Event, Run
-from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogText
+from ...events.catalogue import LogCurve, LogFile, LogHistogram, LogImage, LogText
 
 
 def log_image(run: Run, name: str, image: Any) -> None:
