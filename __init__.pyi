@@ -67,7 +67,7 @@ from .builtin_callbacks.roll_back import RollBack as RollBack
 from .builtin_callbacks.schedules import LogSchedule as LogSchedule
 from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
 from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
-from .builtin_callbacks.trackers.tensorboard import TensorBoard as TensorBoard
+from .builtin_callbacks.trackers import TensorBoard as TensorBoard
 from .plugins import Plugin as Plugin
 from .plugins import Plugins as Plugins
 from .plugins import on as on

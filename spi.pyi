@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from .builtin_callbacks.trackers.tracker import Page as Page
-from .builtin_callbacks.trackers.tracker import Place as Place
-from .builtin_callbacks.trackers.tracker import Tracker as Tracker
+from .builtin_callbacks.trackers import Page as Page
+from .builtin_callbacks.trackers import Place as Place
+from .builtin_callbacks.trackers import Tracker as Tracker
 from .core.checkpoint.state.rates import scale_optimizer as scale_optimizer
 from .core.checkpoint.state.rates import scale_scheduler as scale_scheduler
 from .core.checkpoint.state.schema import as_plain as as_plain

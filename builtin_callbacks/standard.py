@@ -18,7 +18,7 @@ from .early_stopping import EarlyStopping
 from .progress_bar import ProgressBar
 from .rng_capture import RNGCapture
 from .schedules import LogSchedule, ValidationSchedule
-from .trackers.tensorboard import TensorBoard
+from .trackers import TensorBoard
 
 EACH_EPOCH = Every(epochs=1)
 

@@ -350,8 +350,8 @@ class RunClosed(Event):
 
 CATALOGUE: tuple[type[Event], ...] = tuple(Event.__subclasses__())
 
-# `run.log_image` and similar methods emit the events below; every tracker writes the kinds that it supports. They have a
-# `title`, because `name` is the name of the event.
+# `run.log_image` and similar methods emit the events below; every tracker writes the kinds that it supports.
+# The field is called `title`, because `name` is the name of the event.
 
 
 class LogImage(Event):

@@ -54,7 +54,6 @@ LAYERS = [
     "core.rehearsal",
     "builtin_callbacks",
     "builtin_callbacks.checkpoint",
-    "builtin_callbacks.trackers",
     "builtin_callbacks.standard",
     "__main__",
     "tuning",

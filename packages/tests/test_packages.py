@@ -28,7 +28,7 @@ DOORS = ("heliograph", "heliograph.events", "heliograph.plugins", "heliograph.sp
 # Each is a fault in the design of the kernel. Remove a name from the list when nothing needs it; never add one.
 PRIVATE = """
     builtin_callbacks.checkpoint.resume.UNSAVED_FORK builtin_callbacks.checkpoint.resume.share_state
-    builtin_callbacks.trackers.tracker.AXES core.checkpoint.state.ranks.gather_rank_parts
+    builtin_callbacks.trackers.AXES core.checkpoint.state.ranks.gather_rank_parts
     core.checkpoint.state.ranks.join_shards core.checkpoint.state.ranks.select_rank_part
     core.checkpoint.storage.files.prepare_folder core.checkpoint.storage.files.write_whole core.context.LineVerbs
     core.context.RunContext core.data.draws.generators.isolated core.data.draws.generators.states

@@ -38,7 +38,7 @@ BUILT_IN = {
     "rng_capture": "rng_capture:RNGCapture",
     "roll_back": "roll_back:RollBack",
     "save_schedule": "schedules:SaveSchedule",
-    "tensorboard": "trackers.tensorboard:TensorBoard",
+    "tensorboard": "trackers:TensorBoard",
     "validation_schedule": "schedules:ValidationSchedule",
     "verify_resume": "checkpoint.verify_resume:VerifyResume",
     "checkpoint_label": "checkpoint.label:CheckpointLabel",

@@ -8,7 +8,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from heliograph.builtin_callbacks.trackers.tracker import BATCH, Outbox, TrackerRecord
+from heliograph.builtin_callbacks.trackers import BATCH, Outbox, TrackerRecord
 from heliograph.tests.messages import assert_each
 
 
