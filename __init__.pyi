@@ -7,8 +7,8 @@ from .builtin_callbacks.standard import standard as standard
 from .core.checkpoint.weights import load_weights as load_weights
 from .core.distributed.launcher import launch as launch
 from .core.metrics.means import accuracy as accuracy
-from .core.outputs.files import read_prediction_batches as read_prediction_batches
-from .core.outputs.files import read_predictions as read_predictions
+from .builtin_callbacks.prediction_writer import read_prediction_batches as read_prediction_batches
+from .builtin_callbacks.prediction_writer import read_predictions as read_predictions
 from .core.run import TrainRun as TrainRun
 from .core.stepping.schedulers import warmup_cosine as warmup_cosine
 from .core.stepping.schedulers import warmup_linear as warmup_linear
@@ -54,11 +54,11 @@ from .builtin_callbacks.file_log import FileLog as FileLog
 from .builtin_callbacks.gradient_accumulation import GradientAccumulation as GradientAccumulation
 from .builtin_callbacks.gradients import GradientClipping as GradientClipping
 from .builtin_callbacks.gradients import GradientNorm as GradientNorm
-from .builtin_callbacks.handler_times import HandlerTimes as HandlerTimes
+from .builtin_callbacks.times import HandlerTimes as HandlerTimes
 from .builtin_callbacks.jsonl_log import JsonlLog as JsonlLog
 from .builtin_callbacks.learning_rate import LearningRate as LearningRate
 from .builtin_callbacks.nan_guard import NaNGuard as NaNGuard
-from .builtin_callbacks.phase_times import PhaseTimes as PhaseTimes
+from .builtin_callbacks.times import PhaseTimes as PhaseTimes
 from .builtin_callbacks.prediction_writer import PredictionWriter as PredictionWriter
 from .builtin_callbacks.preemption import Preemption as Preemption
 from .builtin_callbacks.progress_bar import ProgressBar as ProgressBar

@@ -31,8 +31,8 @@ from .core.host import Host as Host
 from .core.host import current_host as current_host
 from .core.host import ended_for_good as ended_for_good
 from .core.host import hosted_by as hosted_by
+from .core.metrics import Metrics as Metrics
 from .core.metrics.monitor import Monitor as Monitor
-from .core.metrics.values import Metrics as Metrics
 from .core.objects.values import differing as differing
 from .core.objects.values import encode as encode
 from .core.program import TrainerFactory as TrainerFactory

@@ -11,9 +11,8 @@ from typing import Any, TextIO
 
 from ..core.host import is_preempted
 from ..core.system.extras import require
-from ..events import Lane, Run
+from ..events import Lane, Run, Status
 from ..events import catalogue as ev
-from ..events.catalogue import Status
 from ..events.checks import check_flag, check_number, printable
 from ..events.errors import count
 from ..events.progress import Rates, verified

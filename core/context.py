@@ -25,7 +25,7 @@ from .data.order.sizes import SampleCounter, size_counter
 from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
 from .lifetimes import Checkpoints, EpochWork, Hooks, Report, check_within
-from .metrics.values import Metrics
+from .metrics import Metrics
 from .result import RunResult, check_line
 from .settings import Settings
 from .stepping.optimizers import switched
@@ -254,13 +254,13 @@ class RunContext(LineVerbs, ABC):
             raise reserved(name, self.phase)
 
     def collect(self, name: str, value: Any) -> None:
-        from .outputs.collection import running
+        from .outputs import running
 
         running(self.work.collection, self.control).add(name, value, self.size_of(self.batch))
 
     @property
     def collected(self) -> Mapping[str, Any]:
-        from .outputs.collection import whole_of
+        from .outputs import whole_of
 
         return whole_of(self.work.collection)
 

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..events import Request
+from ..events import Phase, Request
 from ..events import catalogue as ev
-from ..events.catalogue import Phase
 from .context import RunContext
 from .data.evaluation_data import left_out
 from .metrics.log_rows import add_row
 from .metrics.means import Means, own_name
-from .outputs.collection import Collection
+from .outputs import Collection
 from .stepping.counts import add_value, check_unweighed, weight_of
 
 EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {

@@ -11,8 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..events import Bus
-from ..events.catalogue import Phase
+from ..events import Bus, Phase
 from ..plugins import Plugins
 from . import loop
 from .context import RunContext

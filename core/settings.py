@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import torch
 
-from ..events.catalogue import Phase
+from ..events import Phase
 from ..events.checks import check_flag, check_number, check_whole_number, known_names
 from ..plugins import Plugins
 from .engines.options import modules_of

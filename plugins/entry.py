@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from inspect import getmembers, isfunction, signature
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..events import CATALOGUE, Bus, Event, PluginFailed, Run
-from ..events.bus import PluginName, Position, Subscription
+from ..events import CATALOGUE, Bus, Event, PluginFailed, PluginName, Run, Subscription, Verb
+from ..events.bus import Position
 from ..events.checks import check_whole_number, known_names
-from ..events.control import Verb
 from ..events.errors import describe_error, is_interrupt
 from ..events.signatures import check_receiver
 from .filters import Filter

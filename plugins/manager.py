@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from weakref import WeakSet
 
-from ..events import Bus, Event, Lane, PluginChanged, Progress, SavePoint
-from ..events.bus import PluginName, current_owner
+from ..events import Bus, Event, Lane, PluginChanged, PluginName, Progress, SavePoint, current_owner
 from ..events.checks import known_names
 
 if TYPE_CHECKING:

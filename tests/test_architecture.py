@@ -48,7 +48,6 @@ LAYERS = [
     "core.checkpoint.state",
     "core.checkpoint.storage",
     "core.checkpoint",
-    "core.outputs",
     "core.stepping",
     "core",
     "core.rehearsal",

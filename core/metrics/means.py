@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..system.extras import kind_of
-from .values import is_metric_object
+from . import is_metric_object
 
 Computed = tuple[dict[str, float], dict[str, Any]]  # numbers by name, and all other values by name
 

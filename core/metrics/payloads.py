@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, bfloat16
 
-from ...events import Event, Run
-from ...events.catalogue import LogCurve, LogFile, LogHistogram, LogImage, LogText
+from ...events import Event, LogCurve, LogFile, LogHistogram, LogImage, LogText, Run
 
 
 def log_image(run: Run, name: str, image: Any) -> None:

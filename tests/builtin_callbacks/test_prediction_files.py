@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from heliograph import DeviceEngine, read_prediction_batches, read_predictions
+from heliograph.builtin_callbacks.prediction_writer import PartWriter, check_free, clear_folder
 from heliograph.core.checkpoint.storage.files import Files
-from heliograph.core.outputs.files import PartWriter, check_free, clear_folder
 from heliograph.tests.kit import damage
 
 ENGINE = DeviceEngine("cpu")
