@@ -57,13 +57,13 @@ from .builtin_callbacks.gradients import GradientNorm as GradientNorm
 from .builtin_callbacks.times import HandlerTimes as HandlerTimes
 from .builtin_callbacks.jsonl_log import JsonlLog as JsonlLog
 from .builtin_callbacks.learning_rate import LearningRate as LearningRate
-from .builtin_callbacks.nan_guard import NaNGuard as NaNGuard
+from .builtin_callbacks.non_finite_losses import NaNGuard as NaNGuard
 from .builtin_callbacks.times import PhaseTimes as PhaseTimes
 from .builtin_callbacks.prediction_writer import PredictionWriter as PredictionWriter
 from .builtin_callbacks.preemption import Preemption as Preemption
 from .builtin_callbacks.progress_bar import ProgressBar as ProgressBar
 from .builtin_callbacks.rng_capture import RNGCapture as RNGCapture
-from .builtin_callbacks.roll_back import RollBack as RollBack
+from .builtin_callbacks.non_finite_losses import RollBack as RollBack
 from .builtin_callbacks.schedules import LogSchedule as LogSchedule
 from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
 from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
