@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 
@@ -72,8 +71,8 @@ class PredictionWriter(Plugin):
         engine.barrier()  # every rank has checked before one clears
         if engine.is_local_main:
             clear_folder(self.folder)
-        token = engine.broadcast(uuid4().hex)  # after every folder was cleared
-        self._writer, self._counts = PartWriter(self.folder, token, engine.rank, self.batches), Counter()
+        engine.barrier()  # every folder was cleared
+        self._writer, self._counts = PartWriter(self.folder, engine.rank, self.batches), Counter()
 
     @on(PredictBatchEnd, lane=Lane.PERSIST)
     def take(self, run: Run, event: PredictBatchEnd) -> None:
@@ -127,9 +126,7 @@ class PartFile:
 
 def check_free(folder: Path) -> None:
     if (folder / INDEX).exists():
-        raise ValueError(
-            f"{folder} already has predictions: give PredictionWriter another folder, or overwrite=True to remove them."
-        )
+        raise ValueError(f"{folder} already has predictions: choose another folder, or overwrite=True to remove them.")
 
 
 def clear_folder(folder: Path, files: Files = SYSTEM) -> None:
@@ -145,7 +142,6 @@ class PartWriter:
 
     Args:
         folder: an existing folder.
-        token: a random name of the prediction.
         rank: of this process, for file names.
         batches: per file.
         files: the operations on files.
@@ -154,9 +150,9 @@ class PartWriter:
         written: the files so far.
     """
 
-    def __init__(self, folder: Path, token: str, rank: int, batches: int, files: Files = SYSTEM) -> None:
+    def __init__(self, folder: Path, rank: int, batches: int, files: Files = SYSTEM) -> None:
         self.written: list[PartFile] = []
-        self._folder, self._token, self._rank, self._batches, self._files = folder, token, rank, batches, files
+        self._folder, self._rank, self._batches, self._files = folder, rank, batches, files
         self._dataset = ""
         self._parts: dict[str, OutputParts] = {}
 
@@ -193,8 +189,8 @@ class PartWriter:
             for kind, column in zip(kinds(parts.structure), parts.columns, strict=True)
         ]
         parts.clear()
-        content = {"token": self._token, "numbers": numbers, "structure": parts.structure}
-        size, sha256 = self._write(name, {**content, "counts": counts, "leaves": leaves})
+        content = {"numbers": numbers, "structure": parts.structure, "counts": counts, "leaves": leaves}
+        size, sha256 = self._write(name, content)
         self.written.append(PartFile(name, self._dataset, numbers[0], len(numbers), size, sha256))
 
     def finish(self, engine: Engine) -> None:
@@ -216,7 +212,7 @@ class PartWriter:
 
     def _write_index(self, of_ranks: Sequence[Sequence[PartFile]], datasets: Sequence[str]) -> None:
         entries = [asdict(file) for written in of_ranks for file in written]
-        index = {"format": FORMAT, "token": self._token, "ranks": len(of_ranks), "sets": [*datasets], "files": entries}
+        index = {"format": FORMAT, "ranks": len(of_ranks), "sets": [*datasets], "files": entries}
         hidden = self._folder / f"{INDEX}.part"
         write_small(self._files, hidden, json.dumps(index, indent=1).encode())
         self._files.rename(hidden, self._folder / INDEX)
@@ -268,7 +264,7 @@ class Index:
             raise FileNotFoundError(f"There is no folder {self._folder}.")
         index = self._load()
         self.datasets: list[str] = index["sets"]
-        self._token, self._ranks = index["token"], index["ranks"]
+        self._ranks = index["ranks"]
         self._files = [PartFile(**entry) for entry in index["files"]]
         self._check_files()
 
@@ -301,10 +297,7 @@ class Index:
     def _load(self) -> Any:
         path = self._folder / INDEX
         if not path.exists():
-            raise ValueError(
-                f"The predictions in {self._folder} are not complete: {INDEX}, which is written last, is missing. "
-                f"The run was killed, failed, was cut short, or is still running."
-            )
+            raise ValueError(f"The predictions in {self._folder} are not complete: {INDEX}, the last file, is missing.")
         try:
             index = json.loads(SYSTEM.read(path, LARGEST))
             if index["format"] != FORMAT:
@@ -320,8 +313,7 @@ class Index:
             batches = sum(file.batches for file in missing)
             raise ValueError(
                 f"The predictions in {self._folder} are not complete: {len(missing)} of {len(self._files)} files are "
-                f"missing, with {batches} batches: {names:.100}. If several machines wrote them, copy all files into "
-                f"one folder."
+                f"missing, with {batches} batches: {names:.100}. Copy the files of all machines into one folder."
             )
 
     def _of(self, dataset: str) -> Sequence[PartFile]:
@@ -331,9 +323,7 @@ class Index:
         path = self._folder / file.name
         if SYSTEM.digest(path) != (file.size, file.sha256):
             raise ValueError(f"{path} was changed or damaged after it was written. Predict again.")
-        content = read(path, map_tensors=True)
-        assert content["token"] == self._token
-        return content
+        return read(path, map_tensors=True)
 
 
 def read_predictions(folder: str | Path) -> Any:
