@@ -50,13 +50,13 @@ from .events.checks import check_flag as check_flag
 from .events.checks import check_number as check_number
 from .events.checks import check_path as check_path
 from .events.checks import check_whole_number as check_whole_number
+from .events.checks import count as count
 from .events.checks import describe as describe
+from .events.checks import describe_error as describe_error
 from .events.checks import is_number as is_number
 from .events.checks import is_whole_number as is_whole_number
 from .events.checks import known_names as known_names
 from .events.checks import printable as printable
-from .events.errors import count as count
-from .events.errors import describe_error as describe_error
 from .events.progress import Rates as Rates
 from .plugins.discovery import check_options as check_options
 from .plugins.discovery import find as find

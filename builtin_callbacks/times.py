@@ -62,14 +62,9 @@ class PhaseTimes(Plugin):
         """Start the clock of the next phase after the last handler."""
         self._mark = perf_counter()
 
-    @on(ev.GradientsReady, ev.StepEnd, optional=True, lane=Lane.REPORT)
-    def begin_step(self, run: Run, event: ev.GradientsReady | ev.StepEnd) -> None:
-        """Start the clock of the step, or of the phase after it."""
-        self._mark = perf_counter()
-
-    @on(ev.Log, ev.ValidationEnd, ev.SavePoint, lane=Lane.REPORT, optional=True)
-    def leave_out(self, run: Run, event: ev.Log | ev.ValidationEnd | ev.SavePoint) -> None:
-        """Restart the clock after the work of a boundary."""
+    @on(ev.GradientsReady, ev.StepEnd, ev.Log, ev.ValidationEnd, ev.SavePoint, lane=Lane.REPORT, optional=True)
+    def begin_rarer_phase(self, run: Run, event: Event) -> None:
+        """Start the clock of the step or of the phase after it; restart it after the work of a boundary."""
         self._mark = perf_counter()
 
     @on(ev.BatchStart, lane=Lane.TRANSFORM)

@@ -9,7 +9,7 @@ import struct
 import time
 from abc import abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from datetime import datetime
 from itertools import count as counter
@@ -23,7 +23,7 @@ from ..core.checkpoint.storage import clean
 from ..core.system.extras import require
 from ..events import Event, Lane, LogCurve, LogFile, LogHistogram, LogImage, LogText, Run
 from ..events import catalogue as ev
-from ..events.errors import describe_error
+from ..events.checks import describe_error
 from ..events.progress import Rates
 from ..plugins import Plugin, on
 
@@ -123,16 +123,11 @@ logger = logging.getLogger("heliograph")
 
 
 class Outbox:
-    """Writes records in order, in a daemon thread that starts with the first record.
+    """Writes the records of a tracker in order, in a daemon thread that starts with the first record.
 
     Args:
-        name: the name of the tracker, for messages.
-        write: writes one record, or several of the kinds in `collects`; called in the thread.
-        outages: errors after which a record is written again, after an increasing pause.
-        capacity: the maximum number of waiting records; more are dropped.
-        patience: seconds without progress after which `close` drops waiting records.
-        settles: seconds after which a written record survives a kill of the process.
-        collects: kinds of records that are written together.
+        tracker: the tracker, whose attributes say how to write.
+        write: writes one record, or several of the kinds in `tracker.collects`; called in the thread.
         previous: the thread of the previous outbox, which may still be in a request; the new thread waits for its end.
 
     Attributes:
@@ -142,24 +137,12 @@ class Outbox:
     """
 
     def __init__(
-        self,
-        name: str,
-        write: Callable[[list[TrackerRecord]], Any],
-        *,
-        outages: tuple[type[Exception], ...],
-        capacity: int,
-        patience: float,
-        settles: float = 0.0,
-        collects: Collection[str] = (),
-        previous: Thread | None = None,
+        self, tracker: Tracker, write: Callable[[list[TrackerRecord]], Any], previous: Thread | None = None
     ) -> None:
-        self._name, self._write, self._outages, self._previous = name, write, outages, previous
-        self._capacity, self._patience, self._collects = capacity, patience, collects
+        self._tracker, self._write, self._previous = tracker, write, previous
         self._queue: deque[TrackerRecord] = deque()
-        self._suspects = (
-            0  # records at the head of the queue to be written one by one, because they were refused together
-        )
-        self._settles, self._settling = settles, deque[tuple[float, TrackerRecord]]()  # with the time of the write
+        self._suspects = 0  # records at the head of the queue that were refused together: they are written one by one
+        self._settling: deque[tuple[float, TrackerRecord]] = deque()  # with the time of the write
         self._changed = Condition()
         self._thread: Thread | None = None
         self._is_closing = False
@@ -175,14 +158,14 @@ class Outbox:
             if self._given_up:
                 self._lose(record, self._given_up)
                 return
-            is_full = len(self._queue) >= self._capacity or self._bytes + record.size > MEMORY
+            is_full = len(self._queue) >= self._tracker.capacity or self._bytes + record.size > MEMORY
             if is_full and record.kind not in ALWAYS:
-                self._lose(record, f"more than {self._capacity} records, or {MEMORY // 2**20} MB, waited")
+                self._lose(record, f"more than {self._tracker.capacity} records, or {MEMORY // 2**20} MB, waited")
                 return
             self._queue.append(record)
             self._bytes += record.size
             if self._thread is None:
-                self._thread = Thread(target=self._run, name=f"heliograph-{self._name}", daemon=True)
+                self._thread = Thread(target=self._run, name=f"heliograph-{self._tracker.name}", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
@@ -209,11 +192,11 @@ class Outbox:
                 return None
             self._is_closing = True
             self._changed.notify_all()
-            while self._queue and self._waits_for_progress(self._patience, through_outages=True):
+            while self._queue and self._waits_for_progress(self._tracker.patience, through_outages=True):
                 pass
             is_done = not self._queue
             if not is_done:
-                self._give_up(self._outage or f"nothing was written for {self._patience:g} seconds")
+                self._give_up(self._outage or f"nothing was written for {self._tracker.patience:g} seconds")
         if is_done:
             self._thread.join()
         return None if is_done else self._thread
@@ -226,7 +209,7 @@ class Outbox:
         return self._written > before
 
     def _settle(self) -> None:
-        while self._settling and self._settling[0][0] < monotonic() - self._settles:
+        while self._settling and self._settling[0][0] < monotonic() - self._tracker.settles:
             self._settling.popleft()
 
     # The methods below run in the thread.
@@ -239,14 +222,14 @@ class Outbox:
             while records := self._next():
                 try:
                     self._write_records(records)
-                except self._outages as error:
+                except self._tracker.outages as error:
                     pause = self._wait(describe_error(error), pause)
                 else:
                     pause = FIRST_PAUSE
                     if self._outage:
                         with self._changed:
                             self._outage = ""
-                        logger.info("%s can be written again", self._name)
+                        logger.info("%s can be written again", self._tracker.name)
         except BaseException as error:
             with self._changed:
                 self._give_up(describe_error(error))
@@ -260,7 +243,7 @@ class Outbox:
             values = 0
             for record in self._queue:
                 values += record.values
-                is_single = self._suspects > 0 or record.kind not in self._collects
+                is_single = self._suspects > 0 or record.kind not in self._tracker.collects
                 if records and (is_single or values > BATCH):
                     break
                 records.append(record)
@@ -271,7 +254,7 @@ class Outbox:
     def _write_records(self, records: list[TrackerRecord]) -> None:
         try:
             result = None if self.refused else self._write(records)
-        except self._outages:
+        except self._tracker.outages:
             raise
         except Exception as error:  # noqa: BLE001  # counted, logged, and said in the result
             if len(records) > 1:
@@ -294,14 +277,14 @@ class Outbox:
             self._written += 1
             if self.refused and record.kind != "open":
                 self._lose(record, self.refused)
-            elif self._settles and record.kind in ROWS:
+            elif self._tracker.settles and record.kind in ROWS:
                 self._settling.append((monotonic(), record))
                 self._settle()
             self._changed.notify_all()
 
     def _wait(self, error: str, pause: float) -> float:
         if not self._outage:
-            logger.warning("%s cannot be written, records are queued: %s", self._name, error)
+            logger.warning("%s cannot be written, records are queued: %s", self._tracker.name, error)
         with self._changed:
             self._outage, was_closing = error, self._is_closing
             self._changed.notify_all()
@@ -319,7 +302,7 @@ class Outbox:
                 self.refused = error
             self._lose(record, self._refusal)
         if is_first:
-            logger.warning("%s did not write a record (%s): %s", self._name, record.kind, error)
+            logger.warning("%s did not write a record (%s): %s", self._tracker.name, record.kind, error)
 
     def _give_up(self, reason: str) -> None:  # called with the lock
         if not self._given_up:
@@ -387,9 +370,7 @@ class Tracker(Plugin):
     def __init__(self) -> None:
         if self.collects and (type(self).flush is Tracker.flush or not WRITTEN.issuperset(self.collects)):
             kinds = f"kinds of {', '.join(sorted(WRITTEN))}"
-            raise TypeError(
-                f"{type(self).__name__} has collects = {self.collects!r}: define it, with {kinds}, together with flush."
-            )
+            raise TypeError(f"{type(self).__name__} has collects = {self.collects!r}: it takes {kinds}, with flush.")
         self._outbox: Outbox | None = None
         self._previous: Thread | None = None  # of an earlier run, if it is still in a request
         self._rates = Rates()
@@ -525,15 +506,15 @@ class Tracker(Plugin):
             values = {free_name("metric", name): float(value) for name, value in event.metrics.items()}
             self._put(run, "scalars", self._place(run), values)
 
-    @on(LogImage, LogText, LogHistogram, LogCurve, lane=Lane.REPORT, optional=True)
-    def write_payload(self, run: Run, event: LogImage | LogText | LogHistogram | LogCurve) -> None:
-        """Write an image, a text, a histogram or a curve, or count it as unsupported."""
-        self._put_payload(run, event)
-
-    @on(LogFile, lane=Lane.REPORT, optional=True)
-    def keep_file(self, run: Run, event: LogFile) -> None:
-        """Store a file, or count it as unsupported."""
-        self._put_payload(run, event)
+    @on(LogImage, LogText, LogHistogram, LogCurve, LogFile, lane=Lane.REPORT, optional=True)
+    def write_payload(self, run: Run, event: Event) -> None:
+        """Write an image, a text, a histogram, a curve or a file, or count it as unsupported."""
+        kind = KINDS[type(event)]
+        if not self._writes(kind):
+            self._unknown[kind] += 1
+            return
+        title, *values = vars(event).values()
+        self._put(run, kind, self._place(run), free_name(kind, title) if self.shares_rows else title, *values)
 
     @on(ev.RunClosed, lane=Lane.REPORT)
     def end(self, run: Run, event: ev.RunClosed) -> None:
@@ -550,13 +531,12 @@ class Tracker(Plugin):
     def _finish(self, run: Run, outbox: Outbox, status: str) -> None:
         self._close(status)
         if outbox.refused:
-            run.warn(
-                f"{self.name} shows nothing of this run because it could not open a page: {_ended(outbox.refused)}"
-            )
+            why = outbox.refused.removesuffix(".")
+            run.warn(f"{self.name} shows nothing of this run because it could not open a page: {why}.")
         else:
             for reason, lost in outbox.lost.items():
                 records = ", ".join(f"{NAMES[kind]} ({count})" for kind, count in lost.items())
-                run.warn(f"{self.name} lost {records}: {_ended(reason)}")
+                run.warn(f"{self.name} lost {records}: {reason.removesuffix('.')}.")
         for kind, count in self._unknown.items():
             run.note(f"{self.name} cannot show values logged as {kind} ({count} times)")
         for text in self._remarks:
@@ -602,14 +582,6 @@ class Tracker(Plugin):
         seconds = progress.seconds
         return Place(progress.steps, epoch, progress.samples, seconds, self._attempt, self._rollbacks)
 
-    def _put_payload(self, run: Run, event: Event) -> None:
-        kind = KINDS[type(event)]
-        if not self._writes(kind):
-            self._unknown[kind] += 1
-            return
-        title, *values = vars(event).values()
-        self._put(run, kind, self._place(run), free_name(kind, title) if self.shares_rows else title, *values)
-
     def _put(self, run: Run, kind: str, *arguments: Any) -> None:
         if self._has_ended:
             run.warn(f"{self.name} lost {NAMES.get(kind, kind)} logged after its page was closed.")
@@ -621,16 +593,7 @@ class Tracker(Plugin):
 
     def _ready(self, run: Run) -> Outbox:
         if self._outbox is None:
-            self._outbox = Outbox(
-                self.name,
-                self._write_records,
-                outages=self.outages,
-                capacity=self.capacity,
-                patience=self.patience,
-                settles=self.settles,
-                collects=self.collects,
-                previous=self._previous,
-            )
+            self._outbox = Outbox(self, self._write_records, self._previous)
             resumed_at, self._resumed_at = self._resumed_at, None
             self._attempt += resumed_at is not None
             self._held_rollbacks, self._held = self._rollbacks, {}
@@ -674,16 +637,12 @@ class Tracker(Plugin):
             page_id = self.open(page)
             self._held = {} if page.resumed_at is None else self.last_steps()
             return page_id
-        if record.kind in ("finish", "roll_back"):
-            getattr(self, record.kind)(*record.arguments)
-        elif record.kind == "hyper_parameters":
-            self.write_hyper_parameters(*record.arguments)
-        elif record.kind == "scalars":
+        if record.kind == "scalars":
             place, values = record.arguments
             if new := {name: value for name, value in values.items() if not self.holds(place, name)}:
                 self.write_scalars(place, new)
-        elif not self.holds(*record.arguments[:2]):
-            getattr(self, f"write_{record.kind}")(*record.arguments)
+        elif record.kind not in KINDS.values() or not self.holds(*record.arguments[:2]):
+            getattr(self, record.kind if record.kind in ALWAYS else f"write_{record.kind}")(*record.arguments)
         return None
 
     def _close(self, status: str) -> None:
@@ -692,10 +651,6 @@ class Tracker(Plugin):
             outbox.put(TrackerRecord("finish", (status,)))
             self._previous = outbox.close()
             self._page_id = outbox.opened or self._page_id
-
-
-def _ended(text: str) -> str:
-    return f"{text.removesuffix('.')}."
 
 
 _NUMBERS = counter()  # distinguishes files of the same second
@@ -806,9 +761,10 @@ class TensorBoard(Tracker):
         super().close()
         self._close_file()
 
-    def _put_payload(self, run: Run, event: Event) -> None:
+    def write_payload(self, run: Run, event: Event) -> None:
+        """Import the module for summaries, and write an image, a text, a histogram, a curve or a file."""
         _summaries()
-        super()._put_payload(run, event)
+        super().write_payload(run, event)
 
     def _scalars(self, values: Mapping[str, float]) -> list[Any]:
         value = self._summary.Value

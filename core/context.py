@@ -18,7 +18,7 @@ from ..events import Bus, Control, Event, OrderedSignal, Progress
 from ..events import catalogue as ev
 from ..events.bus import is_within
 from ..events.catalogue import Phase
-from ..events.errors import count, place_of
+from ..events.checks import count, place_of
 from ..plugins import Plugins
 from ..plugins.hints import OF_RUN, explains_attributes
 from .data.order.sizes import SampleCounter, size_counter

@@ -13,8 +13,7 @@ from uuid import uuid4
 from torch import Tensor
 
 from ..events import Event, Progress, RunFailed, Status, TrainStart, is_within
-from ..events.checks import check_whole_number
-from ..events.errors import count, describe_error
+from ..events.checks import check_whole_number, count, describe_error
 from .result import RunResult, StrictError
 
 if TYPE_CHECKING:

@@ -17,10 +17,7 @@ from .system.extras import kind_of
 
 Structure = list[Any]  # ["tensor", dtype, shape of a row], ["array", ...], ["list"], ["none"], or a container of these
 LEAVES = ("tensor", "array", "list", "none")
-ALLOWED = (
-    "tensors or arrays whose first dimension is the samples, lists with an item for each sample, and dicts and tuples "
-    "of these"
-)
+ALLOWED = "tensors or arrays of shape (samples, ...), lists with an item for each sample, and dicts and tuples of these"
 Key = tuple[str, str]  # (set, name)
 
 
@@ -83,10 +80,7 @@ def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> S
             raise TypeError(f"The keys of outputs must be str or int; got the keys {list(value)[:5]}{_where(path)}.")
         return ["dict", [*value], [_take_apart(part, f"{path}[{key!r}]", size, leaves) for key, part in value.items()]]
     if not isinstance(value, tuple):
-        raise TypeError(
-            f"Outputs of a batch are {ALLOWED}; got {kind_of(value)}{_where(path)}. Return other objects as a list, "
-            f"one for each sample."
-        )
+        raise TypeError(f"Outputs of a batch are {ALLOWED}; got {kind_of(value)}{_where(path)}: use a list.")
     parts = [_take_apart(part, f"{path}[{number}]", size, leaves) for number, part in enumerate(value)]
     fields = getattr(value, "_fields", None)
     return ["tuple", parts] if fields is None else ["named", type(value).__name__, list(fields), parts]
@@ -94,10 +88,7 @@ def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> S
 
 def _take_rows(value: Any, path: str, size: int | None, leaves: list[Any]) -> Structure:
     if not value.ndim:
-        raise ValueError(
-            f"Outputs of a batch are {ALLOWED}; got a single number{_where(path)}. For a mean over the batches, call "
-            f"run.track(name, value)."
-        )
+        raise ValueError(f"Outputs of a batch are {ALLOWED}; got a single number{_where(path)}: call run.track.")
     _check_number(len(value), "rows", path, size)
     if isinstance(value, np.ndarray):
         leaves.append(value.copy())
@@ -113,8 +104,7 @@ def _check_number(number: int, unit: str, path: str, size: int | None) -> None:
     if size is not None and size > 1 and number != size:
         raise ValueError(
             f"Outputs of a batch are {ALLOWED}; got {number} {unit} for {size} samples{_where(path)}. Return several "
-            f"outputs as a tuple, and transpose tensors with the samples in another dimension; if the batch does not "
-            f"have {size} samples, define batch_size(self, batch) in the task."
+            f"outputs as a tuple; for a batch of another size, define batch_size(self, batch) in the task."
         )
 
 
@@ -276,19 +266,13 @@ class Collected(dict[str, Any]):
 
     def __missing__(self, name: str) -> NoReturn:
         names = f"collected: {', '.join(map(repr, self))}" if self else "nothing was collected"
-        raise KeyError(
-            f"There is no collected value {name!r}; {names}. Call run.collect({name!r}, value) in a step, and read "
-            f"run.collected at the end of the validation, test or prediction."
-        )
+        raise KeyError(f"There is no collected value {name!r}; {names}. Call run.collect({name!r}, value) in a step.")
 
 
 def running(collection: Collection | None, control: Control) -> Collection:
     # The collection of the running evaluation.
     if collection is None or not control.is_evaluating:
-        raise RuntimeError(
-            "run.collect needs a batch of a validation, test or prediction: call it in validation_step, test_step or "
-            "predict_step, or in a handler of their events. In a training, use run.track, which averages."
-        )
+        raise RuntimeError("run.collect needs a validation, test or prediction; in a training, use run.track.")
     return collection
 
 
@@ -344,9 +328,7 @@ class Collection:
                 order of the data is unknown.
         """
         if self.batch is None:
-            raise RuntimeError(
-                "run.collect needs a current batch: call it in the step, or in a handler of the events of a batch."
-            )
+            raise RuntimeError("run.collect needs a current batch: call it in the step, or in a handler of its events.")
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"run.collect takes a name without '/', such as 'logits'; got {name!r}.")
         self.check_order("collected")
@@ -366,9 +348,8 @@ class Collection:
         if not self.is_dealt:
             called = f"set {self.dataset!r}" if self.dataset else "loader"
             raise ValueError(
-                f"All {self._world_size} ranks read the whole {called}, so the {done} values have no order and may be "
-                f"duplicates. Give a list, a dataset with loader_params, or a DataLoader of a map-style dataset "
-                f"without a distributed sampler: these are divided among the ranks."
+                f"All {self._world_size} ranks read the whole {called}, so the {done} values have no order. Give a "
+                f"list, a dataset with loader_params, or a DataLoader without a distributed sampler."
             )
 
     @property

@@ -84,6 +84,8 @@ def on(
 def on(
     event: type[E1], event2: type[E2], event3: type[E3], event4: type[E4], /, **options: Unpack[MarkOptions]
 ) -> Marker[E1 | E2 | E3 | E4]: ...
+@overload
+def on(*events: type[Event], **options: Unpack[MarkOptions]) -> Marker[Event]: ...
 def on(*events: type[Event], **options: Unpack[MarkOptions]) -> Marker[Any]:
     """Mark a method `(self, run, event)` as a handler of one or more events.
 

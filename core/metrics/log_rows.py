@@ -65,10 +65,7 @@ class LogRows:
         # At the end of a training that did not fail: reads what was not logged. A collective.
         run.means.totals = added(run.means.totals, run.means.sums())
         if self.dropped:
-            run.note(
-                f"log_history has the newest {LONGEST:,} rows; {self.dropped:,} older rows were dropped. Log less "
-                f"often, or write all rows to a file with JsonlLog('log.jsonl')"
-            )
+            run.note(f"log_history has the newest {LONGEST:,} rows, {self.dropped:,} were dropped; JsonlLog has all")
 
     def as_results(self, run: Any) -> dict[str, Any]:
         totals = run.means.totals if run.settings.train else {}
@@ -107,9 +104,7 @@ def plot(rows: Sequence[Mapping[str, float]], path: str | Path | None, names: Se
         check_path("plot(path)", path)
     families = _families(rows)
     if not families:
-        raise ValueError(
-            "Nothing was logged or measured, so there is nothing to plot. Add LogSchedule(Every(steps=50))."
-        )
+        raise ValueError("There is nothing to plot, because nothing was logged. Add LogSchedule(steps=50).")
     for name in (names := [names] if isinstance(names, str) else list(names)):
         if name not in families:
             raise ValueError(f"No metric {name!r} was logged.{known_names(name, families)}")

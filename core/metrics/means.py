@@ -23,19 +23,13 @@ def named_metrics(metrics: Any) -> dict[str, Any]:
         ValueError: a metric is called `loss`.
     """
     if not isinstance(metrics, Mapping) and not (is_metric_object(metrics) and hasattr(metrics, "keys")):
-        raise TypeError(
-            f"metrics= takes a dict of metrics by name, as in {{'accuracy': accuracy}}, or a MetricCollection; got "
-            f"{metrics!r}."
-        )
+        raise TypeError(f"metrics= takes a dict, {{'accuracy': accuracy}}, or a MetricCollection; got {metrics!r}.")
     if "loss" in [*metrics.keys()]:
         raise ValueError("A metric cannot be called 'loss': that name is reserved for the loss.")
     named = dict(metrics) if isinstance(metrics, Mapping) else {"": metrics}
     for name, metric in named.items():
         if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
-            raise TypeError(
-                f"The metric {name!r} must be a function of (outputs, targets), or an object with update(outputs, "
-                f"targets), compute() and reset(); got {metric!r}."
-            )
+            raise TypeError(f"The metric {name!r} is no function and has no update and compute; got {metric!r}.")
     return named
 
 
@@ -342,18 +336,13 @@ def own_name(name: object, phase: str) -> str:
     if short and (split == phase or {split, phase} == {*EVALUATIONS}):  # a test may run the validation step
         return short
     if split in PHASES:
-        raise ValueError(
-            f"{name!r} cannot be tracked in {phase}, where every value is named {phase}/<name>: track {short!r}."
-        )
+        raise ValueError(f"{name!r} cannot be tracked in {phase}, where names are {phase}/<name>: track {short!r}.")
     return name
 
 
 def reserved(name: str, phase: str) -> ValueError:
     owner = "the returned loss" if phase == "train" else f"a value that {phase}_step returns"
-    return ValueError(
-        f"The name {name!r} is reserved for {owner}: run.track({name!r}, ...) would mix both in {phase}/{name}. "
-        f"Remove the call, or use another name."
-    )
+    return ValueError(f"The name {name!r} is reserved for {owner}: use another name in run.track({name!r}, ...).")
 
 
 def check_scalar(name: str, value: Any) -> None:
@@ -378,9 +367,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
         ValueError: the outputs or the targets have another shape.
     """
     if outputs.ndim != 2 or outputs.shape[1] < 2:
-        raise ValueError(
-            f"accuracy takes scores of shape (batch, classes) with at least 2 classes, got {list(outputs.shape)}."
-        )
+        raise ValueError(f"accuracy takes scores of shape (batch, 2 or more classes), got {list(outputs.shape)}.")
     if targets.shape == outputs.shape and targets.is_floating_point():
         targets = targets.argmax(dim=1)
     if targets.shape not in ((batch := outputs.shape[:1]), (*batch, 1)):

@@ -12,8 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ...events import BatchStart, Log
-from ...events.checks import check_number, check_path, check_whole_number
-from ...events.errors import count
+from ...events.checks import check_number, check_path, check_whole_number, count
 from ..metrics.log_rows import new_figure
 from ..task import check_step
 from ..trainer import Trainer
