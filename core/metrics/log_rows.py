@@ -65,7 +65,7 @@ class LogRows:
         # At the end of a training that did not fail: reads what was not logged. A collective.
         run.means.totals = added(run.means.totals, run.means.sums())
         if self.dropped:
-            run.note(f"log_history has the newest {LONGEST:,} rows, {self.dropped:,} were dropped; JsonlLog has all")
+            run.note(f"log_history has {LONGEST:,} rows; {self.dropped:,} older rows were dropped: JsonlLog writes all")
 
     def as_results(self, run: Any) -> dict[str, Any]:
         totals = run.means.totals if run.settings.train else {}

@@ -29,7 +29,9 @@ def named_metrics(metrics: Any) -> dict[str, Any]:
     named = dict(metrics) if isinstance(metrics, Mapping) else {"": metrics}
     for name, metric in named.items():
         if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
-            raise TypeError(f"The metric {name!r} is no function and has no update and compute; got {metric!r}.")
+            raise TypeError(
+                f"Metric {name!r} is a function of (outputs, targets), or an object with update; got {metric!r}."
+            )
     return named
 
 
@@ -367,7 +369,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
         ValueError: the outputs or the targets have another shape.
     """
     if outputs.ndim != 2 or outputs.shape[1] < 2:
-        raise ValueError(f"accuracy takes scores of shape (batch, 2 or more classes), got {list(outputs.shape)}.")
+        raise ValueError(f"accuracy takes scores (batch, classes) of at least 2 classes, got {list(outputs.shape)}.")
     if targets.shape == outputs.shape and targets.is_floating_point():
         targets = targets.argmax(dim=1)
     if targets.shape not in ((batch := outputs.shape[:1]), (*batch, 1)):

@@ -52,7 +52,7 @@ def log_curve(run: Run, name: str, labels: Any, scores: Any) -> None:
         return
     positive, numbers = _numbers("log_curve", labels), _numbers("log_curve", scores)
     if positive.shape != numbers.shape:
-        raise ValueError(f"log_curve takes a score for each label, got {numbers.size} for {positive.size} labels.")
+        raise ValueError(f"log_curve needs a score per label, got {positive.size} labels and {numbers.size} scores.")
     if not np.isin(positive, (0, 1)).all():
         raise ValueError("log_curve takes labels that are 0 or 1, or True or False.")
     lowest, highest = numbers.min(), numbers.max()
