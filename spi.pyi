@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from .builtin_callbacks.trackers.tracker import Page as Page
-from .builtin_callbacks.trackers.tracker import Place as Place
-from .builtin_callbacks.trackers.tracker import Tracker as Tracker
+from .builtin_callbacks.trackers import Page as Page
+from .builtin_callbacks.trackers import Place as Place
+from .builtin_callbacks.trackers import Tracker as Tracker
 from .core.checkpoint.compatibility import scale_optimizer as scale_optimizer
 from .core.checkpoint.compatibility import scale_scheduler as scale_scheduler
 from .core.checkpoint.schema import as_plain as as_plain
@@ -32,8 +32,8 @@ from .core.host import Host as Host
 from .core.host import current_host as current_host
 from .core.host import ended_for_good as ended_for_good
 from .core.host import hosted_by as hosted_by
+from .core.metrics import Metrics as Metrics
 from .core.metrics.monitor import Monitor as Monitor
-from .core.metrics.values import Metrics as Metrics
 from .core.objects.values import differing as differing
 from .core.objects.values import encode as encode
 from .core.program import TrainerFactory as TrainerFactory
@@ -52,16 +52,16 @@ from .events.checks import check_flag as check_flag
 from .events.checks import check_number as check_number
 from .events.checks import check_path as check_path
 from .events.checks import check_whole_number as check_whole_number
+from .events.checks import count as count
 from .events.checks import describe as describe
+from .events.checks import describe_error as describe_error
 from .events.checks import is_number as is_number
 from .events.checks import is_whole_number as is_whole_number
 from .events.checks import known_names as known_names
 from .events.checks import printable as printable
-from .events.errors import count as count
-from .events.errors import describe_error as describe_error
 from .events.progress import Rates as Rates
 from .plugins.discovery import check_options as check_options
 from .plugins.discovery import find as find
-from .plugins.first_party import is_first_party as is_first_party
+from .plugins.providers import is_first_party as is_first_party
 
 def lazy_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]: ...

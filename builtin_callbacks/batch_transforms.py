@@ -42,9 +42,7 @@ class BatchTransform(Plugin):
         self.phases = (phases,) if isinstance(phases, str) else tuple(phases)
         for phase in self.phases:
             if phase not in PHASES:
-                raise ValueError(
-                    f"phases= takes train, validation, test and predict; got {phase!r}.{known_names(phase, PHASES)}"
-                )
+                raise ValueError(f"phases= has an unknown phase, {phase!r}.{known_names(phase, PHASES)}")
 
     def describe(self, run: Run) -> str:
         name = getattr(self.transform, "__name__", type(self.transform).__name__)
@@ -74,10 +72,8 @@ class _Mixing(Plugin, ABC):
         try:
             inputs, targets = run.batch
         except (TypeError, ValueError):
-            raise TypeError(
-                f"{type(self).__name__} takes batches of (inputs, targets), got {type(run.batch).__name__}: return "
-                f"pairs from the dataset, or mix your batches with BatchTransform(function)."
-            ) from None
+            got = type(run.batch).__name__
+            raise TypeError(f"{type(self).__name__} takes batches of (inputs, targets), got {got}.") from None
         share = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
         inputs, share = self.mix(inputs, share)
         run.batch = inputs, _mixed(self._probabilities(targets), share)
@@ -90,10 +86,8 @@ class _Mixing(Plugin, ABC):
         if targets.is_floating_point():
             return targets
         if self.classes is None:
-            raise ValueError(
-                f"{type(self).__name__} mixes classes as probabilities: pass their number, "
-                f"{type(self).__name__}(classes=10)."
-            )
+            kind = type(self).__name__
+            raise ValueError(f"{kind} mixes classes as probabilities: pass their number, {kind}(classes=10).")
         return nn.functional.one_hot(targets, self.classes).to(torch.get_default_dtype())
 
 
@@ -119,10 +113,7 @@ class Mixup(_Mixing):
     def mix(self, inputs: Tensor, share: float) -> tuple[Tensor, float]:
         """Return the weighted means of the inputs."""
         if not inputs.is_floating_point():
-            raise TypeError(
-                f"Mixup needs floating-point inputs, got {inputs.dtype}: convert them in the dataset or with "
-                f"BatchTransform(lambda batch: (batch[0] / 255, batch[1]))."
-            )
+            raise TypeError(f"Mixup needs floating-point inputs, got {inputs.dtype}: divide bytes by 255.")
         return _mixed(inputs, share), share
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from ..events import Lane, PredictStart, Run, RunClosed, TestStart, TrainStart, ValidationStart
-from ..events.checks import check_flag
-from ..events.errors import describe_error
+from ..events.checks import check_flag, describe_error
 from ..plugins import Plugin, on
 
 logger = logging.getLogger("heliograph")

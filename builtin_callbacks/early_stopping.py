@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..core.host import ended_for_good
 from ..core.metrics.monitor import Monitor
 from ..events import CheckpointLoaded, Log, Run, RunClosed, TrainStart, ValidationEnd
-from ..events.checks import check_whole_number
+from ..events.checks import check_whole_number, count
 from ..plugins import Plugin, on
 
 
@@ -68,8 +68,7 @@ class EarlyStopping(Plugin):
 
     def describe(self, run: Run) -> str:
         way = "smaller" if self.monitor.mode == "min" else "larger"
-        times = "once" if self.patience == 1 else f"{self.patience} times in a row"
-        return f"stops when {self.monitor.name} has not become {way} {times}"
+        return f"stops when {self.monitor.name} has not become {way} in {count(self.patience, 'check', 'checks')}"
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
@@ -137,8 +136,5 @@ class EarlyStopping(Plugin):
                 control.stop(request.reason, by=request.by)
 
     def _stop(self, run: Run) -> None:
-        checks = "1 check" if self.failed_readings == 1 else f"{self.failed_readings} checks"
-        if self.best is None:
-            run.control.stop(f"{self.monitor.name} was not a number in {checks}")
-        else:
-            run.control.stop(f"{self.monitor.name} has not improved on {self.best:.6g} in {checks}")
+        state = "was not a number" if self.best is None else f"has not improved on {self.best:.6g}"
+        run.control.stop(f"{self.monitor.name} {state} in {count(self.failed_readings, 'check', 'checks')}")

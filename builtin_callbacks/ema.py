@@ -99,10 +99,7 @@ class EMA(Plugin):
         if run.optimizer is not None or self._is_average_of(run.modules):
             self._swap_in(run.modules)
         elif not self.load_at_end and not any(note.startswith(EVALUATED) for note in run.report.notes):
-            run.note(
-                f"{self.name}: evaluated with the current weights of the model instead of the average, because the "
-                f"weights have changed since the training or belong to another model"
-            )
+            run.note(f"{self.name}: evaluated the current weights of the model, not the average: they have changed")
 
     @on(ev.ValidationEnd, ev.ValidationCut, ev.TestEnd, ev.PredictEnd, lane=Lane.TRANSFORM, optional=True)
     def put_back(self, run: Run, event: ev.ValidationEnd | ev.ValidationCut | ev.TestEnd | ev.PredictEnd) -> None:
@@ -123,10 +120,8 @@ class EMA(Plugin):
             return
         steps = self._steps or {run.stepping.optimizer_name: run.progress.steps}
         if names := [name for name, count in steps.items() if count and not self._updates.get(name)]:
-            run.warn(
-                f"Plugin {self.name!r} never averaged the weights of {', '.join(names)}: there were fewer than "
-                f"{self.every} steps of the optimizer (every={self.every})."
-            )
+            who = f"Plugin {self.name!r} never averaged the weights of {', '.join(names)}"
+            run.warn(f"{who}: the optimizer made fewer than every={self.every} steps.")
         if self.load_at_end and self.weights:
             self._copy_into(run.modules)
             run.note(f"the model has the averaged weights ({max(self._updates.values())} updates)")
@@ -194,10 +189,7 @@ class EMA(Plugin):
                 modules, {name: self.weights.get(name, {}) for name in modules}, f"The average of {self.name}"
             )
         except ValueError as error:
-            raise ValueError(
-                f"{error} Pruning and parametrizations rename parameters: rename, add or remove "
-                f"parameters only before the first step."
-            ) from None
+            raise ValueError(f"{error} Prune, parametrize, add and remove parameters before the first step.") from None
 
     def _is_average_of(self, modules: Mapping[str, nn.Module]) -> bool:
         parameters = list(_parameters(modules))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ..core.system.errors import TrainingError
 from ..events import Run, RunFailed
-from ..events.errors import describe_error
+from ..events.checks import describe_error
 from ..plugins import Plugin, on
 
 

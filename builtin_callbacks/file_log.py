@@ -13,8 +13,7 @@ from ..core.checkpoint.storage import clean
 from ..core.system.numbered_files import make_numbered
 from ..events import Lane, Run
 from ..events import catalogue as ev
-from ..events.checks import check_flag, check_whole_number
-from ..events.errors import describe_error
+from ..events.checks import check_whole_number, describe_error
 from ..plugins import Plugin, on
 
 DECISIONS = ("stop", "end_epoch", "veto_stop", "veto_save", "skip_batch", "skip_step")
@@ -24,40 +23,30 @@ class FileLog(Plugin):
     """Write a readable log file of the run.
 
     The file is `<run>_<date>_<time>.log`; a resumed run appends to its own file. It contains the events of the run and
-    the records of the logger `heliograph` and of `loggers`; with `capture_warnings` also Python's warnings. Loggers
-    with a higher level are set to `level` until the run closes, which also affects your own handlers without a level.
-    The result has a warning if lines could not be written.
+    the records of the logger `heliograph` and of `loggers`. Loggers with a higher level are set to `level` until the
+    run closes, which also affects your own handlers without a level. The result has a warning if lines could not be
+    written.
 
     Args:
         folder: the folder of the file; created if it does not exist.
         level: the lowest level that is written, such as `logging.INFO`.
-        capture_warnings: write Python's warnings too.
-        loggers: the names of more loggers, for example of your own modules; `root` stands for all.
+        loggers: the names of more loggers, for example of your own modules; `root` stands for all. For Python's
+            warnings, call `logging.captureWarnings(True)` and add `py.warnings`.
     """
 
     policy = "observer"
     draws = False
     ranks = "main"
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        level: int = logging.INFO,
-        capture_warnings: bool = False,
-        loggers: Sequence[str] = (),
-    ) -> None:
-        check_flag("capture_warnings", capture_warnings)
+    def __init__(self, folder: str | Path, *, level: int = logging.INFO, loggers: Sequence[str] = ()) -> None:
         if isinstance(loggers, str) or not all(isinstance(name, str) for name in loggers):
             raise TypeError(f"FileLog takes names of loggers, as in loggers=['my_package']; got {loggers!r}.")
         self.folder = Path(folder)
         self.level = check_whole_number("level, such as logging.INFO,", level, at_least=0)
-        self.capture_warnings = capture_warnings
         self.loggers = tuple(loggers)
         self.path: Path | None = None
         self._handler: _Handler | None = None
         self._levels: dict[logging.Logger, int] = {}
-        self._captured_before = False
         self._lost: list[str] = []  # the error of each missing line
 
     def describe(self, run: Run) -> str:
@@ -138,13 +127,10 @@ class FileLog(Plugin):
             logger.removeHandler(handler)
         for logger, level in self._levels.items():
             logger.setLevel(level)
-        if self.capture_warnings and not self._captured_before:
-            logging.captureWarnings(False)
         handler.close()
 
     def _loggers(self) -> list[logging.Logger]:
-        names = ["heliograph", *self.loggers, *["py.warnings"] * self.capture_warnings]
-        return list({name: logging.getLogger(name) for name in names}.values())
+        return [logging.getLogger(name) for name in dict.fromkeys(["heliograph", *self.loggers])]
 
     def _write(self, run: Run, text: str, error: BaseException | None = None, level: int = logging.INFO) -> None:
         place = f"[{run.phase} epoch {run.progress.epoch} step {run.progress.steps}]"
@@ -169,9 +155,6 @@ class FileLog(Plugin):
             logger.setLevel(max(self.level, 1))  # 0 would be the level of its parent
         for logger in loggers:
             logger.addHandler(handler)
-        if self.capture_warnings:
-            self._captured_before = getattr(logging, "_warnings_showwarning", None) is not None
-            logging.captureWarnings(True)
         return handler
 
 

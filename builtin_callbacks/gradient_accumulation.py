@@ -46,9 +46,7 @@ class GradientAccumulation(Plugin):
 
     def __init__(self, n: int | Mapping[int, int], *, weight: Callable[[Any], Any] | None = None) -> None:
         if weight is not None and not callable(weight):
-            raise TypeError(
-                f"weight= takes a function of a batch, such as lambda batch: len(batch[1]); got {weight!r}."
-            )
+            raise TypeError(f"weight= takes a function, such as lambda batch: len(batch[1]); got {weight!r}.")
         schedule = {
             check_whole_number("The epoch of a schedule of accumulation", epoch, at_least=0): check_whole_number(
                 f"n from epoch {epoch!r}", number, of="micro-batches", at_least=1

@@ -13,7 +13,7 @@ from uuid import uuid4
 from ..core.system.numbered_files import file_path, find_numbered, is_text, make_numbered, name_other
 from ..events import Lane, Run
 from ..events import catalogue as ev
-from ..events.errors import describe_error
+from ..events.checks import describe_error
 from ..plugins import Plugin, on
 
 

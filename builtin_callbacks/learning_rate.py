@@ -47,14 +47,9 @@ class LearningRate(Plugin):
     def __init__(self, per: Per | Mapping[str, Per], *, monitor: str | None = None) -> None:
         moments = list(per.values()) if isinstance(per, Mapping) else [per]
         if not moments or any(moment not in get_args(Per) for moment in moments):
-            raise ValueError(
-                f"LearningRate(per) takes 'step', 'epoch' or 'plateau', or a dict of these by optimizer name; got "
-                f"{per!r}."
-            )
+            raise ValueError(f"LearningRate(per) takes 'step', 'epoch' or 'plateau', or a dict of these; got {per!r}.")
         if (monitor is not None) != ("plateau" in moments):
-            raise ValueError(
-                "monitor= is required for 'plateau', and only for that: LearningRate('plateau', monitor=...)."
-            )
+            raise ValueError("monitor= is required for 'plateau' only: LearningRate('plateau', monitor=...).")
         self.per = dict(per) if isinstance(per, Mapping) else per
         self._steps_before = 0
         self._planned: dict[str, int] = {}  # the steps that schedulers are made for
@@ -95,10 +90,8 @@ class LearningRate(Plugin):
         for name, scheduler in run.schedulers.items():
             per = self.per_of(name)
             if isinstance(scheduler, WarmupScheduler) and per != "step":
-                raise ValueError(
-                    f"LearningRate({per!r}) does not fit {type(scheduler).__name__}, which counts optimizer steps: use "
-                    f"LearningRate('step')."
-                )
+                kind = type(scheduler).__name__
+                raise ValueError(f"LearningRate({per!r}) does not fit {kind}: use LearningRate('step').")
             if callable(getattr(scheduler, "step_update", None)):
                 check_counted(scheduler, per)
                 if per == "step":
@@ -122,10 +115,7 @@ class LearningRate(Plugin):
             if isinstance(scheduler, WarmupScheduler):
                 run.note(f"the {text}: from step {run.progress.steps} on, the learning rate follows the new length")
             else:
-                run.warn(
-                    f"The {text}: its restored state may contain the previous length. Resume with the previous length, "
-                    f"or set the new one in a handler of CheckpointLoaded."
-                )
+                run.warn(f"The {text}: resume with the previous length, or set it in a handler of CheckpointLoaded.")
 
     @on(StepEnd)
     def after_step(self, run: Run, event: StepEnd) -> None:
@@ -171,11 +161,8 @@ class LearningRate(Plugin):
             subject = f"The scheduler {type(scheduler).__name__}" + f" of {name!r}" * (len(run.optimizers) > 1)
             if not (name in self._ever_stepped or run.origin.steps or was_stepped(scheduler)):
                 after = {"step": "step of its optimizer", "epoch": "epoch", "plateau": "measurement"}
-                run.warn(
-                    f"{subject} was never stepped in {run.progress.steps} steps, so the learning rate did not change: "
-                    f"LearningRate({self.per!r}) steps it after each {after[self.per_of(name) or 'step']}, and there "
-                    f"was none."
-                )
+                rule = f"LearningRate({self.per!r}) steps it after each {after[self.per_of(name) or 'step']}"
+                run.warn(f"{subject} was never stepped in {run.progress.steps} steps: {rule}.")
             elif past := past_its_length(scheduler):
                 run.warn(f"{subject} was stepped beyond its length, {past}.")
             elif self.per_of(name) == "step" and event.status == "completed" and name in run.length.scheduler_steps:
@@ -256,14 +243,8 @@ def past_its_length(scheduler: Any) -> str:
             return past
     taken = getattr(scheduler, "last_epoch", 0)
     if taken > (length := getattr(scheduler, "T_max", taken)):
-        return (
-            f"{taken} times with T_max={length}, so the learning rate rises again. Set T_max to the length of the run, "
-            f"or use CosineAnnealingWarmRestarts"
-        )
+        return f"{taken} times with T_max={length}, so the learning rate rises again. Set it to the length of the run"
     is_off = taken > 0 and max(scheduler.get_last_lr()) < 1e-9 * max(getattr(scheduler, "base_lrs", [0.0]))
     if is_off and taken > (length := getattr(scheduler, "total_iters", taken)):
-        return (
-            f"{taken} times with total_iters={length}, so the learning rate is 0. Set total_iters to the length of the "
-            f"run"
-        )
+        return f"{taken} times with total_iters={length}, so the learning rate is 0. Set it to the length of the run"
     return ""

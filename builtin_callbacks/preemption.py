@@ -87,9 +87,7 @@ class Preemption(Plugin):
         """Install the signal handlers."""
         self._begin(run)
         if not run.plugins.writes_saves():
-            run.warn(
-                f"Plugin {self.name!r} would stop the run without a save: add Checkpoint('runs/x') to the plugins."
-            )
+            run.warn(f"Plugin {self.name!r} would stop the run without a save: add Checkpoint('runs/x').")
 
     @on(ev.BatchEnd, ev.EpochEnd, ev.ValidationCut)
     def look(self, run: Run, event: ev.BatchEnd | ev.EpochEnd | ev.ValidationCut) -> None:

@@ -11,13 +11,10 @@ from typing import Any, TextIO
 
 from ..core.host import is_preempted
 from ..core.system.extras import require
-from ..events import Lane, Run
+from ..events import Lane, Run, Status
 from ..events import catalogue as ev
-from ..events.catalogue import Status
-from ..events.checks import check_flag, check_number, printable
-from ..events.errors import count
-from ..events.progress import Rates
-from ..events.resume_facts import verified
+from ..events.checks import check_flag, check_number, count, printable
+from ..events.progress import Rates, verified
 from ..plugins import Plugin, on
 
 WIDTH = 80  # columns without a terminal
@@ -172,10 +169,8 @@ class ProgressBar(Plugin):
         """Warn about names in `metrics` that were never logged."""
         unknown = [name for name in self.metrics or () if name not in run.metrics]
         if unknown and run.metrics and run.optimizer is not None and event.status in ("completed", "stopped"):
-            run.warn(
-                f"ProgressBar did not show {', '.join(unknown)}, which were never logged. Logged metrics: "
-                f"{', '.join(sorted(run.metrics))}."
-            )
+            logged = ", ".join(sorted(run.metrics))
+            run.warn(f"ProgressBar did not show {', '.join(unknown)}, never logged. Logged metrics: {logged}.")
 
     @on(ev.RunClosed, lane=Lane.REPORT, after=("jsonl_log", "tensorboard", "file_log", "recorder"))
     def finish(self, run: Run, event: ev.RunClosed) -> None:
@@ -237,11 +232,11 @@ class PlainLines:
             self.advance(run)
 
     def announce(self, run: Run, line: str) -> None:
-        self._print(f"{run.name}  {line}")
+        self.show([f"{run.name}  {line}"])
 
-    def show(self, lines: Sequence[str]) -> None:
+    def show(self, lines: Iterable[str]) -> None:
         for line in lines:
-            self._print(line)
+            print(printable(line), file=self._file or sys.stderr, flush=True)
 
     def restart(self) -> None:
         self._fresh, self._rates, self._rate, self._shown = {}, Rates(), 0.0, None
@@ -253,8 +248,7 @@ class PlainLines:
             if self._fresh or self._shown not in (None, run.progress.steps):
                 self._write_place(run, whole_speed(run))
             self.announce(run, verdict(run, status))
-        for line in warning_lines(run):
-            self._print(line)
+        self.show(warning_lines(run))
 
     def close(self) -> None:
         self.restart()
@@ -264,10 +258,7 @@ class PlainLines:
         time = duration(run.progress.seconds)
         metrics = metric_texts(in_order(self._fresh))
         self._fresh = {}
-        self._print("  ".join([run.name, *position_of(run), time, *more, *metrics]))
-
-    def _print(self, line: str) -> None:
-        print(printable(line), file=self._file or sys.stderr, flush=True)
+        self.show(["  ".join([run.name, *position_of(run), time, *more, *metrics])])
 
 
 class Bars:
@@ -327,10 +318,11 @@ class Bars:
             self._drawn()
 
     def announce(self, run: Run, line: str) -> None:
-        self._write([f"{run.name}  {line}"])
+        self.show([f"{run.name}  {line}"])
 
-    def show(self, lines: Sequence[str]) -> None:
-        self._write(lines)
+    def show(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._tqdm.write(printable(line), file=self._file or sys.stderr)
 
     def restart(self) -> None:
         for bar in self._rows()[::-1]:
@@ -344,17 +336,13 @@ class Bars:
         metrics = metric_texts(in_order(self._metrics))
         self.restart()
         ending = wrapped(f"{run.name}  {verdict(run, status)}", width)
-        self._write([*joined_lines([*facts, *metrics], width), *ending, *warning_lines(run, width)])
+        self.show([*joined_lines([*facts, *metrics], width), *ending, *warning_lines(run, width)])
 
     def close(self) -> None:
         self.restart()
 
     def _rows(self) -> list[Any]:
         return [bar for bar in (self._epochs, self._batches, self._measured, self._passing) if bar is not None]
-
-    def _write(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            self._tqdm.write(printable(line), file=self._file or sys.stderr)
 
     def _columns(self) -> int:
         return columns(self._file or sys.stderr) or WIDTH
@@ -455,7 +443,7 @@ class NotebookBars(Bars):
             self._drawn()
         self._output, self._lines = None, []
 
-    def _write(self, lines: Sequence[str]) -> None:
+    def show(self, lines: Iterable[str]) -> None:
         self._lines += map(printable, lines)
         self._drawn()
 

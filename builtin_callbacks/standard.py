@@ -18,7 +18,7 @@ from .early_stopping import EarlyStopping
 from .progress_bar import ProgressBar
 from .rng_capture import RNGCapture
 from .schedules import LogSchedule, ValidationSchedule
-from .trackers.tensorboard import TensorBoard
+from .trackers import TensorBoard
 
 EACH_EPOCH = Every(epochs=1)
 
@@ -79,9 +79,6 @@ def standard(
         raise TypeError(f"resume is None, 'auto', the path of a checkpoint, or a Resume; got {resume!r}.")
     options = {"every": every, "log_every": log_every, "patience": patience, "monitor": monitor, "mode": mode}
     options |= {"keep_last": keep_last, "keep_best": keep_best, "seed": seed, "resume": resume}
-    users_plugins = _by_name(plugins)
-    _check_names(without, users_plugins)
-    _check_use(options, {*without, *users_plugins})
 
     def make_checkpoint() -> Checkpoint:
         best: dict[str, Any] = {"monitor": monitor, "mode": mode} if keep_best else {}
@@ -99,6 +96,9 @@ def standard(
         "tensorboard": lambda: TensorBoard(folder),
         "progress": ProgressBar,
     }
+    users_plugins = _by_name(plugins)
+    _check_names(without, users_plugins, makers)
+    _check_use(options, {*without, *users_plugins})
     if patience is None:
         del makers["early_stopping"]
     made = [
@@ -109,15 +109,6 @@ def standard(
     return PluginList([*made, *users_plugins.values()])
 
 
-NAMES = (
-    "rng_capture",
-    "log_schedule",
-    "validation_schedule",
-    "early_stopping",
-    "checkpoint",
-    "tensorboard",
-    "progress",
-)
 USED_BY = {
     "every": ("validation_schedule", "checkpoint"),
     "log_every": ("log_schedule",),
@@ -131,12 +122,12 @@ USED_BY = {
 }
 
 
-def _check_names(without: Collection[str], passed: Collection[str]) -> None:
+def _check_names(without: Collection[str], passed: Collection[str], names: Collection[str]) -> None:
     if isinstance(without, str):
         raise TypeError(f"without takes a tuple of names, ({without!r},), got {without!r}.")
     for name in without:
-        if name not in NAMES:
-            raise ValueError(f"without= has no standard plugin {name!r}.{known_names(str(name), NAMES)}")
+        if name not in names:
+            raise ValueError(f"without= has no standard plugin {name!r}.{known_names(str(name), names)}")
         if name in passed:
             raise ValueError(f"Plugin {name!r} is both passed and in without=: remove one of the two.")
 

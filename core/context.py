@@ -18,14 +18,14 @@ from ..events import Bus, Control, Event, OrderedSignal, Progress
 from ..events import catalogue as ev
 from ..events.bus import is_within
 from ..events.catalogue import Phase
-from ..events.errors import count, place_of
+from ..events.checks import count, place_of
 from ..plugins import Plugins
 from ..plugins.hints import OF_RUN, explains_attributes
 from .data.order.sizes import SampleCounter, size_counter
 from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
 from .lifetimes import Checkpoints, EpochWork, Hooks, Report, check_within
-from .metrics.values import Metrics
+from .metrics import Metrics
 from .result import RunResult, check_line
 from .settings import Settings
 from .stepping.optimizers import switched
@@ -254,13 +254,13 @@ class RunContext(LineVerbs, ABC):
             raise reserved(name, self.phase)
 
     def collect(self, name: str, value: Any) -> None:
-        from .outputs.collection import running
+        from .outputs import running
 
         running(self.work.collection, self.control).add(name, value, self.size_of(self.batch))
 
     @property
     def collected(self) -> Mapping[str, Any]:
-        from .outputs.collection import whole_of
+        from .outputs import whole_of
 
         return whole_of(self.work.collection)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from math import isfinite
+from typing import Any
 
 from ..events import Progress
 from ..events import catalogue as ev
-from ..events.errors import count, error_text
+from ..events.checks import count, error_text
 from . import loop
 from .context import RunContext
 from .epoch_end import finish_abandoned_batch
@@ -40,28 +41,26 @@ def _explain_loss(run: RunContext, error: RuntimeError) -> None:
     if run.phase != "train" or loss is None or loss.requires_grad:
         return
     if any(parameter.requires_grad for module in run.modules.values() for parameter in module.parameters()):
-        why = (
-            "depends on no parameter: return it as computed, without detach(), item(), no_grad() or a new tensor "
-            "made from it"
-        )
+        why = "depends on no parameter: return it as computed, without detach(), item(), no_grad() or a new tensor"
     else:
         why = "can train nothing because all parameters of the task are frozen: call requires_grad_(True) on some"
     error.add_note(f"heliograph: the loss that {type(run.task).__name__}.training_step returned {why}")
 
 
-def leave_group(run: RunContext, error: BaseException, place: str) -> tuple[BaseException, BaseException | None]:
+def leave_group(run: RunContext, error: BaseException, place: str, failures: list[Any]) -> BaseException:
     """Leave the group at once after an error that not all ranks share; inform the other ranks first.
 
     Args:
         run: the run.
         error: the error.
         place: where in the run it occurred.
+        failures: gets the error of leaving, if any, as (owner, event, error).
 
     Returns:
-        The cause, which is the error itself or a failure of another rank, and the error of leaving, if any.
+        The cause, which is the error itself or a failure of another rank.
     """
     if run.report.has_left_group or error is run.control.agreed:
-        return error, None
+        return error
     run.report.has_left_group = True
     cause, watch = error, run.engine.watch
     try:
@@ -78,8 +77,8 @@ def leave_group(run: RunContext, error: BaseException, place: str) -> tuple[Base
         finally:
             run.engine.abandon()
     except BaseException as failure:  # noqa: BLE001  # reported with the errors of closing
-        return cause, failure
-    return cause, None
+        failures.append(("the run", "leaving the group", failure))
+    return cause
 
 
 def note_newest_checkpoint(run: RunContext, error: BaseException) -> None:

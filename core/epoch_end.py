@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .context import RunContext
 
+READ_ONCE = "A generator can be read only once: give a list, a DataLoader, or an object whose __iter__ starts again."
+
 
 def check_exhausted(run: RunContext) -> None:
     """Record that the loader was exhausted. Raise or warn if that happened too early.
@@ -18,10 +20,7 @@ def check_exhausted(run: RunContext) -> None:
         return
     if batch == 0:
         where = " on one of the ranks" if is_shared else ""
-        raise ValueError(
-            f"The train loader yielded no batch in epoch {run.progress.epoch}{where}. A generator can be read only "
-            f"once: give a list, a DataLoader, or an object whose __iter__ starts again."
-        )
+        raise ValueError(f"The train loader yielded no batch in epoch {run.progress.epoch}{where}. {READ_ONCE}")
     origin = run.origin.batch if run.origin.epoch == run.progress.epoch else 0  # a resumed run may start after the end
     if expected is not None and batch != max(expected, origin):
         text = f"The train loader ended after {batch} batches, but its length says {expected}."
@@ -67,10 +66,4 @@ def _stop_without_data(run: RunContext) -> None:
     progress = run.progress
     run.control.stop(f"the data ended: the train loader yielded no batch in epoch {progress.epoch}", by="the loop")
     run.control.decide()
-    planned = ((progress.steps, run.settings.steps, "steps"), (progress.epoch, run.settings.epochs, "epochs"))
-    done = [f"{number} of {total} {unit} were done" for number, total, unit in planned if total is not None]
-    run.warn(
-        f"The train loader yielded no batch in epoch {progress.epoch}, so the run ended early: "
-        f"{' and '.join(done) or f'{progress.steps} steps were done'}. A generator can be read only once: give a "
-        f"list, a DataLoader, or an object whose __iter__ starts again."
-    )
+    run.warn(f"The train loader yielded no batch in epoch {progress.epoch}, so the run ended early. {READ_ONCE}")

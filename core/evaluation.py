@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..events import Request
+from ..events import Phase, Request
 from ..events import catalogue as ev
-from ..events.catalogue import Phase
 from .context import RunContext
 from .data.evaluation_data import left_out
+from .epoch_end import READ_ONCE
 from .metrics.log_rows import add_row
 from .metrics.means import Means, own_name
-from .outputs.collection import Collection
+from .outputs import Collection
 from .stepping.counts import add_value, check_unweighed, weight_of
 
 EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
@@ -105,10 +105,8 @@ class Evaluation:
         cut = control.close_validation()
         self.is_complete = cut is None
         if cut is None and not self._run.settings.train and (stop := control.stop_request) is not None:
-            self._run.warn(
-                f"{stop.by} requested a stop ({stop.reason}), but the {self._phase} read all its data: only "
-                f"control.cut_validation(reason) ends it early."
-            )
+            by = f"{stop.by} requested a stop ({stop.reason}), but the {self._phase} read all its data"
+            self._run.warn(f"{by}: only control.cut_validation(reason) ends it early.")
         return cut
 
     def stop_after(self, cut: Request) -> None:
@@ -198,10 +196,7 @@ class Evaluation:
 
     def _check_not_empty(self, dataset: str, batches: int) -> None:
         if not batches:
-            raise ValueError(
-                f"The {self._label(dataset)} yielded no batch. A generator can be read only once: give a list or a "
-                f"loader."
-            )
+            raise ValueError(f"The {self._label(dataset)} yielded no batch. {READ_ONCE}")
 
     def _check_measured(self) -> None:
         # No error if a count is the reason, or if the user's own handlers may measure instead of the step.

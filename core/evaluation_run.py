@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ..events import Bus, Lane, PredictBatchEnd
-from ..events.bus import PluginName
-from ..events.catalogue import Phase
+from ..events import Bus, Lane, Phase, PluginName, PredictBatchEnd
 from ..events.checks import check_flag
 from ..plugins import Plugins
 from . import loop
@@ -23,7 +21,7 @@ from .data.loaders import LoaderParams, check_params, named_sets, params_of_one_
 from .data.module import DataModule
 from .data.module_life import complete_options, data_of_phase, open_module
 from .evaluation import Evaluation, evaluating
-from .outputs.parts import OutputParts
+from .outputs import OutputParts
 from .result import RunResult
 from .run import TrainRun, is_in_run, isolated_from_outer_runs
 from .run_end import close_run

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ..events import Run
-    from ..events.catalogue import Status
+    from ..events import Run, Status
     from ..plugins import Plugins
     from .result import RunResult
 

@@ -17,49 +17,37 @@ from .stepping.schedulers import PlannedScheduler
 
 ENDLESS = "the run has no length: pass epochs= or steps="
 UNSIZED = "a train loader has no length: pass steps= instead of epochs=, or give the loader __len__"
-UNEQUAL = (
-    "the phases of the training data are not equally long, and a plugin decides when the next one begins: pass steps= "
-    "instead of epochs="
-)
-CONDITIONAL = (
-    "plugin {!r} accumulates gradients on a condition: give it a schedule by epochs instead, or pass the steps"
-)
-UNCOUNTED = "plugin {!r} accumulates gradients and does not say how many batches make a step: give it number(epoch)"
+UNEQUAL = "the phases of the data are not equally long, and a plugin switches them: pass steps= instead of epochs="
+UNCOUNTED = "plugin {!r} accumulates gradients: give it a schedule instead of a condition, or a method number(epoch)"
 
 
 class Length:
-    """The length of a training from its first start to its end, and the part that is done."""
+    """The length of a training from its first start to its end, and the part that is done.
+
+    Attributes:
+        max_epochs: the length in epochs; None without such a limit.
+        max_steps: the length in optimizer steps; None without such a limit.
+    """
 
     def __init__(self, settings: Settings, data: TrainingData, plugins: Plugins, progress: Progress) -> None:
         self._data, self._progress, self._planned = data, progress, dict[str, PlannedScheduler]()
         self._more = 0  # steps in addition to today's epochs: before a resume the epochs may have had another length
-        self._epochs, self._max_steps = settings.epochs, settings.steps
+        self.max_epochs, self.max_steps = settings.epochs, settings.steps
         self._whole_epochs = int(settings.epochs or 0)
         self._accumulates = plugins.declared("exclusive").get("accumulation")
         plugin = None if self._accumulates is None else plugins[self._accumulates]
-        self._is_conditional = getattr(plugin, "condition", None) is not None
-        self._windows = {} if self._is_conditional else _windows(plugin, ceil(settings.epochs or 0))
+        self._windows = _windows(plugin, ceil(settings.epochs or 0))
 
     @cached_property
     def unknown(self) -> str:
         """Why the number of steps is unknown before the run, and how to change that; empty if it is known."""
-        if self._epochs is None:
-            return ENDLESS if self._max_steps is None else ""
+        if self.max_epochs is None:
+            return ENDLESS if self.max_steps is None else ""
         if None in self._data.lengths:
             return UNSIZED
         if not self._windows:
-            return (CONDITIONAL if self._is_conditional else UNCOUNTED).format(self._accumulates)
+            return UNCOUNTED.format(self._accumulates)
         return UNEQUAL if len({min(steps, self._most) for steps in self._by_phase}) > 1 else ""
-
-    @property
-    def max_epochs(self) -> float | None:
-        """The length in epochs; None without such a limit."""
-        return self._epochs
-
-    @property
-    def max_steps(self) -> int | None:
-        """The length in optimizer steps; None without such a limit."""
-        return self._max_steps
 
     @property
     def batches_per_epoch(self) -> int | None:
@@ -71,7 +59,7 @@ class Length:
         """The planned optimizer steps, without skips and early ends of epochs; None if they are unknown."""
         if self.unknown:
             return None
-        return self._max_steps if self._epochs is None else int(min(min(self._by_phase) + self._more, self._most))
+        return self.max_steps if self.max_epochs is None else int(min(min(self._by_phase) + self._more, self._most))
 
     @property
     def done(self) -> int:
@@ -102,7 +90,7 @@ class Length:
     @property
     def fraction(self) -> float | None:
         """The part of the planned steps that is done, from 0 to 1; None if they are unknown."""
-        return self._progress.part_done(self.planned_steps, skips=self._epochs is not None)
+        return self._progress.part_done(self.planned_steps, skips=self.max_epochs is not None)
 
     @property
     def last_batch(self) -> float:
@@ -114,7 +102,7 @@ class Length:
 
     def complete(self, settings: Settings) -> Settings:
         """Return the settings with the schedulers that are functions of the number of steps."""
-        if isinstance(self._epochs, float):
+        if isinstance(self.max_epochs, float):
             for length in self._data.lengths:
                 self._last_batch(length)
         self._planned |= {
@@ -126,12 +114,12 @@ class Length:
 
     def _last_batch(self, length: int | None) -> int:
         if length is None or not self._windows:
-            raise ValueError(f"epochs={self._epochs} ends within an epoch, and {self.unknown}.")
+            raise ValueError(f"epochs={self.max_epochs} ends within an epoch, and {self.unknown}.")
         return min(length, self._part(length) * self._window(self._whole_epochs))
 
     @property
     def _most(self) -> float:
-        return inf if self._max_steps is None else self._max_steps
+        return inf if self.max_steps is None else self.max_steps
 
     @cached_property
     def _by_phase(self) -> set[int]:
@@ -140,7 +128,7 @@ class Length:
     def _until(self, epoch: int, batch: int) -> int | None:
         """Return the steps until a position in today's epochs; None if they have no common length."""
         length, *different = set(self._data.lengths)
-        if self._epochs is None or length is None or different or not self._windows:
+        if self.max_epochs is None or length is None or different or not self._windows:
             return None
         return self._of_epochs(epoch, length) + ceil(min(batch, length) / self._window(epoch))
 
@@ -153,7 +141,7 @@ class Length:
 
     def _part(self, length: int) -> int:
         # Rounded up, except for the error of a float.
-        fraction = (self._epochs or 0) - self._whole_epochs
+        fraction = (self.max_epochs or 0) - self._whole_epochs
         return ceil(round(fraction * ceil(length / self._window(self._whole_epochs)), 6))
 
     def _window(self, epoch: int) -> int:
@@ -164,7 +152,7 @@ def _windows(plugin: Any, epochs: int) -> dict[int, int]:
     """Return the batches per step by the first epoch with that number; empty if they are unknown."""
     if plugin is None:
         return {0: 1}
-    if (number := getattr(plugin, "number", None)) is None:
+    if (number := getattr(plugin, "number", None)) is None or getattr(plugin, "condition", None) is not None:
         return {}
     schedule = getattr(plugin, "schedule", None)
     firsts = schedule if isinstance(schedule, Mapping) else range(max(1, epochs))

@@ -12,22 +12,18 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from ..events import Event, Progress, RunFailed, TrainStart
-from ..events.bus import is_within
-from ..events.catalogue import Status
-from ..events.checks import check_whole_number
-from ..events.errors import count, describe_error
+from ..events import Event, Progress, RunFailed, Status, TrainStart, is_within
+from ..events.checks import check_whole_number, count, describe_error
 from .result import RunResult, StrictError
 
 if TYPE_CHECKING:
     from weakref import ReferenceType
 
-    from ..events import Control
-    from ..events.run import CheckpointSource
+    from ..events import CheckpointSource, Control
     from .checkpoint.compatibility import BatchChange
     from .metrics.log_rows import LogRows
     from .objects.run_state import ObjectState
-    from .outputs.collection import Collection
+    from .outputs import Collection
     from .stepping.counts import Weight
 
 Action = Callable[[], None]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..events import catalogue as ev
 from .context import RunContext
 from .epoch_end import check_exhausted, epoch_has_ended, finish_abandoned_batch
-from .metrics.values import Metrics
+from .metrics import Metrics
 from .stepping.windows import OptimizerWindow
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..events.errors import place_of
+from ..events.checks import place_of
 from .context import RunContext
 
 

@@ -28,10 +28,8 @@ def check_stepped(run: RunContext, batches: Iterator[Any], *, must_step: bool) -
         run.work.is_unstepped = True
         yield batch
         if run.work.is_unstepped and must_step:
-            raise RuntimeError(
-                "run.step(loss) was not called for this batch. To skip one, call control.skip_batch(reason) in a "
-                "handler of BatchStart."
-            )
+            remedy = "To skip one, call control.skip_batch(reason) in a handler of BatchStart."
+            raise RuntimeError(f"run.step(loss) was not called for this batch. {remedy}")
         run.work.is_unstepped = False
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import TextWrapper
 
-from ..events.checks import printable
-from ..events.errors import count
+from ..events.checks import count, printable
 from ..plugins.states import Lines
 from .checkpoint.compatibility import batch_factors, global_batch
 from .context import RunContext
@@ -49,11 +48,7 @@ def _length(run: RunContext) -> str:
         window = min(window, batches)  # a window ends with the epoch
     parts = [count(run.settings.epochs, "epoch", "epochs")] if run.settings.epochs is not None else []
     if run.settings.steps is not None:
-        parts += [
-            f"at most {count(run.settings.steps, 'step', 'steps')}"
-            if parts
-            else count(run.settings.steps, "step", "steps")
-        ]
+        parts += ["at most " * bool(parts) + count(run.settings.steps, "step", "steps")]
     elif run.length.planned_steps is not None:
         parts += [count(run.length.planned_steps, "step", "steps")]
     parts = parts or ["until a plugin stops it"]

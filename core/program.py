@@ -75,9 +75,8 @@ class TrainerFactory:
         parameters = signature(make_trainer).parameters
         required = [parameter.name for parameter in parameters.values() if _is_required(parameter)]
         if len(required) > 1:
-            raise UsageError(
-                f"{describe(make_trainer)} needs the arguments {', '.join(required)}; allowed is one, a folder."
-            )
+            names = ", ".join(required)
+            raise UsageError(f"{describe(make_trainer)} needs the arguments {names}; allowed is one, a folder.")
         self._make: Callable[..., Any] = make_trainer
         self._takes_a_folder, self._by_name = bool(required), not required and FOLDER in parameters
         self._first: list[tuple[str, Any]] = []
@@ -109,10 +108,8 @@ class TrainerFactory:
         first = {id(value) for _, value in self._first}
         for name, value in objects:
             if id(value) in first:
-                raise UsageError(
-                    f"make_trainer returned the same {name} twice ({type(value).__name__}): the state of one run would "
-                    f"leak into the next. Create it inside make_trainer."
-                )
+                kind = type(value).__name__
+                raise UsageError(f"make_trainer returned the same {name} twice ({kind}): create it in make_trainer.")
 
 
 def _is_required(parameter: Parameter) -> bool:

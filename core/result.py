@@ -8,10 +8,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ..events import History, Progress
-from ..events.catalogue import Status
+from ..events import History, Position, Progress, Status
 from ..events.checks import printable
-from ..events.resume_facts import Position, describe_untracked, verified
+from ..events.progress import describe_untracked, verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,7 @@ class RunResult:
     def _predicted(self) -> list[str]:
         if self.predictions is None:
             return []
-        from .outputs.parts import shape_of
+        from .outputs import shape_of
 
         return [f"predictions {shape_of(self.predictions)}"]
 

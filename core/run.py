@@ -11,8 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..events import Bus
-from ..events.catalogue import Phase
+from ..events import Bus, Phase
 from ..plugins import Plugins
 from . import loop
 from .context import RunContext
@@ -48,10 +47,8 @@ class TrainRun(RunContext):
             raise RuntimeError("A run can be used once: call trainer.run(...) again.")
         try:
             if is_in_run(self.engine):
-                raise RuntimeError(
-                    f"This {type(self.engine).__name__} is in use by another run: use another Trainer with its own "
-                    f"engine."
-                )
+                kind = type(self.engine).__name__
+                raise RuntimeError(f"This {kind} is in use by another run: use another Trainer with its own engine.")
             self.plugins.check_free()
         except RuntimeError:
             self.hooks.closing.close()  # without an error: the engine stays in its group for the other run

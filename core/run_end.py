@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from time import perf_counter
 from typing import Any
 
-from ..events import Progress
+from ..events import Progress, Status
 from ..events import catalogue as ev
-from ..events.catalogue import Status
-from ..events.errors import describe_error, place_of
+from ..events.checks import describe_error, place_of
 from . import loop
 from .context import RunContext
 from .host import is_preempted
 from .result import ResumeReport, RunResult
 from .stepping.optimizers import held_parameters
 
+Failures = list[tuple[str, str, BaseException]]  # owner, event, error
 EXIT_STATUSES = {"interrupted": 130, "failed": 1}  # as shells and Python report an interrupt and an exception
 MAX_NAMES = 5  # parameters listed in a warning
 REMEDY = "Freeze them with requires_grad_(False), or pass allow_unused_parameters=True to fit."
@@ -28,7 +29,7 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
 
     On several ranks, an error is first reported to the other ranks and the group is left: no collective follows.
     """
-    passing, departure = error, Departure(run)
+    passing, secondary = error, Failures()
     if error is not None or (run.phase == "train" and not run.report.finished):
         from .early_end import end_early
 
@@ -41,11 +42,11 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
     owner, event = (None, None) if error is None else run.blame(error)
     where = place_of(run) + ("" if owner is None else f"; in {owner} on {event}")
     if error is not None:
-        error = departure.fail(error, where)
+        error = _leave(run, error, where, secondary)
     else:
         warn_of_shortfall(run)
     run.report.status = _status(run, error)
-    secondary = _close_all(run, error, departure)
+    secondary = _close_all(run, error, secondary)
     if error is None and secondary:
         owner, event, error = secondary.pop(0)
         where += f"; in {owner} on {event}"
@@ -68,8 +69,8 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
         raise error
 
 
-def _close_all(run: RunContext, error: BaseException | None, departure: Departure) -> Failures:
-    """Close everything that was opened, even if some of it fails; return (owner, event, error), a Ctrl-C first.
+def _close_all(run: RunContext, error: BaseException | None, of_leaving: Failures) -> Failures:
+    """Close everything that was opened, even if some of it fails; return all failures, a Ctrl-C first.
 
     Raises:
         KeyboardInterrupt: the second one; then the remaining objects are not closed.
@@ -78,14 +79,15 @@ def _close_all(run: RunContext, error: BaseException | None, departure: Departur
     failures: Failures = []
 
     def add(owner: str, event: str, failure: BaseException) -> None:
-        failures.append((owner, event, departure.fail(failure, f"{place_of(run)}; in {owner} on {event}")))
+        cause = _leave(run, failure, f"{place_of(run)}; in {owner} on {event}", of_leaving)
+        failures.append((owner, event, cause))
 
     try:
         for owner, event, failure in loop.end(run, error):
             add(owner, event, failure)
         for owner, failure in run.plugins.close():
             add(owner, "close", failure)
-        for close in (departure.finish, run.hooks.closing.close):
+        for close in (partial(_finish_together, run), run.hooks.closing.close):
             try:
                 close()
             except BaseException as failure:
@@ -93,11 +95,11 @@ def _close_all(run: RunContext, error: BaseException | None, departure: Departur
                     raise
                 add("the run", "close", failure)
     except BaseException as interrupt:
-        departure.fail(interrupt, place_of(run))
+        _leave(run, interrupt, place_of(run), of_leaving)
         raise
     finally:
         run.plugins.free()
-    return sorted(failures + departure.failures, key=lambda failure: not isinstance(failure[2], KeyboardInterrupt))
+    return sorted(failures + of_leaving, key=lambda failure: not isinstance(failure[2], KeyboardInterrupt))
 
 
 def _status(run: RunContext, error: BaseException | None) -> Status:
@@ -158,41 +160,25 @@ def _result(run: RunContext, error: BaseException | None) -> RunResult:
     )
 
 
-Failures = list[tuple[str, str, BaseException]]  # owner, event, error
+def _leave(run: RunContext, error: BaseException, where: str, failures: Failures) -> BaseException:
+    from .early_end import leave_group
+
+    return leave_group(run, error, where, failures)
 
 
-class Departure:
-    """How a run leaves its group; `failures` are the errors of leaving it early."""
-
-    def __init__(self, run: RunContext) -> None:
-        self.failures: Failures = []
-        self._run = run
-
-    def fail(self, error: BaseException, where: str) -> BaseException:
-        """Leave the group at once after an error that not all ranks share; return its cause.
-
-        The cause is the error itself, or a failure of another rank. The other ranks are informed first.
-        """
-        from .early_end import leave_group
-
-        cause, failure = leave_group(self._run, error, where)
-        if failure is not None:
-            self.failures.append(("the run", "leaving the group", failure))
-        return cause
-
-    def finish(self) -> None:
-        """If nothing failed, end together with the other ranks: remove wrappers, agree on exit status and warnings."""
-        run = self._run
-        if not run.report.has_left_group:
-            if run.report.rows is not None and run.settings.train:
-                run.report.rows.finish(run)
-            run.engine.tear_down()
-            run.control.agree_on_exit_status()
-            if run.control.is_shared:
-                local_warnings = tuple(run.report.warnings)
-                for rank, warnings in enumerate(run.engine.gather_objects(local_warnings)):
-                    for text in warnings:
-                        run.warn(text if text in local_warnings else f"On rank {rank}: {text}")
+def _finish_together(run: RunContext) -> None:
+    """If nothing failed, end together with the other ranks: remove wrappers, agree on exit status and warnings."""
+    if run.report.has_left_group:
+        return
+    if run.report.rows is not None and run.settings.train:
+        run.report.rows.finish(run)
+    run.engine.tear_down()
+    run.control.agree_on_exit_status()
+    if run.control.is_shared:
+        local_warnings = tuple(run.report.warnings)
+        for rank, warnings in enumerate(run.engine.gather_objects(local_warnings)):
+            for text in warnings:
+                run.warn(text if text in local_warnings else f"On rank {rank}: {text}")
 
 
 def warn_of_shortfall(run: RunContext) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import torch
 
-from ..events.catalogue import Phase
+from ..events import Phase
 from ..events.checks import check_flag, check_number, check_whole_number, known_names
 from ..plugins import Plugins
 from .engines.options import modules_of
@@ -132,10 +132,9 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     check_parts(task)
     several = isinstance(options.get("optimizer"), Mapping)
     if isgeneratorfunction(task.training_step) and not several:
-        raise ValueError(
-            f"{type(task).__name__}.training_step yields losses: pass an optimizer for each name that it yields, "
-            f'as in optimizer={{"generator": ..., "discriminator": ...}}.'
-        )
+        from .system.errors import UNNAMED_LOSSES
+
+        raise ValueError(UNNAMED_LOSSES)
     optimizers, schedulers = _optimizers(options.get("optimizer"), task), dict[str, Any]()
     if options.get("scheduler") is not None:
         from .stepping.schedulers import make_schedulers

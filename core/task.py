@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..plugins.hints import OF_SELF, explains_arguments, explains_attributes
 from .data.order.sizes import count_samples, size_counter
-from .metrics.values import is_metric_object
+from .metrics import is_metric_object
 
 if TYPE_CHECKING:
     from ..events import Run

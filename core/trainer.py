@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never, Unpack
 
-from ..events import Bus
-from ..events.catalogue import Phase
+from ..events import Bus, Phase
 from ..events.checks import check_flag
 from ..plugins import Plugins
 from ..plugins.hints import OF_RUN, explains_arguments, explains_attributes

@@ -390,8 +390,7 @@ class Control:
         if self.max_skips is not None and self.skips.count > self.max_skips:
             raise RuntimeError(
                 f"{self.skips.count} batches or steps in a row were skipped, without an optimizer step since step "
-                f"{self.skips.step}. Who skipped: {self.who_skipped()}. To allow more, pass a higher "
-                f"max_skipped_steps= to fit, or None for any number."
+                f"{self.skips.step}. Who skipped: {self.who_skipped()}. To allow more, raise max_skipped_steps= of fit."
             )
 
     def who_skipped(self) -> str:
@@ -556,26 +555,17 @@ class Control:
             is_over: whether the training is over: a stop that was never vetoed came too late to have an effect.
         """
         later = {**self._later, **self._due}
-        changes = [request for request in later.values() if request.verb in CHANGES]
         due = {key for key, request in later.items() if request.verb not in CHANGES} | self._postponed
         state = {"due": sorted(due), "postponed": sorted(self._postponed), "end_epoch": self.should_end_epoch}
-        has_skipped = self.skips.count and self.skips.step == self._progress.steps
-        stop, veto = self.stop_request, self._save_veto
+        stop, veto, skips = self.stop_request, self._save_veto, self.skips
         if stop and (stop.required or self.stopped or (is_over and not stop.vetoed)):
             stop = None
-        asked = [
-            request
-            for request in (*later.values(), self._end_request)
-            if request is not None and request.verb not in CHANGES
-        ]
+        requests = filter(None, (*later.values(), self._end_request))
         more = {
-            "asked": {request.verb: [request.by, request.reason] for request in asked},
+            "requests": [[asked.verb, asked.target, asked.value, asked.by, asked.reason] for asked in requests],
             "stop": stop and [stop.by, stop.reason, stop.rank, stop.vetoed],
             "veto_save": veto and [veto.by, veto.reason],
-            "skips": [self.skips.count, self.skips.by_engine] if has_skipped else None,
-            "changes": [
-                [request.verb, request.target, request.value, request.by, request.reason] for request in changes
-            ],
+            "skips": [skips.count, skips.by_engine] if skips.count and skips.step == self._progress.steps else None,
             "switches": dict(self.switches),
         }
         return state | {name: value for name, value in more.items() if value}
@@ -590,17 +580,17 @@ class Control:
         """
         place = self._progress
         where = place.epoch, place.batch, place.steps
-        for verb in (*state["due"], *(["end_epoch"] if state["end_epoch"] else [])):
-            by, reason = state.get("asked", {}).get(verb, ("the checkpoint", "pending when it was saved"))
-            request = Request(verb, by, reason, *where)
-            if verb == "end_epoch":
-                self._end_request = self._end_request or request
-            else:
-                is_later = at_save_point and verb not in state.get("postponed", ())
-                (self._later if is_later else self._due).setdefault(verb, request)
-        for verb, target, value, by, reason in state.get("changes", ()):
+        saved: dict[str, Request] = {}
+        for verb, target, value, by, reason in state.get("requests", ()):
             request = Request(verb, by, reason, *where, target=target, value=value)
-            (self._later if at_save_point else self._due).setdefault(request.what, request)
+            saved[request.what] = request
+        for verb in (*state["due"], *["end_epoch"] * state["end_epoch"]):
+            saved.setdefault(verb, Request(verb, "the checkpoint", "pending when it was saved", *where))
+        self._end_request = self._end_request or saved.pop("end_epoch", None)
+        for key, request in saved.items():
+            if key in state["due"] or request.verb in CHANGES:  # a verb that is not due was served meanwhile
+                is_later = at_save_point and key not in state.get("postponed", ())
+                (self._later if is_later else self._due).setdefault(key, request)
         if "stop" in state and self.stop_request is None:
             by, reason, rank, vetoed = state["stop"]
             self.stop_request = Request("stop", by, reason, *where, rank=rank, vetoed=vetoed or None)

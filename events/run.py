@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from .catalogue import Event, Phase
     from .control import Control
     from .engine import Engine
-    from .progress import Progress
-    from .resume_facts import ResumeFacts
+    from .progress import Progress, ResumeFacts
 
 
 class CheckpointSource(Protocol):

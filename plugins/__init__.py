@@ -8,15 +8,15 @@ from .manager import Plugins
 if TYPE_CHECKING:
     from .discovery import Discovered as Discovered
     from .discovery import discover as discover
-    from .marks import marked_methods as marked_methods
-    from .marks import on as on
     from .plugin import Plugin as Plugin
     from .plugin import Policy as Policy
+    from .plugin import marked_methods as marked_methods
+    from .plugin import on as on
     from .plugin import snake_case as snake_case
 
 # Imported on first use: a training without plugins does not need them.
-_HOMES = {"Discovered": "discovery", "Plugin": "plugin", "Policy": "plugin", "discover": "discovery"}
-_HOMES |= {"marked_methods": "marks", "on": "marks", "snake_case": "plugin"}
+_HOMES = {"Discovered": "discovery", "discover": "discovery"}
+_HOMES |= dict.fromkeys(("Plugin", "Policy", "marked_methods", "on", "snake_case"), "plugin")
 
 __all__ = ["Discovered", "Plugin", "Plugins", "Policy", "discover", "marked_methods", "on", "snake_case"]
 

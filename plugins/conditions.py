@@ -156,10 +156,8 @@ class ConditionGate:
 def _check_function(function: Any) -> None:
     check_filter("when()", function)
     if isinstance(function, Filter) and (not isinstance(function, Between) or function.unit == "emissions"):
-        raise TypeError(
-            f"when() takes a condition that holds for some time, but {type(function).__name__}({function.unit}=...) "
-            f"passes single events: pass it to one handler, @on(..., when={type(function).__name__}(...))."
-        )
+        kind = type(function).__name__
+        raise TypeError(f"{kind}({function.unit}=...) passes single events: use it in @on(..., when={kind}(...)).")
 
 
 def _ask(function: When, run: Run) -> bool:

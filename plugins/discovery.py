@@ -18,11 +18,9 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from ..events import Run, RunClosed
-from ..events.checks import known_names
-from ..events.errors import describe_error
-from .first_party import DISTRIBUTIONS
-from .marks import on
-from .providers import ENTRY_POINTS, KEYWORD, how_to_install
+from ..events.checks import describe_error, known_names
+from .plugin import on
+from .providers import DISTRIBUTIONS, ENTRY_POINTS, KEYWORD, how_to_install
 
 VARIABLE = "HELIOGRAPH_PLUGINS"
 THIRD_PARTY = frozenset({"all", "1"})  # stand for every plugin of a third-party package
@@ -90,10 +88,7 @@ def _words() -> tuple[list[str], list[str]]:
 
 
 GROUP = "heliograph.plugins"
-NOT_INSTALLED = (
-    "Heliograph is imported but not installed, so no plugin can be found by name. Run "
-    f"`pip install -e {Path(__file__).parents[1]}`."
-)
+NOT_INSTALLED = f"Heliograph is imported but not installed. Run `pip install -e {Path(__file__).parents[1]}`."
 
 
 @dataclass(frozen=True, slots=True)

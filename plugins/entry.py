@@ -1,4 +1,4 @@
-"""A registered plugin: its name, its handlers and its declarations."""
+"""A registered plugin: its name, its declarations, and its handlers with their order."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from inspect import getmembers, isfunction, signature
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..events import CATALOGUE, Event, PluginFailed, Run
-from ..events.bus import PluginName, Subscription
-from ..events.checks import check_whole_number, known_names
-from ..events.control import Verb
-from ..events.errors import describe_error, is_interrupt
+from ..events import CATALOGUE, Bus, Event, PluginFailed, PluginName, Run, Subscription, Verb
+from ..events.bus import Position
+from ..events.checks import check_whole_number, describe_error, is_interrupt, known_names
 from ..events.signatures import check_receiver
 from .filters import Filter
-from .first_party import is_first_party
-from .marks import marked_methods
-from .order import Handler
-from .plugin import Plugin, snake_case
-from .providers import hint
+from .plugin import Marker, Plugin, marked_methods, snake_case
+from .providers import hint, is_first_party
 
 if TYPE_CHECKING:
     from .conditions import ConditionGate
@@ -37,6 +33,29 @@ BRIDGES = {
     "pytorch_lightning": "from_lightning(...) of heliograph_bridges.lightning",
     "ignite": "from_ignite(...) of heliograph_bridges.ignite",
 }
+
+
+@dataclass(slots=True, eq=False)
+class Handler:
+    """A bound method of a plugin with its mark.
+
+    Attributes:
+        plugin: the plugin's name.
+        method: the method.
+        mark: its mark.
+        when: a copy of the mark's filter.
+        place: its place among the handlers of the event.
+    """
+
+    plugin: str
+    method: Callable[..., Any]
+    mark: Marker[Any]
+    when: Any
+    place: int = 0
+
+    @property
+    def position(self) -> Position:
+        return self.mark.lane, self.place
 
 
 @dataclass(slots=True)
@@ -162,10 +181,7 @@ class PluginEntry:
     def check_condition(self) -> None:
         registered = None if self.gate is None else self.gate.condition
         if self.has_lifecycle and self.plugin.condition is not registered:
-            raise RuntimeError(
-                f"The condition of plugin {self.name!r} was changed after its registration: call when() before, as in "
-                f"Trainer([{type(self.plugin).__name__}(...).when(...)])."
-            )
+            raise RuntimeError(f"The condition of plugin {self.name!r} was changed too late: call when() earlier.")
 
     def check_is_free(
         self, entries: Mapping[str, PluginEntry], claims: Mapping[str, str], own_claims: Iterable[str]
@@ -182,9 +198,7 @@ class PluginEntry:
         replaced = [name for name, plugin in brought.items() if isinstance(self.plugin, type(plugin))]
         if self.name in entries and self.name not in replaced:
             example = f"{kind}(...).named('{self.name}_2')"
-            raise ValueError(
-                f"A plugin named {self.name!r} is already registered: choose another name, as in {example}."
-            )
+            raise ValueError(f"Plugin {self.name!r} is already registered: choose another name, as in {example}.")
         for word in own_claims:
             if (holder := claims.get(word)) is not None and holder not in replaced:
                 words = ", ".join(sorted(word for word in own_claims if claims.get(word) == holder))
@@ -205,15 +219,6 @@ class PluginEntry:
         wanted = {kind for entry in remaining for kind in entry.brings}
         unwanted = tuple(set(self.brings) - wanted)
         return [entry.name for entry in remaining if entry.is_brought and isinstance(entry.plugin, unwanted)]
-
-    def check_is_in_no_run(self, in_runs: Iterable[tuple[Mapping[int, PluginEntry], Run | None]]) -> None:
-        for entries, run in in_runs:
-            if (entry := entries.get(id(self.plugin))) is not None:
-                name = "" if run is None else f" {run.name!r}"
-                raise RuntimeError(
-                    f"Plugin {entry.name!r} is in the run{name} of another trainer: register a new "
-                    f"{type(self.plugin).__name__} with this trainer."
-                )
 
     def subscription(self, event: type[Event], handler: Handler) -> Subscription:
         gate = None if self.gate is None else self.gate.gate_for(event)
@@ -276,10 +281,7 @@ def _check_state(entry: PluginEntry) -> None:
     version = getattr(plugin, "state_version", 1)
     check_whole_number(f"state_version of plugin {entry.name!r}", version, at_least=1)
     if version > 1 and not _overrides(plugin, "migrate_state"):
-        raise TypeError(
-            f"{kind} has state_version {version} and no migrate_state(self, state, version): define it, so that older "
-            f"states can be loaded."
-        )
+        raise TypeError(f"{kind} has state_version {version} and no migrate_state(self, state, version): define it.")
 
 
 def _overrides(plugin: object, method: str) -> bool:
@@ -290,8 +292,7 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
     if isinstance(plugin, str):
         raise TypeError(
             f"Plugins are objects, such as EarlyStopping(patience=3); got the string {plugin!r}. To load an installed "
-            f"plugin by its name, call trainer.plugins.load({plugin!r}), with options after the name. `python -m "
-            f"heliograph plugins` lists the names."
+            f"plugin by its name, call trainer.plugins.load({plugin!r}), with options after the name."
         )
     if isinstance(plugin, type):
         raise TypeError(f"{plugin.__name__} is a class: register an object, {plugin.__name__}(...).")
@@ -303,10 +304,7 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
         method: Callable[..., Any] = getattr(plugin, method_name)
         if mark.idle_until and not callable(getattr(plugin, str(mark.idle_until), None)):
             kind = type(plugin).__name__
-            raise TypeError(
-                f"{kind}.{method_name} has idle_until={mark.idle_until!r}, but {kind} has no such method: it takes the "
-                f"run and returns a count and its next due value."
-            )
+            raise TypeError(f"{kind}.{method_name} has idle_until={mark.idle_until!r}, but {kind} has no such method.")
         for event in mark.events:
             check_receiver(method, event)
             if event not in getattr(plugin, "ignores", ()):
@@ -350,16 +348,72 @@ def _check_without_handlers(plugin: object) -> None:
         install = "pip install ./packages/bridges"
         raise TypeError(f"{kind.__name__} is a callback of another framework: register {bridge} ({install}).")
     if isinstance(plugin, Iterable):
-        raise TypeError(
-            f"{kind.__name__} is not a plugin but a collection: pass it without brackets, as in Trainer(plugins), or "
-            f"unpack it, as in Trainer([*plugins, EarlyStopping()])."
-        )
+        raise TypeError(f"{kind.__name__} is not a plugin but a collection: pass it without brackets, or unpack it.")
     declares = any(getattr(plugin, attribute, ()) for attribute in ("asks", "needs", "exclusive"))
     if isinstance(plugin, Plugin) and (declares or _overrides(plugin, "state_dict")):
         return
     form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
-    hint_for_plugin = (
-        "\nA Plugin without handlers needs a state, or declares in asks what functions on the bus request."
-    )
-    tail = hint_for_plugin if isinstance(plugin, Plugin) else ""
+    needs = "\nA Plugin without handlers needs a state, or declares in asks what functions on the bus request."
+    tail = needs if isinstance(plugin, Plugin) else ""
     raise TypeError(f"{plugin!r} is not a plugin: register {form}{tail}")
+
+
+class HandlerOrder:
+    """The order of the handlers of all events of a bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._handlers: dict[type[Event], list[Handler]] = {}  # in the order of their registration
+
+    def add(self, handlers: Iterable[tuple[type[Event], Handler]]) -> None:
+        """Order a plugin's handlers.
+
+        Raises:
+            ValueError: there is a cycle; nothing was changed.
+        """
+        changed: dict[type[Event], list[Handler]] = {}
+        for event, handler in handlers:
+            changed.setdefault(event, [*self._handlers.get(event, ())]).append(handler)
+        self._move({event: ordered(event, listed) for event, listed in changed.items()})
+        self._handlers |= changed
+
+    def remove(self, event: type[Event], handler: Handler) -> None:
+        self._handlers[event].remove(handler)
+        self._move({event: ordered(event, self._handlers[event])})
+
+    def _move(self, orders: dict[type[Event], list[Handler]]) -> None:
+        for event, handlers in orders.items():
+            for place, handler in enumerate(handlers):
+                handler.place = place
+            self._bus.signal(event).move((handler.method, handler.position) for handler in handlers)
+
+
+def ordered(event: type[Event], handlers: list[Handler]) -> list[Handler]:
+    """Return handlers by lane; in a lane, the next one is the first registered of those that may run next.
+
+    Raises:
+        ValueError: there is a cycle.
+    """
+    earlier = {handler: {other for other in handlers if other.mark.lane < handler.mark.lane} for handler in handlers}
+    for handler in handlers:
+        for other in handlers:
+            if other.plugin in handler.mark.names_after:
+                earlier[handler].add(other)
+            if other.plugin in handler.mark.names_before:
+                earlier[other].add(handler)
+    sorter = TopologicalSorter(earlier)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        names = " -> ".join(f"{handler.plugin} ({handler.mark.lane.name})" for handler in error.args[1])
+        raise ValueError(
+            f"The handlers of {event.__name__} cannot be ordered: before, after and lanes form a cycle: {names}."
+        ) from None
+    ready: list[Handler] = []
+    result: list[Handler] = []
+    while sorter.is_active():
+        ready += sorter.get_ready()
+        result.append(min(ready, key=handlers.index))
+        ready.remove(result[-1])
+        sorter.done(result[-1])
+    return result

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from weakref import WeakSet
 
-from ..events import Bus, Event, Lane, PluginChanged, Progress, SavePoint
-from ..events.bus import PluginName, current_owner
+from ..events import Bus, Event, Lane, PluginChanged, PluginName, Progress, SavePoint, current_owner
 from ..events.checks import known_names
 
 if TYPE_CHECKING:
     from ..events import Engine, Run
     from .discovery import Discovered
-    from .entry import PluginEntry
-    from .order import HandlerOrder
+    from .entry import HandlerOrder, PluginEntry
     from .states import Check, States
 
 T = TypeVar("T")
@@ -51,7 +49,7 @@ class Plugins:
 
     @cached_property
     def _order(self) -> HandlerOrder:
-        from .order import HandlerOrder
+        from .entry import HandlerOrder
 
         return HandlerOrder(self._bus)
 
@@ -83,7 +81,7 @@ class Plugins:
         claims = dict.fromkeys(entry.declared("exclusive"), entry.name)
         replaced, brought = entry.check_is_free(self._entries, self._claims, claims)
         if self._run is not None:
-            entry.check_is_in_no_run(_in_runs())
+            self._check_is_in_no_run(entry)
         entry.enabled, entry.runs_on_this_rank = not is_switched_off(plugin, entry.name), self._runs_on_this_rank(entry)
         if not entry.enabled:
             level = 3 if isinstance(plugin, SwitchedOff) else 2  # of the caller of `load` or `register`
@@ -365,12 +363,16 @@ class Plugins:
     def check_free(self) -> None:
         """Raise RuntimeError if this trainer or one of its plugins is in a run."""
         if self._run is not None:
-            raise RuntimeError(
-                "This trainer is already in a run with its plugins: use another Trainer, with another engine, or wait "
-                "until the run ends."
-            )
+            raise RuntimeError("This trainer is already in a run: use another Trainer, or wait until the run ends.")
         for entry in self._entries.values():
-            entry.check_is_in_no_run(_in_runs())
+            self._check_is_in_no_run(entry)
+
+    @staticmethod
+    def _check_is_in_no_run(entry: PluginEntry) -> None:
+        for plugins in list(_IN_RUNS):
+            if plugins._run is not None and id(entry.plugin) in plugins._by_object:
+                name, kind = plugins._run.name, type(entry.plugin).__name__
+                raise RuntimeError(f"Plugin {entry.name!r} is in run {name!r} of another trainer: use a new {kind}.")
 
     def reset(self) -> None:
         """Reset every plugin that takes part in the training that begins."""
@@ -463,7 +465,3 @@ class Plugins:
             names = ", ".join(entry.name for entry in matches)
             raise LookupError(f"Several plugins are of class {name}: choose by name, one of {names}.")
         raise LookupError(f"No plugin {name!r} is registered.{known_names(name, self._entries)}")
-
-
-def _in_runs() -> list[tuple[dict[int, PluginEntry], Run | None]]:
-    return [(plugins._by_object, plugins._run) for plugins in list(_IN_RUNS)]

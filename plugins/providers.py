@@ -1,4 +1,4 @@
-"""What to use or install instead of a missing name: a package, or the equivalent of another framework's name."""
+"""The first-party packages, and what to use or install instead of a missing name: a package, or an equivalent."""
 
 from __future__ import annotations
 
@@ -15,12 +15,26 @@ from typing import Any
 
 from ..events.checks import did_you_mean
 
+PACKAGES = ("bridges", "cli", "export", "optuna", "ray", "recorder", "rules", "testing", "trackers")
+"""The packages in this repository, by their folders in `packages/`."""
+
+DISTRIBUTIONS = frozenset({"heliograph", *(f"heliograph-{name}" for name in PACKAGES)})
+"""Their plugins need no `package:` prefix, and `HELIOGRAPH_PLUGINS=-all` keeps them."""
+
+MODULES = frozenset(name.replace("-", "_") for name in DISTRIBUTIONS)
+"""Their import packages. Not a prefix: the package of a user may be called `heliograph_mine`."""
+
 KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 # The section of `hints.toml` for the arguments of a function; any other function is a plugin.
 SECTIONS = dict.fromkeys(("validate", "test", "predict"), "evaluation") | dict.fromkeys(
     ("fit", "run", "standard", "Supervised"), "arguments"
 )
+
+
+def is_first_party(module: str | None) -> bool:
+    """True if a module, by its dotted name, belongs to a first-party package."""
+    return (module or "").partition(".")[0] in MODULES
 
 
 def missing_name(name: str, names: Iterable[str], caller: FrameType) -> AttributeError | ImportError:

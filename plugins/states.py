@@ -10,12 +10,10 @@ from typing import Any
 
 from ..events import Bus, Event, Lane, Progress, Run
 from ..events import catalogue as ev
-from ..events.checks import known_names
-from ..events.errors import describe_error
+from ..events.checks import describe_error, known_names
 from .conditions import ConditionGate
-from .entry import PluginEntry
+from .entry import Handler, PluginEntry
 from .filters import Filter
-from .order import Handler
 
 # A handler of these events need not be called in a training.
 OPTIONAL = frozenset({
@@ -246,8 +244,7 @@ class States:
 
 
 FORMAT_CHANGED = (
-    "If the format of its state has changed, use the version of the plugin that saved it, or define state_version and "
-    "migrate_state."
+    "If the format has changed, use the plugin's previous version, or define state_version and migrate_state."
 )
 
 

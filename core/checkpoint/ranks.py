@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...events import Engine, Run
-from ...events.errors import describe_error
+from ...events.checks import describe_error
 from ..engines.sharded_states import ShardingEngine, States, empty_tensors, join_states
 from ..system.errors import is_of_machine
 from .compatibility import restore_groups

@@ -10,8 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from ...events.checks import check_whole_number
-from ...events.errors import error_text
+from ...events.checks import check_whole_number, error_text
 from ..system.errors import RankFailed, TrainingError
 from .draws import rng
 

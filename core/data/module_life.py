@@ -8,7 +8,7 @@ from typing import Any
 
 from ...events import Engine
 from ...events.catalogue import Phase
-from ...events.errors import describe_error
+from ...events.checks import describe_error
 from ..system.errors import RankFailed
 from .module import DataModule
 

@@ -11,7 +11,7 @@ import torch
 
 from ...events import Engine, Progress, TrainStart
 from ...events.bus import is_within
-from ...events.resume_facts import ResumeFacts
+from ...events.progress import ResumeFacts
 from .order.sizes import Share
 from .sources.choice import source_of
 from .sources.contract import SEEKED, Reading

@@ -8,7 +8,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ...events.errors import describe_error
+from ...events.checks import describe_error
 from ..system.errors import RankFailed, add_run_note, run_notes
 
 

@@ -14,7 +14,7 @@ from torch.distributed import DistError, ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from ...events import Engine
-from ...events.errors import describe_error, error_text
+from ...events.checks import describe_error, error_text
 from ..system.errors import RankFailed
 
 # The names of the backends in their errors.

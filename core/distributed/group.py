@@ -28,7 +28,7 @@ from torch.distributed import DistError, HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from ...events.errors import error_text
+from ...events.checks import error_text
 from .exchange import Exchange
 from .failure import LateRankError, is_broken_collective
 from .membership import Membership

@@ -19,8 +19,7 @@ from threading import Thread
 from time import monotonic
 from typing import Any
 
-from ...events.checks import check_number, check_whole_number
-from ...events.errors import describe_error
+from ...events.checks import check_number, check_whole_number, describe_error
 from ..system.errors import RankFailed
 from ..system.signals import SignalHook
 from .exceptions import Carried, ProcessFailure, silent_death

@@ -21,7 +21,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from ...events import Run
-from ...events.errors import place_of
+from ...events.checks import place_of
 from ..system.errors import SEEN
 from .failure import Failure, is_broken_collective, is_late
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from math import isfinite
 from pathlib import Path
 from typing import Any, Self
@@ -64,10 +65,7 @@ class LogRows:
         # At the end of a training that did not fail: reads what was not logged. A collective.
         run.means.totals = added(run.means.totals, run.means.sums())
         if self.dropped:
-            run.note(
-                f"log_history has the newest {LONGEST:,} rows; {self.dropped:,} older rows were dropped. Log less "
-                f"often, or write all rows to a file with JsonlLog('log.jsonl')"
-            )
+            run.note(f"log_history has {LONGEST:,} rows; {self.dropped:,} older rows were dropped: JsonlLog writes all")
 
     def as_results(self, run: Any) -> dict[str, Any]:
         totals = run.means.totals if run.settings.train else {}
@@ -104,19 +102,14 @@ def plot(rows: Sequence[Mapping[str, float]], path: str | Path | None, names: Se
     # See `RunResult.plot`.
     if path is not None:
         check_path("plot(path)", path)
-    require("matplotlib.figure", "result.plot", extra="plot")
-    from ..system.figure import NotebookFigure
-
     families = _families(rows)
     if not families:
-        raise ValueError(
-            "Nothing was logged or measured, so there is nothing to plot. Add LogSchedule(Every(steps=50))."
-        )
+        raise ValueError("There is nothing to plot, because nothing was logged. Add LogSchedule(steps=50).")
     for name in (names := [names] if isinstance(names, str) else list(names)):
         if name not in families:
             raise ValueError(f"No metric {name!r} was logged.{known_names(name, families)}")
     chosen = names or [name for name in families if name not in CLOCK_METRICS] or list(families)
-    figure = NotebookFigure(figsize=(7.0, 2.6 * len(chosen)), layout="constrained")
+    figure = new_figure("result.plot", figsize=(7.0, 2.6 * len(chosen)))
     for panel, name in zip(figure.subplots(len(chosen), squeeze=False)[:, 0], chosen, strict=True):
         for metric in families[name]:
             points = [(row["step"], row[metric]) for row in rows if metric in row and isfinite(row[metric])]
@@ -136,3 +129,23 @@ def _families(rows: Sequence[Mapping[str, float]]) -> dict[str, list[str]]:
     for metric in metrics:
         families.setdefault(metric.rpartition("/")[2], []).append(metric)
     return dict(sorted(families.items(), key=lambda family: not family[0].endswith("loss")))
+
+
+def new_figure(purpose: str, **options: Any) -> Any:
+    """Return a matplotlib figure that a notebook shows as a picture.
+
+    It needs no pyplot, which keeps figures alive and chooses a backend.
+
+    Raises:
+        ImportError: matplotlib, which `purpose` needs, is not installed.
+    """
+    require("matplotlib.figure", purpose, extra="plot")
+    from matplotlib.figure import Figure
+
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            picture = BytesIO()
+            self.savefig(picture, format="png")
+            return picture.getvalue()
+
+    return NotebookFigure(layout="constrained", **options)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..system.extras import kind_of
-from .values import is_metric_object
+from . import is_metric_object
 
 Computed = tuple[dict[str, float], dict[str, Any]]  # numbers by name, and all other values by name
 
@@ -23,18 +23,14 @@ def named_metrics(metrics: Any) -> dict[str, Any]:
         ValueError: a metric is called `loss`.
     """
     if not isinstance(metrics, Mapping) and not (is_metric_object(metrics) and hasattr(metrics, "keys")):
-        raise TypeError(
-            f"metrics= takes a dict of metrics by name, as in {{'accuracy': accuracy}}, or a MetricCollection; got "
-            f"{metrics!r}."
-        )
+        raise TypeError(f"metrics= takes a dict, {{'accuracy': accuracy}}, or a MetricCollection; got {metrics!r}.")
     if "loss" in [*metrics.keys()]:
         raise ValueError("A metric cannot be called 'loss': that name is reserved for the loss.")
     named = dict(metrics) if isinstance(metrics, Mapping) else {"": metrics}
     for name, metric in named.items():
         if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
             raise TypeError(
-                f"The metric {name!r} must be a function of (outputs, targets), or an object with update(outputs, "
-                f"targets), compute() and reset(); got {metric!r}."
+                f"Metric {name!r} is a function of (outputs, targets), or an object with update; got {metric!r}."
             )
     return named
 
@@ -348,18 +344,13 @@ def own_name(name: object, phase: str) -> str:
     if short and (split == phase or {split, phase} == {*EVALUATIONS}):  # a test may run the validation step
         return short
     if split in PHASES:
-        raise ValueError(
-            f"{name!r} cannot be tracked in {phase}, where every value is named {phase}/<name>: track {short!r}."
-        )
+        raise ValueError(f"{name!r} cannot be tracked in {phase}, where names are {phase}/<name>: track {short!r}.")
     return name
 
 
 def reserved(name: str, phase: str) -> ValueError:
     owner = "the returned loss" if phase == "train" else f"a value that {phase}_step returns"
-    return ValueError(
-        f"The name {name!r} is reserved for {owner}: run.track({name!r}, ...) would mix both in {phase}/{name}. "
-        f"Remove the call, or use another name."
-    )
+    return ValueError(f"The name {name!r} is reserved for {owner}: use another name in run.track({name!r}, ...).")
 
 
 def check_scalar(name: str, value: Any) -> None:
@@ -384,9 +375,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
         ValueError: the outputs or the targets have another shape.
     """
     if outputs.ndim != 2 or outputs.shape[1] < 2:
-        raise ValueError(
-            f"accuracy takes scores of shape (batch, classes) with at least 2 classes, got {list(outputs.shape)}."
-        )
+        raise ValueError(f"accuracy takes scores (batch, classes) of at least 2 classes, got {list(outputs.shape)}.")
     if targets.shape == outputs.shape and targets.is_floating_point():
         targets = targets.argmax(dim=1)
     if targets.shape not in ((batch := outputs.shape[:1]), (*batch, 1)):

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ...events import Event, Log, Run, ValidationBatchEnd, ValidationBatchStart, ValidationEnd, ValidationStart
 from ...events.checks import check_number, known_names
-from ...plugins.first_party import PACKAGES
+from ...plugins.providers import PACKAGES
 
 # Plugins in these modules add no metrics; bridges host callbacks that may.
 BUILT_INS = (
@@ -34,15 +34,10 @@ class Monitor:
     def __init__(self, name: str, mode: Literal["min", "max"] | None, min_delta: float = 0.0) -> None:
         check_number("min_delta", min_delta, at_least=0)
         if not str(name).startswith(("train/", "validation/")):
-            raise ValueError(
-                f"A monitored metric is <split>/<name>, train/... or validation/..., as in "
-                f"{_suggested_name(name)!r}, got {name!r}."
-            )
+            raise ValueError(f"A monitored metric is <split>/<name>, as in {_suggested_name(name)!r}, got {name!r}.")
         mode = "min" if mode is None and name.endswith(("loss", "error")) else mode
         if mode not in ("min", "max"):
-            raise ValueError(
-                f"The direction of {name!r} is unknown: give mode='min' (smaller is better) or 'max', got {mode!r}."
-            )
+            raise ValueError(f"The direction of {name!r} is unknown: give mode='min' or 'max', got {mode!r}.")
         self.name, self.mode, self.min_delta = name, mode, min_delta
         self.split = name.split("/")[0]
         self._readings = self._misses = 0
@@ -75,11 +70,6 @@ class Monitor:
         below = prefixes if measured is None else [f"{name}/" for name in possible]  # of a metric with several values
         if self.name in possible or self.name.startswith(tuple(below)):
             return
-        if all(run.data.validation_sets) and self.name.count("/") == 1:
-            raise ValueError(
-                f"There will be no metric {self.name!r}: the names of validation metrics begin with the name of the "
-                f"set. Monitor one of these: {', '.join(possible)}; as in monitor={possible[0]!r}."
-            )
         raise ValueError(f"There will be no metric {self.name!r}.{known_names(self.name, possible)}")
 
     @property

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, bfloat16
 
-from ...events import Event, Run
-from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogText
+from ...events import Event, LogCurve, LogFile, LogHistogram, LogImage, LogText, Run
 
 
 def log_image(run: Run, name: str, image: Any) -> None:
@@ -18,7 +17,7 @@ def log_image(run: Run, name: str, image: Any) -> None:
         values = _array("log_image", image)
         if np.issubdtype(values.dtype, np.floating) and not ((values >= -0.01) & (values <= 1.01)).all():
             run.warn(f"The image {name!r} has values outside of 0 to 1, which are clipped: scale it first.")
-        _emit(run, LogImage(name, pixels))
+        run.emit(LogImage(name, pixels))
 
 
 def log_figure(run: Run, name: str, figure: Any) -> None:
@@ -33,19 +32,19 @@ def log_figure(run: Run, name: str, figure: Any) -> None:
         pixels = np.array(canvas.buffer_rgba())[..., :3].copy()
     finally:
         figure.set_canvas(original)
-    _emit(run, LogImage(name, pixels))
+    run.emit(LogImage(name, pixels))
 
 
 def log_text(run: Run, name: str, text: str) -> None:
     if not isinstance(text, str):
         raise TypeError(f"log_text takes a str, got {type(text).__name__}.")
     if _is_wanted(run, LogText, name):
-        _emit(run, LogText(name, text))
+        run.emit(LogText(name, text))
 
 
 def log_histogram(run: Run, name: str, values: Any) -> None:
     if _is_wanted(run, LogHistogram, name):
-        _emit(run, LogHistogram(name, _numbers("log_histogram", values)))
+        run.emit(LogHistogram(name, _numbers("log_histogram", values)))
 
 
 def log_curve(run: Run, name: str, labels: Any, scores: Any) -> None:
@@ -53,16 +52,13 @@ def log_curve(run: Run, name: str, labels: Any, scores: Any) -> None:
         return
     positive, numbers = _numbers("log_curve", labels), _numbers("log_curve", scores)
     if positive.shape != numbers.shape:
-        raise ValueError(
-            f"log_curve takes a score for each label, got {positive.size} labels and {numbers.size} scores."
-        )
+        raise ValueError(f"log_curve needs a score per label, got {positive.size} labels and {numbers.size} scores.")
     if not np.isin(positive, (0, 1)).all():
         raise ValueError("log_curve takes labels that are 0 or 1, or True or False.")
-    if numbers.min() < 0 or numbers.max() > 1:
-        raise ValueError(
-            f"log_curve takes scores from 0 to 1, got {numbers.min():g} to {numbers.max():g}: use a sigmoid."
-        )
-    _emit(run, LogCurve(name, positive.astype(bool), numbers))
+    lowest, highest = numbers.min(), numbers.max()
+    if lowest < 0 or highest > 1:
+        raise ValueError(f"log_curve takes scores from 0 to 1, got {lowest:g} to {highest:g}: use a sigmoid.")
+    run.emit(LogCurve(name, positive.astype(bool), numbers))
 
 
 def log_file(run: Run, name: str, path: str | Path) -> None:
@@ -70,7 +66,7 @@ def log_file(run: Run, name: str, path: str | Path) -> None:
         return
     if not Path(path).is_file():
         raise ValueError(f"log_file takes the path of a file; {path} is not a file.")
-    _emit(run, LogFile(name, Path(path)))
+    run.emit(LogFile(name, Path(path)))
 
 
 def to_image(image: Any) -> np.ndarray[Any, Any]:
@@ -80,9 +76,8 @@ def to_image(image: Any) -> np.ndarray[Any, Any]:
         pixels, channels_first = pixels[..., None], False
     if pixels.ndim != 3 or pixels.shape[0 if channels_first else 2] not in (1, 3, 4) or not pixels.size:
         raise ValueError(
-            f"log_image takes a tensor of shape (channels, height, width), an array of shape (height, width, "
-            f"channels), or either of shape (height, width), with 1, 3 or 4 channels; got {tuple(pixels.shape)}. For a "
-            f"batch, log one image or a grid of images."
+            f"log_image takes a tensor of shape (channels, height, width), an array of shape (height, width, channels) "
+            f"with 1, 3 or 4 channels, or shape (height, width); got {tuple(pixels.shape)}. Log one image of a batch."
         )
     if channels_first:
         pixels = pixels.transpose(1, 2, 0)
@@ -100,10 +95,6 @@ def _is_wanted(run: Run, kind: type[Event], name: str) -> bool:
     if not isinstance(name, str) or not name:
         raise TypeError(f"The name of a logged value must be a non-empty string, got {name!r}.")
     return bool(run.bus.signal(kind).chain)
-
-
-def _emit(run: Run, event: Event) -> None:
-    run.bus.signal(type(event)).emit(run, event)
 
 
 def _array(verb: str, values: Any) -> np.ndarray[Any, Any]:

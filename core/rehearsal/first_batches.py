@@ -9,8 +9,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from ...events import Engine
-from ...events.checks import check_flag, check_whole_number, printable
-from ...events.errors import count
+from ...events.checks import check_flag, check_whole_number, count, printable
 from ..data.order.sizes import Share
 from ..data.sources.contract import Reading, Source, Sourced
 from ..data.sources.streams import Streams

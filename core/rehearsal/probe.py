@@ -8,8 +8,7 @@ from typing import Any
 
 from ...events import BatchEnd, Event, Lane, LastBoundary, Log, Run
 from ...plugins import Plugins
-from ...plugins.marks import on
-from ...plugins.plugin import Plugin
+from ...plugins.plugin import Plugin, on
 from .. import loop
 from ..trainer import Trainer
 from .objects import restored

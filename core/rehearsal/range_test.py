@@ -12,9 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from ...events import BatchStart, Log
-from ...events.checks import check_number, check_path, check_whole_number
-from ...events.errors import count
-from ..system.extras import require
+from ...events.checks import check_number, check_path, check_whole_number, count
+from ..metrics.log_rows import new_figure
 from ..task import check_step
 from ..trainer import Trainer
 from .probe import Probe, refuse
@@ -65,10 +64,7 @@ class LearningRateSearch:
         """
         if path is not None:
             check_path("plot(path)", path)
-        require("matplotlib.figure", "plot", extra="plot")
-        from ..system.figure import NotebookFigure
-
-        figure = NotebookFigure(layout="constrained")
+        figure = new_figure("plot")
         axes = figure.subplots()
         axes.plot(self.rates, self.losses, alpha=0.3)
         axes.plot(self.rates, self.smoothed)

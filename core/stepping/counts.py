@@ -38,16 +38,11 @@ class Weight:
 
 def weigh(run: Any, count: Any) -> None:
     if run.phase == "train" and not run.data.in_hand:
-        raise RuntimeError(
-            "run.stepping.weigh(count) needs a current batch: call it in training_step, before run.step(loss), or in a "
-            "handler of BatchStart."
-        )
+        remedy = "call it in training_step, before run.step(loss), or in a handler of BatchStart"
+        raise RuntimeError(f"run.stepping.weigh(count) needs a current batch: {remedy}.")
     weight = weight_of(run)
     if weight is not None and not weight.is_used:
-        raise RuntimeError(
-            "run.stepping.weigh(count) was called twice for one loss. GradientAccumulation(weight=...) calls it too: "
-            "remove weight=... or the call in the step."
-        )
+        raise RuntimeError("run.stepping.weigh(count) was called twice for one loss; GradientAccumulation may do so.")
     run.work.weight = Weight(_place(run), check_count("The count for run.stepping.weigh", count))
     run.stepping.checked = None
 
@@ -77,10 +72,7 @@ def take_loss(run: Any, window: Any, loss: Any) -> Tensor:
         total, count = check_pair("training_step", loss)
     is_counted = is_pair or weight is not None
     if window.size and is_counted != (counts is not None):
-        raise RuntimeError(
-            f"The loss of this micro-batch has {'a' if is_counted else 'no'} count, but earlier losses of its window "
-            f"have {'none' if is_counted else 'one'}. Give a count with every loss of a window, or with none."
-        )
+        raise RuntimeError("Some losses of this window have a count, others have none: give a count with all or none.")
     if not is_counted:
         if counts is not None:
             counts.release()
@@ -125,10 +117,7 @@ class WindowCounts:
 
     def __init__(self, run: Any, window: Any) -> None:
         if getattr(run.engine, "steps_in_backward", False):
-            raise ValueError(
-                f"The gradients of losses with counts are divided before the step, but {type(run.engine).__name__} "
-                f"steps during the backward pass. Return mean losses, without a count."
-            )
+            raise ValueError(f"{type(run.engine).__name__} steps during the backward pass: return mean losses.")
         self._run, self._window = run, window
         self._replaced = window.backward, window.backward_scaled
         window.counts, window.backward, window.backward_scaled = self, self._backward, self._backward_scaled
@@ -240,17 +229,12 @@ def check_pair(step: str, pair: tuple[Any, ...], name: str = "loss") -> tuple[An
         is_integer = isinstance(count, Integral) and not isinstance(count, bool)
     if not is_integer:
         raise TypeError(
-            f"{step} returned a pair as {name!r} whose second value, {count!r:.100}, is not an integer count. "
-            f'To log a metric with the loss, call run.track("accuracy", accuracy) and `return loss`. To average over '
-            f"tokens, `return loss_sum, count` with an integer count, such as mask.sum() of a boolean mask."
+            f"{step} returned a pair as {name!r} whose second value, {count!r:.100}, is not an integer count. To log a "
+            f"metric, call run.track(name, value); to average over tokens, return loss_sum, mask.sum()."
         )
     if not (isinstance(total, Tensor) and total.ndim == 0) and (step == "training_step" or not isinstance(total, Real)):
-        got = (
-            f"shape {list(total.shape)}: use loss.sum()"
-            if isinstance(total, Tensor)
-            else f"type {type(total).__name__}"
-        )
-        raise TypeError(f"{step} returns {PAIR}; the sum has {got}.")
+        got = f"shape {list(total.shape)}" if isinstance(total, Tensor) else f"type {type(total).__name__}"
+        raise TypeError(f"{step} returns {PAIR}; the sum has {got}. For the sum of a tensor, use loss.sum().")
     return total, _checked_against(total, check_count(f"The count that {step} returns", count))
 
 
@@ -280,10 +264,7 @@ def _checked_against(total: Any, count: Count) -> Count:
 
 def _valid(count: float) -> float:
     if not isfinite(count):
-        raise ValueError(
-            "The count of a micro-batch since the last step is negative or not finite, or it is 0 and its sum is not: "
-            "the sum of no items is 0, for example with reduction='sum'."
-        )
+        raise ValueError("The count of a micro-batch is negative or not finite, or it is 0 and its sum is not.")
     return count
 
 

@@ -65,10 +65,7 @@ class NamedWindows(Windows):
             problem = "A loss has no name" if name is None else f"There is no optimizer {name!r} for a loss"
             raise ValueError(f"{problem}: the optimizers of fit have names.{known_names(name or '', self.by_name)}")
         if name in self.taken and window.size:
-            raise ValueError(
-                f"The optimizer {name!r} got a second loss in this batch while its step is held: several steps per "
-                f"batch do not work with accumulation. Or add the losses: yield {name!r}, first + second."
-            )
+            raise ValueError(f"The optimizer {name!r} got a second loss while its step is held: yield the sum of both.")
         checked = check_taken(run, window, loss)
         if not self.taken:
             self.latest.clear()
@@ -132,18 +129,13 @@ def name_losses(
         ValueError: it yielded nothing for this batch.
     """
     if not isinstance(losses, Generator):
-        raise TypeError(
-            f"The optimizers have names, so training_step must yield (name, loss) for each optimizer, as in "
-            f'`yield "generator", loss`; it returned {type(losses).__name__}.'
-        )
+        kind = type(losses).__name__
+        raise TypeError(f"training_step must yield (optimizer name, loss) for each optimizer; it returned {kind}.")
     has_yielded = False
     with closing(losses):
         while (pair := _next(losses, autocast())) is not END:
             if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
-                raise TypeError(
-                    f'training_step must yield (optimizer name, loss), as in `yield "generator", loss`; got '
-                    f"{pair!r:.200}."
-                )
+                raise TypeError(f"training_step must yield (optimizer name, loss); got {pair!r:.200}.")
             has_yielded = True
             yield pair
     if not has_yielded:
@@ -180,9 +172,8 @@ def _module_parameters(name: str, optimizer: Any, task: Any) -> list[nn.Paramete
         return list(module.parameters())
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
-            f"optimizer={{{name!r}: ...}} is a function that makes an optimizer, and {type(task).__name__} has no "
-            f"module {name!r} with its parameters.{known_names(name, modules_of(task))} Or give an optimizer that you "
-            f"made from parameters of your choice."
+            f"{type(task).__name__} has no module {name!r} for the function in optimizer=."
+            f"{known_names(name, modules_of(task))} Or give an optimizer that you made from parameters of your choice."
         )
     return []
 
@@ -192,7 +183,4 @@ def _check_disjoint(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
     for name, optimizer in optimizers.items():
         for key in held_parameters(optimizer):
             if (owner := owners.setdefault(key, name)) != name:
-                raise ValueError(
-                    f"The optimizers {owner!r} and {name!r} share a parameter, so the gradients of their losses would "
-                    f"mix: give it to one of them."
-                )
+                raise ValueError(f"The optimizers {owner!r} and {name!r} share a parameter: give it to one of them.")

@@ -49,9 +49,7 @@ def check_optimizer(
         raise ValueError(f"{type(made).__name__} needs a closure for every step, but the loop passes none.")
     trained = {id(parameter) for module in modules_of(task).values() for parameter in module.parameters()}
     if trained and not trained & held_parameters(made):
-        raise ValueError(
-            f"The {called} has no parameter of the task: make it from the parameters of the model that you train."
-        )
+        raise ValueError(f"The {called} has no parameter of the task: make it from the parameters of your model.")
     return made
 
 

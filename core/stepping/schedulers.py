@@ -17,8 +17,7 @@ from ...events.checks import check_number, check_whole_number, describe, known_n
 from .optimizers import SINGLE
 
 FORMS = (
-    "scheduler= takes a scheduler, or a function that makes one from the optimizer, or from the optimizer and the "
-    "planned steps: lambda optimizer, steps: CosineAnnealingLR(optimizer, steps)"
+    "scheduler= takes a scheduler, or a function, such as lambda optimizer, steps: OneCycleLR(optimizer, 0.1, steps)"
 )
 
 
@@ -56,17 +55,11 @@ def make_schedulers(
     if scheduler is None:
         return {}
     if several != isinstance(scheduler, Mapping):
-        form = 'scheduler={"generator": ...}' if several else "scheduler=..."
-        raise TypeError(
-            f"The optimizer has "
-            f"{'names, so give schedulers by name' if several else 'no name, so give one scheduler'}: {form}; got "
-            f"{scheduler!r}."
-        )
+        form = 'a dict by name for several optimizers, {"generator": ...}' if several else "one for a single optimizer"
+        raise TypeError(f"scheduler= takes {form}; got {scheduler!r}.")
     named = dict(scheduler) if several else {SINGLE: scheduler}
     for name in named.keys() - optimizers.keys():
-        raise ValueError(
-            f"There is no optimizer {name!r} for the scheduler {name!r}.{known_names(str(name), optimizers)}"
-        )
+        raise ValueError(f"There is no optimizer {name!r} for the scheduler.{known_names(str(name), optimizers)}")
     return {name: _make_scheduler(maker, optimizers[name]) for name, maker in named.items() if maker is not None}
 
 
@@ -92,9 +85,8 @@ def _check_scheduler(made: Any, optimizer: torch.optim.Optimizer, by: Callable[.
     lacking = [name for name in ("state_dict", "load_state_dict") if not callable(getattr(made, name, None))]
     if lacking:
         raise TypeError(
-            f"The scheduler {type(made).__name__} has no {' and no '.join(lacking)}, so its state cannot be saved. "
-            f"Inherit from torch.optim.lr_scheduler.LRScheduler, or define state_dict(), which returns a dict of plain "
-            f"values, and load_state_dict(state)."
+            f"The scheduler {type(made).__name__} has no {' and no '.join(lacking)}, so its state cannot be saved: "
+            f"inherit from torch.optim.lr_scheduler.LRScheduler, or define state_dict() and load_state_dict(state)."
         )
     if getattr(made, "optimizer", optimizer) is not optimizer:
         raise ValueError("The scheduler belongs to a different optimizer than the one passed to fit.")

@@ -8,6 +8,10 @@ from inspect import Signature, signature
 from pathlib import Path
 from typing import Any
 
+UNNAMED_LOSSES = (
+    "training_step yields losses: pass an optimizer for each name that it yields, as in "
+    'optimizer={"generator": ..., "discriminator": ...}.'
+)
 SEEN = {"died": "died", "hung": "hung", "left": "left the group"}  # kinds of failures that other ranks report
 
 
@@ -122,14 +126,9 @@ def wrong_loss(loss: Any) -> TypeError | ValueError:
     from torch import Tensor  # not needed otherwise
 
     if isinstance(loss, Generator):
-        return TypeError(
-            "training_step yields several losses: pass an optimizer for each name that it yields, as in "
-            'optimizer={"generator": ..., "discriminator": ...}.'
-        )
+        return TypeError(UNNAMED_LOSSES)
     if isinstance(loss, Tensor):
-        return ValueError(
-            f"The loss must be a scalar tensor, got shape {list(loss.shape)}: average it, as in loss.mean()."
-        )
+        return ValueError(f"The loss must be a scalar tensor, got shape {list(loss.shape)}: use loss.mean().")
     hint = "return the tensor, not .item()."
     if isinstance(loss, Mapping):
         hint = "use .loss of a model's outputs, or add several losses; run.track(name, value) logs each of them."

@@ -10,9 +10,7 @@ from pathlib import Path
 def file_path(path: str | Path, owner: str, example: str) -> Path:
     """Return the path of a file; raise ValueError if it is a folder."""
     if Path(path).is_dir():
-        raise ValueError(
-            f"{owner} writes a file, but {path} is a folder: pass the path of a file, such as {path}/{example}."
-        )
+        raise ValueError(f"{owner} writes a file, but {path} is a folder: pass a path such as {path}/{example}.")
     return Path(path)
 
 

@@ -28,9 +28,7 @@ class SignalHook:
     def __init__(self, signals: Sequence[int], handle: Callable[[int], None]) -> None:
         uncatchable = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}  # Windows has neither
         if not signals or not set(signals) <= signal.valid_signals() - uncatchable:
-            raise ValueError(
-                f"signals must be signals such as signal.SIGTERM, not SIGKILL or SIGSTOP; got {signals!r}."
-            )
+            raise ValueError(f"signals= takes signals such as SIGTERM, not SIGKILL or SIGSTOP; got {signals!r}.")
         self._signals, self._handle = tuple(signals), handle
         self._previous: dict[int, Any] = {}
         self._process = 0
@@ -53,10 +51,7 @@ class SignalHook:
             raise ValueError(f"Handlers of {names} can only be installed in the main thread: begin the run there.")
         handlers = {signum: signal.getsignal(signum) for signum in self._signals}
         if None in handlers.values():
-            raise ValueError(
-                f"A handler of {names} was not installed from Python, so it could not be restored: "
-                f"leave that signal out."
-            )
+            raise ValueError(f"A handler of {names} was not installed from Python: leave that signal out.")
         self._process = os.getpid()
         for signum, handler in handlers.items():
             self._previous[signum] = handler

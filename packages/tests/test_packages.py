@@ -17,9 +17,9 @@ from typing import Any
 import heliograph
 import pytest
 from heliograph.packages.tests.facts import assert_facts
-from heliograph.plugins.first_party import PACKAGES as FIRST_PARTY
 from heliograph.plugins.providers import ENTRY_POINTS, NEEDS
 from heliograph.plugins.providers import NAMES as PROVIDED
+from heliograph.plugins.providers import PACKAGES as FIRST_PARTY
 
 PACKAGES = Path(__file__).parents[1]
 ROOT = PACKAGES.parent
@@ -28,7 +28,7 @@ DOORS = ("heliograph", "heliograph.events", "heliograph.plugins", "heliograph.sp
 # Each is a fault in the design of the kernel. Remove a name from the list when nothing needs it; never add one.
 PRIVATE = """
     builtin_callbacks.checkpoint.folder.reasons_to_keep builtin_callbacks.checkpoint.resume.UNSAVED_FORK
-    builtin_callbacks.checkpoint.resume.share_state builtin_callbacks.trackers.tracker.AXES
+    builtin_callbacks.checkpoint.resume.share_state builtin_callbacks.trackers.AXES
     core.checkpoint.ranks.gather_rank_parts core.checkpoint.ranks.join_shards
     core.checkpoint.ranks.select_rank_part core.checkpoint.storage.files.prepare_folder
     core.checkpoint.storage.files.write_whole core.checkpoint.storage.untrusted_files.read_foreign

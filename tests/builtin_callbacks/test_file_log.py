@@ -101,7 +101,7 @@ def test_a_failure_is_written_with_its_traceback(tmp_path: Path) -> None:
 
 
 def test_handlers_leave_after_an_interrupt(tmp_path: Path) -> None:
-    trainer = Trainer([FileLog(tmp_path, capture_warnings=True)], device="cpu")
+    trainer = Trainer([FileLog(tmp_path)], device="cpu")
 
     def interrupt(run: Any, event: BatchEnd) -> None:
         raise KeyboardInterrupt
@@ -268,24 +268,17 @@ def test_the_names_of_loggers_are_a_list(tmp_path: Path) -> None:
         FileLog(tmp_path, loggers="my_package")
 
 
-@pytest.mark.parametrize("captured", [True, False])
-def test_warnings_are_captured_if_asked_for(tmp_path: Path, captured: bool) -> None:
-    trainer = Trainer([FileLog(tmp_path, capture_warnings=captured)], device="cpu")
-
-    def warn(run: Any, event: BatchEnd) -> None:
-        warnings.warn("mind this", UserWarning, stacklevel=1)
-
-    trainer.bus.on(BatchEnd, warn)
-    show = warnings.showwarning
+def test_captured_warnings_are_written(tmp_path: Path) -> None:
+    trainer = Trainer([FileLog(tmp_path, loggers=["py.warnings"])], device="cpu")
+    trainer.bus.on(BatchEnd, lambda run, event: warnings.warn("mind this", UserWarning, stacklevel=1))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = lambda *args, **kwargs: None
-        shown = warnings.showwarning
-        fit(trainer, epochs=2)
-        assert warnings.showwarning is shown
-    warnings.showwarning = show
-
-    assert any("UserWarning: mind this" in line for line in lines(tmp_path)) == captured
+        logging.captureWarnings(True)
+        try:
+            fit(trainer, epochs=2)
+        finally:
+            logging.captureWarnings(False)
+    assert any("UserWarning: mind this" in line for line in lines(tmp_path))
 
 
 def resume_from(folder: Path, plugins: list[Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import heliograph.builtin_callbacks.handler_times as module
+import heliograph.builtin_callbacks.times as module
 import pytest
 from heliograph import (
     BatchEnd,

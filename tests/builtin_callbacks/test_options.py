@@ -25,7 +25,6 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
         {"folder": ".", "level": "INFO"},
         "level, such as logging.INFO, must be a whole number, at least 0; got",
     ),
-    (h.FileLog, {"folder": ".", "capture_warnings": 1}, "capture_warnings is True or False, got 1."),
     (h.GradientAccumulation, {"n": {0: 1, "a": 2}}, "The epoch of a schedule of accumulation must be a whole number"),
     (h.GradientClipping, {"norm": "1"}, "norm must be a number, more than 0, or None; got '1'."),
     (h.GradientNorm, {"per_module": 1}, "per_module is True or False, got 1."),

@@ -9,7 +9,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.builtin_callbacks import phase_times
+from heliograph.builtin_callbacks import times
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
 from heliograph.tests.messages import assert_each
 
@@ -32,7 +32,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(phase_times, "perf_counter", made)
+    monkeypatch.setattr(times, "perf_counter", made)
     return made
 
 

@@ -259,7 +259,7 @@ def test_a_metric_that_no_task_measures_is_still_an_error(tmp_path: Path) -> Non
 
 def test_of_several_validation_sets_one_is_named_as_the_monitored_one(tmp_path: Path) -> None:
     sets = {"day": BATCHES, "night": BATCHES}
-    words = r"validation/day/loss, validation/night/loss.*monitor='validation/day/loss'"
+    words = "mean 'validation/day/loss'.*validation/day/loss, validation/night/loss"
     for options in ({}, {"patience": 2}):
         with pytest.raises(ValueError, match=words):
             fit(tmp_path, validation=sets, **options)

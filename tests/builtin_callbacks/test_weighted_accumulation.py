@@ -216,7 +216,7 @@ def test_toggled_in_a_window_it_says_that_weights_are_lacking() -> None:
 
     trainer.bus.on(BatchEnd, toggle)
     trainer.bus.on(BatchStart, hold)
-    with pytest.raises(RuntimeError, match="count, but earlier"):
+    with pytest.raises(RuntimeError, match="others have none"):
         kit.fit(trainer, task=Supervised(model(), cross_entropy), train=token_batches(COUNTS))
 
 

@@ -129,7 +129,7 @@ def test_a_handler_may_collect_too() -> None:
 def test_elsewhere_it_is_refused(event: type[BatchEnd | ValidationEnd]) -> None:
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
     trainer.bus.on(event, lambda run, event: run.collect("x", torch.ones(1)))
-    with pytest.raises(RuntimeError, match="validation_step, test_step or predict_step,"):
+    with pytest.raises(RuntimeError, match=r"in a training, use run\.track"):
         kit.fit(trainer, validation=class_batches(1))
 
 

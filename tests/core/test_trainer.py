@@ -234,15 +234,8 @@ def test_an_empty_loader() -> None:
         Trainer(device="cpu").test(linear_classifier(), [])
 
 
-@pytest.mark.parametrize(
-    ("options", "done"),
-    [
-        ({"steps": 11}, ("2 of 11 steps",)),
-        ({"epochs": 3}, ("1 of 3 epochs",)),
-        ({"steps": 11, "epochs": 3}, ("2 of 11 steps", "1 of 3 epochs")),
-    ],
-)
-def test_data_that_end_for_good_end_the_run(options: dict[str, Any], done: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"steps": 11}, {"epochs": 3}, {"steps": 11, "epochs": 3}])
+def test_data_that_end_for_good_end_the_run(options: dict[str, Any], tmp_path: Path) -> None:
     trainer, events = Trainer([SaveSchedule(At(steps=1), at_end=True), Checkpoint(tmp_path)], device="cpu"), list[str]()
     for kind in (EpochEnd, TrainEnd, SavePoint, RunClosed):
         trainer.bus.on(kind, lambda run, event: events.append(event.name))
@@ -251,7 +244,7 @@ def test_data_that_end_for_good_end_the_run(options: dict[str, Any], done: tuple
     assert_facts(result.reason, "train loader", "no batch", "epoch 1")
     assert (result.progress.epoch, result.progress.steps) == (1, 2)
     assert events == ["save_point", "epoch_end", "save_point", "train_end", "run_closed"]
-    assert_each(result.warnings, ("no batch", "epoch 1", *done, "__iter__"))
+    assert_each(result.warnings, ("no batch", "epoch 1", "ended early", "__iter__"))
     with pytest.raises(StrictError, match="run ended early"):
         fit(Trainer(device="cpu", strict=True), train=iter(class_batches(2)), **options)
 

@@ -55,7 +55,7 @@ def test_one_two_and_three_events() -> None:
 
 def test_no_event_is_refused() -> None:
     with pytest.raises(TypeError, match=r"@on\(\) needs at least"):
-        on()  # type: ignore[call-overload]
+        on()
 
 
 @pytest.mark.parametrize(

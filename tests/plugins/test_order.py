@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from heliograph import Plugin, Trainer, on
 from heliograph.events import BatchEnd, Lane, Run
-from heliograph.plugins.marks import MarkOptions
+from heliograph.plugins.plugin import MarkOptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

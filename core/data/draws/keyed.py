@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from ....events.errors import describe_error
+from ....events.checks import describe_error
 from ...objects.equality import same
 from .generators import isolated
 from .keyed_generators import BEGIN, KeyedGenerators

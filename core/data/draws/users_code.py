@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate, default_convert
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ....plugins.first_party import is_first_party
+from ....plugins.providers import is_first_party
 from ...objects.equality import SCALARS
 from .generators import KINDS
 

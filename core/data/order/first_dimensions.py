@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ....events.errors import count
+from ....events.checks import count
 from ...objects.equality import SCALARS
 from ..draws.users_code import attributes
 

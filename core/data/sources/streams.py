@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ....events import Engine, Progress
 from ....events.checks import check_number, check_whole_number
-from ....events.resume_facts import worst
+from ....events.progress import worst
 from ....events.signatures import show_attributes
 from ..draws.generators import digest
 from ..order.sizes import Share, length_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heliograph import Run
-from heliograph.builtin_callbacks.trackers.tracker import AXES
+from heliograph.builtin_callbacks.trackers import AXES
 from heliograph.core.system.numbered_files import file_path, find_numbered, is_text, make_numbered, name_other
 from heliograph.spi import Page, Place, Tracker
 

@@ -14,7 +14,7 @@ import heliograph as h
 import pytest
 from heliograph.packages.tests.facts import assert_each, assert_facts, has_facts
 from heliograph.tests import kit
-from heliograph.tests.builtin_callbacks.trackers.attempts import Die, Noisy, killed, spoiled, train
+from heliograph.tests.builtin_callbacks.tracker_attempts import Die, Noisy, killed, spoiled, train
 from heliograph.tests.kit import class_batches
 from heliograph_trackers.csv_log import CSVLog, Sheet
 

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 from heliograph.builtin_callbacks.checkpoint.verify_resume import Row, difference, distinguish
-from heliograph.events.resume_facts import verified
+from heliograph.events.progress import verified
 from heliograph.tests.messages import assert_facts
 
 ROW = Row(253, 13, 253, 2024, 0.4513, 0, 253)

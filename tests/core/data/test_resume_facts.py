@@ -13,7 +13,7 @@ from heliograph import BatchEnd, GradientAccumulation, Plugin, ResumeReport, Run
 from heliograph.core.checkpoint.schema import check_plain
 from heliograph.core.data.training_data import TrainingData
 from heliograph.events import Progress
-from heliograph.events.resume_facts import worst
+from heliograph.events.progress import worst
 from heliograph.tests.messages import assert_each, assert_facts
 from torch.utils.data import (
     BatchSampler,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from heliograph import BatchEnd, Every, LogSchedule, Run, Supervised, Trainer, ValidationSchedule, accuracy
+from heliograph.core.metrics import Metrics
 from heliograph.core.metrics.means import Means, Sum, own_name
-from heliograph.core.metrics.values import Metrics
 from heliograph.tests import kit
 
 

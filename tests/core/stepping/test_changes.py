@@ -366,9 +366,10 @@ def test_a_change_that_is_due_is_in_the_state_with_its_asker() -> None:
     control.request_save("now")
     saved = control.state_dict()
     assert saved["due"] == ["save"]
-    assert saved["changes"] == [
+    assert saved["requests"] == [
         ["set_learning_rate", "", 0.5, "ann", "why"],
         ["disable_plugin", "ema", None, "bob", "because"],
+        ["save", "", None, "the caller", "now"],
     ]
     other = h.Control(h.Progress())
     other.load_state_dict(saved, at_save_point=True)

@@ -696,13 +696,13 @@ def weighed(run: Run, count: Any, result: Any) -> Any:
         (lambda run, loss: (loss, 1, 2), TypeError, "got a tuple of 3"),
         (lambda run, loss: (3.0, 2), TypeError, "the sum has type float"),
         (lambda run, loss: (4, loss), TypeError, "second value, tensor.*, is not an integer"),
-        (lambda run, loss: (loss, 0.75), TypeError, r"0.75, .*call run.track\(.*\) and `return loss`"),
-        (lambda run, loss: (loss, np.float64(3)), TypeError, r"not an integer.* `return loss_sum, count`"),
+        (lambda run, loss: (loss, 0.75), TypeError, r"0.75, .*call run.track\("),
+        (lambda run, loss: (loss, np.float64(3)), TypeError, "not an integer.* return loss_sum, mask.sum"),
         (lambda run, loss: (loss, torch.tensor(3.0)), TypeError, r"tensor\(3.\), is not an integer"),
         (lambda run, loss: (loss, {"accuracy": 1}), TypeError, "not an integer"),
         (lambda run, loss: (loss, None), TypeError, "None, is not an"),
         (lambda run, loss: (loss, np.bool_(True)), TypeError, "not an integer"),
-        (lambda run, loss: (loss.repeat(2), 2), TypeError, r"the sum has shape \[2\]: use loss.sum\(\)"),
+        (lambda run, loss: (loss.repeat(2), 2), TypeError, r"the sum has shape \[2\].*use loss.sum\(\)"),
         (lambda run, loss: [loss, 2], TypeError, r"got list: a sum with its count is a tuple, \(loss_sum, count\)"),
         (lambda run, loss: (loss, -1), ValueError, "The count that training_step returns is a finite number, at least"),
         (lambda run, loss: (loss, torch.tensor(-2)), ValueError, "at least 0; got -2"),
@@ -724,8 +724,16 @@ def weighed(run: Run, count: Any, result: Any) -> Any:
         (lambda run, loss: weighed(run, 0, loss * math.nan), ValueError, "it is 0 and its sum is not"),
         (lambda run, loss: weighed(run, 3, (loss, 3)), RuntimeError, "and run.stepping.weigh.count. was called for it"),
         (lambda run, loss: weighed(run, 3, weighed(run, 3, loss)), RuntimeError, "called twice for one loss"),
-        (lambda run, loss: loss if run.progress.batch % 2 else (loss, 3), RuntimeError, "has no count, .* have one"),
-        (lambda run, loss: (loss, 3) if run.progress.batch % 2 else loss, RuntimeError, "has a count, .* have none"),
+        (
+            lambda run, loss: loss if run.progress.batch % 2 else (loss, 3),
+            RuntimeError,
+            "others have none",
+        ),
+        (
+            lambda run, loss: (loss, 3) if run.progress.batch % 2 else loss,
+            RuntimeError,
+            "others have none",
+        ),
     ],
 )
 def test_what_is_not_a_sum_with_its_count_is_refused(make: Any, error: type[Exception], text: str) -> None:
@@ -772,7 +780,7 @@ def test_a_task_that_counts_and_a_weight_of_the_batch_are_refused_together() -> 
     accumulation = GradientAccumulation(2, weight=lambda batch: 1)
     with pytest.raises(RuntimeError, match=r"GradientAccumulation\(weight=...\) calls it"):
         fit(accumulation, task=Tokens())
-    with pytest.raises(RuntimeError, match=r"loss. GradientAccumulation\(weight=...\)"):
+    with pytest.raises(RuntimeError, match="loss; GradientAccumulation"):
         fit(accumulation, task=Tokens("weighed"))
 
 

@@ -715,14 +715,14 @@ def test_a_step_that_returns_its_loss_has_one_optimizer() -> None:
 
 
 def test_a_step_that_yields_needs_optimizers_by_name() -> None:
-    with pytest.raises(ValueError, match=r"Gan\.training_step yields losses: pass"):
+    with pytest.raises(ValueError, match="training_step yields losses: pass"):
         train(optimizer=adam())
 
     class Hides(Gan):
         def training_step(self, run: Run, batch: Batch) -> Losses:
             return super().training_step(run, batch)
 
-    with pytest.raises(TypeError, match="training_step yields several losses:"):
+    with pytest.raises(TypeError, match="training_step yields losses:"):
         train(task=Hides(), optimizer=adam())
 
 
@@ -764,9 +764,9 @@ def test_no_two_optimizers_hold_the_same_parameter() -> None:
 def test_schedulers_go_by_the_names_of_the_optimizers() -> None:
     with pytest.raises(ValueError, match=r"optimizer 'generater' .* Did"):
         train(LearningRate("step"), scheduler={"generater": halved})
-    with pytest.raises(TypeError, match=r"schedulers by name: scheduler=\{\"generator\":"):
+    with pytest.raises(TypeError, match=r"a dict by name for several optimizers, \{\"generator\":"):
         train(LearningRate("step"), scheduler=halved)
-    with pytest.raises(TypeError, match=r"give one scheduler: scheduler=\.\.\.;"):
+    with pytest.raises(TypeError, match="one for a single optimizer"):
         Trainer([LearningRate("step")], device="cpu").fit(
             Supervised(nn.Linear(3, 3), nn.functional.mse_loss),
             data(),

@@ -23,7 +23,7 @@ import pytest
 import torch
 from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph.tests import kit
-from heliograph.tests.builtin_callbacks.trackers.attempts import Die, Noisy, Show, killed, spoiled, train
+from heliograph.tests.builtin_callbacks.tracker_attempts import Die, Noisy, Show, killed, spoiled, train
 from heliograph.tests.kit import class_batches
 from heliograph_testing import check_tracker
 from heliograph_trackers import MLflow

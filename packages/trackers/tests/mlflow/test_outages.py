@@ -16,7 +16,7 @@ import torch
 from heliograph.packages.tests.facts import assert_facts
 from heliograph.packages.trackers.tests.mlflow.server import Server, free_port
 from heliograph.tests import kit
-from heliograph.tests.builtin_callbacks.trackers.attempts import Show
+from heliograph.tests.builtin_callbacks.tracker_attempts import Show
 from heliograph.tests.kit import class_batches
 from heliograph_trackers import MLflow
 from mlflow import MlflowClient

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from heliograph import Every, LogSchedule, TensorBoard, Trainer
-from heliograph.tests.builtin_callbacks.trackers.test_tensorboard import Make, scalars
+from heliograph.tests.builtin_callbacks.test_tensorboard import Make, scalars
 from heliograph_recorder import Recorder, replay
 
 

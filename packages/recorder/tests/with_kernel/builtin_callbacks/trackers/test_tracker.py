@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from heliograph.tests.builtin_callbacks.trackers.test_tracker import Make, Pages, fit, steps
+from heliograph.tests.builtin_callbacks.test_tracker import Make, Pages, fit, steps
 from heliograph_recorder import Recorder, replay
 
 

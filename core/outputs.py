@@ -1,26 +1,24 @@
-"""The outputs of the batches of a set: flattened into leaves, and joined in the order of the data."""
+"""Outputs of steps: flattened into leaves, kept by batch, joined in the order of the data, gathered from the ranks."""
 
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...events import Engine
-from ..metrics.means import for_tensors
-from ..system.extras import kind_of
+from ..events import Control, Engine
+from .metrics.means import for_tensors
+from .system.extras import kind_of
 
 Structure = list[Any]  # ["tensor", dtype, shape of a row], ["array", ...], ["list"], ["none"], or a container of these
 LEAVES = ("tensor", "array", "list", "none")
-ALLOWED = (
-    "tensors or arrays whose first dimension is the samples, lists with an item for each sample, and dicts and tuples "
-    "of these"
-)
+ALLOWED = "tensors or arrays of shape (samples, ...), lists with an item for each sample, and dicts and tuples of these"
+Key = tuple[str, str]  # (set, name)
 
 
 def take_apart(value: Any, size: int | None = None) -> tuple[Structure, list[Any]]:
@@ -82,10 +80,7 @@ def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> S
             raise TypeError(f"The keys of outputs must be str or int; got the keys {list(value)[:5]}{_where(path)}.")
         return ["dict", [*value], [_take_apart(part, f"{path}[{key!r}]", size, leaves) for key, part in value.items()]]
     if not isinstance(value, tuple):
-        raise TypeError(
-            f"Outputs of a batch are {ALLOWED}; got {kind_of(value)}{_where(path)}. Return other objects as a list, "
-            f"one for each sample."
-        )
+        raise TypeError(f"Outputs of a batch are {ALLOWED}; got {kind_of(value)}{_where(path)}: use a list.")
     parts = [_take_apart(part, f"{path}[{number}]", size, leaves) for number, part in enumerate(value)]
     fields = getattr(value, "_fields", None)
     return ["tuple", parts] if fields is None else ["named", type(value).__name__, list(fields), parts]
@@ -93,10 +88,7 @@ def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> S
 
 def _take_rows(value: Any, path: str, size: int | None, leaves: list[Any]) -> Structure:
     if not value.ndim:
-        raise ValueError(
-            f"Outputs of a batch are {ALLOWED}; got a single number{_where(path)}. For a mean over the batches, call "
-            f"run.track(name, value)."
-        )
+        raise ValueError(f"Outputs of a batch are {ALLOWED}; got a single number{_where(path)}: call run.track.")
     _check_number(len(value), "rows", path, size)
     if isinstance(value, np.ndarray):
         leaves.append(value.copy())
@@ -112,8 +104,7 @@ def _check_number(number: int, unit: str, path: str, size: int | None) -> None:
     if size is not None and size > 1 and number != size:
         raise ValueError(
             f"Outputs of a batch are {ALLOWED}; got {number} {unit} for {size} samples{_where(path)}. Return several "
-            f"outputs as a tuple, and transpose tensors with the samples in another dimension; if the batch does not "
-            f"have {size} samples, define batch_size(self, batch) in the task."
+            f"outputs as a tuple; for a batch of another size, define batch_size(self, batch) in the task."
         )
 
 
@@ -268,3 +259,127 @@ def interleaved(kind: Structure, sources: Sequence[Any], rows: Sequence[tuple[li
             start += count
     batches.sort(key=itemgetter(0))
     return joined(kind, [part for _, part in batches])
+
+
+class Collected(dict[str, Any]):
+    """Collected values by name; `<set>/<name>` for a named set."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        names = f"collected: {', '.join(map(repr, self))}" if self else "nothing was collected"
+        raise KeyError(f"There is no collected value {name!r}; {names}. Call run.collect({name!r}, value) in a step.")
+
+
+def running(collection: Collection | None, control: Control) -> Collection:
+    # The collection of the running evaluation.
+    if collection is None or not control.is_evaluating:
+        raise RuntimeError("run.collect needs a validation, test or prediction; in a training, use run.track.")
+    return collection
+
+
+def whole_of(collection: Collection | None) -> Collected:
+    return Collected() if collection is None else collection.whole
+
+
+class Collection:
+    """The values that an evaluation collects.
+
+    Args:
+        rank: of this process, among `world_size` processes that share the batches of a set in turn.
+        world_size: the number of processes.
+        low: the dtype of autocast, in which nothing is stored; None without autocast.
+
+    Attributes:
+        dataset: the current set.
+        is_dealt: whether its batches are divided among the ranks.
+        batch: the number of batches of the set on this process before the current one; None outside of the sets.
+        whole: the collected values, after all sets are complete.
+    """
+
+    def __init__(self, rank: int, world_size: int, low: torch.dtype | None = None) -> None:
+        self.dataset, self.is_dealt, self.whole = "", True, Collected()
+        self.batch: int | None = None
+        self._rank, self._world_size, self._low = rank, world_size, low
+        self._parts: dict[Key, OutputParts] = {}
+
+    @property
+    def number(self) -> int:
+        assert self.batch is not None
+        return self.batch * self._world_size + self._rank
+
+    @property
+    def place(self) -> str:
+        # For error messages: ` (batch 4 of set 'a')`; empty outside of the batches.
+        if self.batch is None:
+            return ""
+        return f" (batch {self.batch}{f' of set {self.dataset!r}' if self.dataset else ''})"
+
+    def add(self, name: str, value: Any, size: int) -> None:
+        """Store a copy of a value of the current batch, on the CPU.
+
+        Args:
+            name: of the value.
+            value: see `heliograph.Run.collect`.
+            size: the samples of the batch.
+
+        Raises:
+            RuntimeError: there is no current batch.
+            TypeError: values of this type cannot be joined.
+            ValueError: the name is invalid, the value differs in structure from earlier ones, or its position in the
+                order of the data is unknown.
+        """
+        if self.batch is None:
+            raise RuntimeError("run.collect needs a current batch: call it in the step, or in a handler of its events.")
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"run.collect takes a name without '/', such as 'logits'; got {name!r}.")
+        self.check_order("collected")
+        value = self.widen(value)
+        parts = self._parts.get((self.dataset, name))
+        if parts is None:
+            parts = self._parts[self.dataset, name] = _parts(name)
+        parts.add(self.number, value, size)
+
+    def widen(self, value: Any) -> Any:
+        # NumPy may not have the dtype of autocast.
+        if self._low is None:
+            return value
+        return for_tensors(lambda tensor: tensor.float() if tensor.dtype == self._low else tensor, value)
+
+    def check_order(self, done: str) -> None:
+        if not self.is_dealt:
+            called = f"set {self.dataset!r}" if self.dataset else "loader"
+            raise ValueError(
+                f"All {self._world_size} ranks read the whole {called}, so the {done} values have no order. Give a "
+                f"list, a dataset with loader_params, or a DataLoader without a distributed sampler."
+            )
+
+    @property
+    def keys(self) -> list[Key]:
+        return list(self._parts)
+
+    def join(self) -> None:
+        self._finish({key: parts.join() for key, parts in self._parts.items()})
+
+    def gather(self, keys: Iterable[Key], engine: Engine) -> None:
+        """Join what all ranks have collected. A collective.
+
+        Args:
+            keys: the union over all ranks, the same on each.
+            engine: connects the ranks.
+        """
+        self._finish({key: self._parts.get(key, _parts(key[1])).gather(engine) for key in sorted(keys)})
+
+    def hold(self, dataset: str, values: Mapping[str, Any]) -> None:
+        # A value that was collected under the same name wins.
+        self.whole = Collected({_named(dataset, name): value for name, value in values.items()} | self.whole)
+
+    def _finish(self, joined: dict[Key, Any]) -> None:
+        self._parts.clear()
+        self.whole.update({_named(*key): value for key, value in joined.items()})
+
+
+def _named(dataset: str, name: str) -> str:
+    return f"{dataset}/{name}" if dataset else name
+
+
+def _parts(name: str) -> OutputParts:
+    return OutputParts(f"run.collect({name!r}, ...)")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from heliograph.core.outputs.parts import put_together, shape_of, take_apart
+from heliograph.core.outputs import put_together, shape_of, take_apart
 
 
 class Boxes(NamedTuple):

@@ -5,11 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from heliograph.builtin_callbacks.trackers.tracker import BATCH, Outbox, TrackerRecord
+from heliograph.builtin_callbacks.trackers import BATCH, Outbox, TrackerRecord
 from heliograph.tests.messages import assert_each
+
+Write = Callable[[list[TrackerRecord]], Any]
+
+
+def make_outbox(write: Write, *, previous: Thread | None = None, **attributes: Any) -> Outbox:
+    attributes = {"name": "page", "patience": 10.0, "settles": 0.0, "collects": (), **attributes}
+    tracker: Any = SimpleNamespace(**attributes)
+    return Outbox(tracker, write, previous)
 
 
 class Page:
@@ -19,14 +28,7 @@ class Page:
         self.written: list[Any] = []
         self._check = check
         self._begin = Event()
-        self.outbox = Outbox(
-            "page",
-            self._write,
-            outages=(OSError,),
-            capacity=100,
-            patience=10.0,
-            collects=("scalars",),
-        )
+        self.outbox = make_outbox(self._write, outages=(OSError,), capacity=100, collects=("scalars",))
 
     def write(self, *records: TrackerRecord) -> None:
         for record in (TrackerRecord("open", ()), *records, TrackerRecord("finish", ())):
@@ -100,7 +102,7 @@ def test_each_loss_has_its_own_reason() -> None:
         elif record.kind != "text":
             raise OSError("no route")
 
-    outbox = Outbox("page", write, outages=(OSError,), capacity=5, patience=0.05)
+    outbox = make_outbox(write, outages=(OSError,), capacity=5, patience=0.05)
     for record in (
         TrackerRecord("open", ()),
         TrackerRecord("text", ("bad",)),
@@ -126,7 +128,7 @@ def test_the_next_run_waits_for_a_request_of_the_former() -> None:
         order.append("former")
         return "late"
 
-    former = Outbox("page", write_late, outages=(), capacity=5, patience=0.05)
+    former = make_outbox(write_late, outages=(), capacity=5, patience=0.05)
     former.put(TrackerRecord("open", ()))
     thread = former.close()
     assert thread is not None
@@ -138,7 +140,7 @@ def test_the_next_run_waits_for_a_request_of_the_former() -> None:
         order.append(record.kind)
         return "page"
 
-    outbox = Outbox("page", write, outages=(), capacity=5, patience=60.0, previous=thread)
+    outbox = make_outbox(write, outages=(), capacity=5, patience=60.0, previous=thread)
     outbox.put(TrackerRecord("open", ()))
     answers.set()
     assert outbox.close() is None
@@ -151,7 +153,7 @@ def test_a_thread_that_ends_loses_what_comes_and_says_why() -> None:
     def write(records: list[TrackerRecord]) -> None:
         raise KeyboardInterrupt("in the thread")
 
-    outbox = Outbox("page", write, outages=(), capacity=5, patience=60.0)
+    outbox = make_outbox(write, outages=(), capacity=5, patience=60.0)
     outbox.put(TrackerRecord("open", ()))
     outbox.drain()
     outbox.put(row("a"))
@@ -168,7 +170,7 @@ def test_a_handler_of_logging_may_log_to_the_page(caplog: pytest.LogCaptureFixtu
         if record.kind == "scalars" and outages:
             raise outages.pop()
 
-    outbox = Outbox("page", write, outages=(OSError,), capacity=5, patience=60.0)
+    outbox = make_outbox(write, outages=(OSError,), capacity=5, patience=60.0)
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

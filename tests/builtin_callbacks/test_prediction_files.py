@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from heliograph import DeviceEngine, read_prediction_batches, read_predictions
+from heliograph.builtin_callbacks.prediction_writer import PartWriter, check_free, clear_folder
 from heliograph.core.checkpoint.storage.files import Files
-from heliograph.core.outputs.files import PartWriter, check_free, clear_folder
 from heliograph.tests.kit import damage
 
 ENGINE = DeviceEngine("cpu")
@@ -38,7 +38,7 @@ def batch(number: int) -> dict[str, Any]:
 
 
 def write(folder: Path, batches: int = 5, *, size: int = 2, files: Files | None = None, finish: bool = True) -> None:
-    writer = PartWriter(folder, "token", 0, size, files or Files())
+    writer = PartWriter(folder, 0, size, files or Files())
     for dataset in ("", "b"):
         for number in range(batches):
             writer.add(dataset, number, batch(number))
@@ -47,7 +47,7 @@ def write(folder: Path, batches: int = 5, *, size: int = 2, files: Files | None 
 
 
 def test_what_is_written_is_read_in_order(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path, "token", 0, 2)
+    writer = PartWriter(tmp_path, 0, 2)
     for number in range(5):
         writer.add("", number, batch(number))
     writer.finish(ENGINE)
@@ -135,6 +135,6 @@ def test_a_folder_with_predictions_is_not_free_until_it_is_cleared(tmp_path: Pat
     [([object()], "the list of outputs"), (np.array(["a"]), "numpy.str_")],
 )
 def test_what_could_not_be_read_safely_is_refused(tmp_path: Path, outputs: Any, said: str) -> None:
-    writer = PartWriter(tmp_path, "token", 0, 1)
+    writer = PartWriter(tmp_path, 0, 1)
     with pytest.raises(TypeError, match=said):
         writer.add("", 0, outputs)

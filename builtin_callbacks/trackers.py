@@ -1,24 +1,31 @@
-"""The base class of trackers, which write in a separate thread."""
+"""The base class of trackers, which write in a separate thread, and the tracker for TensorBoard."""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import struct
+import time
 from abc import abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
+from datetime import datetime
+from itertools import count as counter
 from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic, perf_counter
 from typing import Any, Final
 from uuid import uuid4
 
-from ...events import Event, Lane, Run
-from ...events import catalogue as ev
-from ...events.errors import describe_error
-from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogText
-from ...events.progress import Rates
-from ...plugins import Plugin, on
+from ..core.checkpoint.storage import clean
+from ..core.system.extras import require
+from ..events import Event, Lane, LogCurve, LogFile, LogHistogram, LogImage, LogText, Run
+from ..events import catalogue as ev
+from ..events.checks import describe_error
+from ..events.progress import Rates
+from ..plugins import Plugin, on
 
 SAVED = ("scalars", "text", "hyper_parameters")  # kinds of unwritten records that a checkpoint contains
 
@@ -116,16 +123,11 @@ logger = logging.getLogger("heliograph")
 
 
 class Outbox:
-    """Writes records in order, in a daemon thread that starts with the first record.
+    """Writes the records of a tracker in order, in a daemon thread that starts with the first record.
 
     Args:
-        name: the name of the tracker, for messages.
-        write: writes one record, or several of the kinds in `collects`; called in the thread.
-        outages: errors after which a record is written again, after an increasing pause.
-        capacity: the maximum number of waiting records; more are dropped.
-        patience: seconds without progress after which `close` drops waiting records.
-        settles: seconds after which a written record survives a kill of the process.
-        collects: kinds of records that are written together.
+        tracker: the tracker, whose attributes say how to write.
+        write: writes one record, or several of the kinds in `tracker.collects`; called in the thread.
         previous: the thread of the previous outbox, which may still be in a request; the new thread waits for its end.
 
     Attributes:
@@ -135,24 +137,12 @@ class Outbox:
     """
 
     def __init__(
-        self,
-        name: str,
-        write: Callable[[list[TrackerRecord]], Any],
-        *,
-        outages: tuple[type[Exception], ...],
-        capacity: int,
-        patience: float,
-        settles: float = 0.0,
-        collects: Collection[str] = (),
-        previous: Thread | None = None,
+        self, tracker: Tracker, write: Callable[[list[TrackerRecord]], Any], previous: Thread | None = None
     ) -> None:
-        self._name, self._write, self._outages, self._previous = name, write, outages, previous
-        self._capacity, self._patience, self._collects = capacity, patience, collects
+        self._tracker, self._write, self._previous = tracker, write, previous
         self._queue: deque[TrackerRecord] = deque()
-        self._suspects = (
-            0  # records at the head of the queue to be written one by one, because they were refused together
-        )
-        self._settles, self._settling = settles, deque[tuple[float, TrackerRecord]]()  # with the time of the write
+        self._suspects = 0  # records at the head of the queue that were refused together: they are written one by one
+        self._settling: deque[tuple[float, TrackerRecord]] = deque()  # with the time of the write
         self._changed = Condition()
         self._thread: Thread | None = None
         self._is_closing = False
@@ -168,14 +158,14 @@ class Outbox:
             if self._given_up:
                 self._lose(record, self._given_up)
                 return
-            is_full = len(self._queue) >= self._capacity or self._bytes + record.size > MEMORY
+            is_full = len(self._queue) >= self._tracker.capacity or self._bytes + record.size > MEMORY
             if is_full and record.kind not in ALWAYS:
-                self._lose(record, f"more than {self._capacity} records, or {MEMORY // 2**20} MB, waited")
+                self._lose(record, f"more than {self._tracker.capacity} records, or {MEMORY // 2**20} MB, waited")
                 return
             self._queue.append(record)
             self._bytes += record.size
             if self._thread is None:
-                self._thread = Thread(target=self._run, name=f"heliograph-{self._name}", daemon=True)
+                self._thread = Thread(target=self._run, name=f"heliograph-{self._tracker.name}", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
@@ -202,11 +192,11 @@ class Outbox:
                 return None
             self._is_closing = True
             self._changed.notify_all()
-            while self._queue and self._waits_for_progress(self._patience, through_outages=True):
+            while self._queue and self._waits_for_progress(self._tracker.patience, through_outages=True):
                 pass
             is_done = not self._queue
             if not is_done:
-                self._give_up(self._outage or f"nothing was written for {self._patience:g} seconds")
+                self._give_up(self._outage or f"nothing was written for {self._tracker.patience:g} seconds")
         if is_done:
             self._thread.join()
         return None if is_done else self._thread
@@ -219,7 +209,7 @@ class Outbox:
         return self._written > before
 
     def _settle(self) -> None:
-        while self._settling and self._settling[0][0] < monotonic() - self._settles:
+        while self._settling and self._settling[0][0] < monotonic() - self._tracker.settles:
             self._settling.popleft()
 
     # The methods below run in the thread.
@@ -232,14 +222,14 @@ class Outbox:
             while records := self._next():
                 try:
                     self._write_records(records)
-                except self._outages as error:
+                except self._tracker.outages as error:
                     pause = self._wait(describe_error(error), pause)
                 else:
                     pause = FIRST_PAUSE
                     if self._outage:
                         with self._changed:
                             self._outage = ""
-                        logger.info("%s can be written again", self._name)
+                        logger.info("%s can be written again", self._tracker.name)
         except BaseException as error:
             with self._changed:
                 self._give_up(describe_error(error))
@@ -253,7 +243,7 @@ class Outbox:
             values = 0
             for record in self._queue:
                 values += record.values
-                is_single = self._suspects > 0 or record.kind not in self._collects
+                is_single = self._suspects > 0 or record.kind not in self._tracker.collects
                 if records and (is_single or values > BATCH):
                     break
                 records.append(record)
@@ -264,7 +254,7 @@ class Outbox:
     def _write_records(self, records: list[TrackerRecord]) -> None:
         try:
             result = None if self.refused else self._write(records)
-        except self._outages:
+        except self._tracker.outages:
             raise
         except Exception as error:  # noqa: BLE001  # counted, logged, and said in the result
             if len(records) > 1:
@@ -287,14 +277,14 @@ class Outbox:
             self._written += 1
             if self.refused and record.kind != "open":
                 self._lose(record, self.refused)
-            elif self._settles and record.kind in ROWS:
+            elif self._tracker.settles and record.kind in ROWS:
                 self._settling.append((monotonic(), record))
                 self._settle()
             self._changed.notify_all()
 
     def _wait(self, error: str, pause: float) -> float:
         if not self._outage:
-            logger.warning("%s cannot be written, records are queued: %s", self._name, error)
+            logger.warning("%s cannot be written, records are queued: %s", self._tracker.name, error)
         with self._changed:
             self._outage, was_closing = error, self._is_closing
             self._changed.notify_all()
@@ -312,7 +302,7 @@ class Outbox:
                 self.refused = error
             self._lose(record, self._refusal)
         if is_first:
-            logger.warning("%s did not write a record (%s): %s", self._name, record.kind, error)
+            logger.warning("%s did not write a record (%s): %s", self._tracker.name, record.kind, error)
 
     def _give_up(self, reason: str) -> None:  # called with the lock
         if not self._given_up:
@@ -380,9 +370,7 @@ class Tracker(Plugin):
     def __init__(self) -> None:
         if self.collects and (type(self).flush is Tracker.flush or not WRITTEN.issuperset(self.collects)):
             kinds = f"kinds of {', '.join(sorted(WRITTEN))}"
-            raise TypeError(
-                f"{type(self).__name__} has collects = {self.collects!r}: define it, with {kinds}, together with flush."
-            )
+            raise TypeError(f"{type(self).__name__} has collects = {self.collects!r}: it takes {kinds}, with flush.")
         self._outbox: Outbox | None = None
         self._previous: Thread | None = None  # of an earlier run, if it is still in a request
         self._rates = Rates()
@@ -518,15 +506,15 @@ class Tracker(Plugin):
             values = {free_name("metric", name): float(value) for name, value in event.metrics.items()}
             self._put(run, "scalars", self._place(run), values)
 
-    @on(LogImage, LogText, LogHistogram, LogCurve, lane=Lane.REPORT, optional=True)
-    def write_payload(self, run: Run, event: LogImage | LogText | LogHistogram | LogCurve) -> None:
-        """Write an image, a text, a histogram or a curve, or count it as unsupported."""
-        self._put_payload(run, event)
-
-    @on(LogFile, lane=Lane.REPORT, optional=True)
-    def keep_file(self, run: Run, event: LogFile) -> None:
-        """Store a file, or count it as unsupported."""
-        self._put_payload(run, event)
+    @on(LogImage, LogText, LogHistogram, LogCurve, LogFile, lane=Lane.REPORT, optional=True)
+    def write_payload(self, run: Run, event: Event) -> None:
+        """Write an image, a text, a histogram, a curve or a file, or count it as unsupported."""
+        kind = KINDS[type(event)]
+        if not self._writes(kind):
+            self._unknown[kind] += 1
+            return
+        title, *values = vars(event).values()
+        self._put(run, kind, self._place(run), free_name(kind, title) if self.shares_rows else title, *values)
 
     @on(ev.RunClosed, lane=Lane.REPORT)
     def end(self, run: Run, event: ev.RunClosed) -> None:
@@ -543,13 +531,12 @@ class Tracker(Plugin):
     def _finish(self, run: Run, outbox: Outbox, status: str) -> None:
         self._close(status)
         if outbox.refused:
-            run.warn(
-                f"{self.name} shows nothing of this run because it could not open a page: {_ended(outbox.refused)}"
-            )
+            why = outbox.refused.removesuffix(".")
+            run.warn(f"{self.name} shows nothing of this run because it could not open a page: {why}.")
         else:
             for reason, lost in outbox.lost.items():
                 records = ", ".join(f"{NAMES[kind]} ({count})" for kind, count in lost.items())
-                run.warn(f"{self.name} lost {records}: {_ended(reason)}")
+                run.warn(f"{self.name} lost {records}: {reason.removesuffix('.')}.")
         for kind, count in self._unknown.items():
             run.note(f"{self.name} cannot show values logged as {kind} ({count} times)")
         for text in self._remarks:
@@ -595,14 +582,6 @@ class Tracker(Plugin):
         seconds = progress.seconds
         return Place(progress.steps, epoch, progress.samples, seconds, self._attempt, self._rollbacks)
 
-    def _put_payload(self, run: Run, event: Event) -> None:
-        kind = KINDS[type(event)]
-        if not self._writes(kind):
-            self._unknown[kind] += 1
-            return
-        title, *values = vars(event).values()
-        self._put(run, kind, self._place(run), free_name(kind, title) if self.shares_rows else title, *values)
-
     def _put(self, run: Run, kind: str, *arguments: Any) -> None:
         if self._has_ended:
             run.warn(f"{self.name} lost {NAMES.get(kind, kind)} logged after its page was closed.")
@@ -614,16 +593,7 @@ class Tracker(Plugin):
 
     def _ready(self, run: Run) -> Outbox:
         if self._outbox is None:
-            self._outbox = Outbox(
-                self.name,
-                self._write_records,
-                outages=self.outages,
-                capacity=self.capacity,
-                patience=self.patience,
-                settles=self.settles,
-                collects=self.collects,
-                previous=self._previous,
-            )
+            self._outbox = Outbox(self, self._write_records, self._previous)
             resumed_at, self._resumed_at = self._resumed_at, None
             self._attempt += resumed_at is not None
             self._held_rollbacks, self._held = self._rollbacks, {}
@@ -667,16 +637,12 @@ class Tracker(Plugin):
             page_id = self.open(page)
             self._held = {} if page.resumed_at is None else self.last_steps()
             return page_id
-        if record.kind in ("finish", "roll_back"):
-            getattr(self, record.kind)(*record.arguments)
-        elif record.kind == "hyper_parameters":
-            self.write_hyper_parameters(*record.arguments)
-        elif record.kind == "scalars":
+        if record.kind == "scalars":
             place, values = record.arguments
             if new := {name: value for name, value in values.items() if not self.holds(place, name)}:
                 self.write_scalars(place, new)
-        elif not self.holds(*record.arguments[:2]):
-            getattr(self, f"write_{record.kind}")(*record.arguments)
+        elif record.kind not in KINDS.values() or not self.holds(*record.arguments[:2]):
+            getattr(self, record.kind if record.kind in ALWAYS else f"write_{record.kind}")(*record.arguments)
         return None
 
     def _close(self, status: str) -> None:
@@ -687,5 +653,248 @@ class Tracker(Plugin):
             self._page_id = outbox.opened or self._page_id
 
 
-def _ended(text: str) -> str:
-    return f"{text.removesuffix('.')}."
+_NUMBERS = counter()  # distinguishes files of the same second
+_REVERSED, _MASK, _ALL = 0x82F63B78, 0xA282EAD8, 0xFFFFFFFF  # the polynomial of CRC-32C, the mask of TFRecord files
+
+
+class TensorBoard(Tracker):
+    """Write metrics, images, texts, histograms and curves for TensorBoard.
+
+    The learning rates and the throughput are added to the logged metrics: `train/samples_per_second` and, if losses are
+    sums over tokens, `train/tokens_per_second`, measured since the last log, including validations. `GradientClipping`
+    adds the gradient norm.
+
+    If the folder contains another run, a new one writes to the subfolder `<run>_<date>_<time>`, which TensorBoard shows
+    next to it. A resumed or rolled-back run writes to its own folder again and purges the steps after the checkpoint. A
+    stored file is shown as the text of its path.
+
+    Args:
+        folder: the folder of the event files; created if it does not exist.
+    """
+
+    name = "tensorboard"
+    rehearses = True
+    patience = 2.0  # a disk responds immediately unless it is full
+    is_local = True
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self._summary = summary_class()
+        self._file: EventFile | None = None
+        self._purge: int | None = None
+        self._path = self.folder  # of this run
+        self._is_new = True
+        self._parameters: Mapping[str, Any] = {}
+        self._latest: dict[str, float] = {}
+
+    def describe(self, run: Run) -> str:
+        return f"logs to {self.folder / (self._page_id or '')}"
+
+    def rehearse(self, folder: Path) -> list[Path]:
+        original, self.folder = self.folder, folder
+        return [original]
+
+    def prepare(self, run: Run) -> None:
+        """Import the module for hyper-parameters, if there are any."""
+        if run.hyper_parameters:
+            _summaries()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if any(record.kind != "scalars" for record in self._waiting):
+            _summaries()
+
+    # The methods below run in the thread.
+
+    def open(self, page: Page) -> str:
+        """Select the run's folder; hide the points after the checkpoint."""
+        self._path = self.folder / page.id if page.id else self._free_folder(page)
+        self._is_new = page.id is None
+        self._purge, self._latest, self._parameters = None, {}, {}
+        if page.resumed_at is not None:
+            self._purge = page.resumed_at + 1
+        return self._path.relative_to(self.folder).as_posix()
+
+    def roll_back(self, place: Place) -> None:
+        """Hide the points after the position of the checkpoint."""
+        self._close_file()
+        self._purge = place.step + 1
+
+    def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
+        """Add a point to each curve."""
+        self._latest.update(values)
+        self._add(place, *self._scalars(values))
+
+    def write_hyper_parameters(self, values: Mapping[str, Any]) -> None:
+        """Store them until the end, because they are shown with the final metrics."""
+        self._parameters = values
+
+    def write_image(self, place: Place, name: str, image: Any) -> None:
+        """Add an image."""
+        self._add(place, _summaries().image(name, image, dataformats="HWC"))
+
+    def write_text(self, place: Place, name: str, text: str) -> None:
+        """Add a text, which TensorBoard renders as Markdown."""
+        self._add(place, _summaries().text(name, text))
+
+    def write_histogram(self, place: Place, name: str, values: Any) -> None:
+        """Add a histogram."""
+        self._add(place, _summaries().histogram(name, values, bins="sturges"))
+
+    def write_curve(self, place: Place, name: str, labels: Any, scores: Any) -> None:
+        """Add a precision-recall curve."""
+        self._add(place, _summaries().pr_curve(name, labels, scores))
+
+    def write_file(self, place: Place, name: str, path: Path) -> None:
+        """Add the path of the file as a text."""
+        self._add(place, _summaries().text(name, f"`{path}`"))
+
+    def finish(self, status: str) -> None:
+        """Write the hyper-parameters with the final metrics, and close the file."""
+        if self._file is not None and self._parameters:
+            chosen = _summaries().hparams(dict(self._parameters), self._latest)
+            EventFile(self._path / "hyper_parameters", summaries=[*chosen, *self._scalars(self._latest)]).close()
+        self._close_file()
+
+    def close(self) -> None:
+        super().close()
+        self._close_file()
+
+    def write_payload(self, run: Run, event: Event) -> None:
+        """Import the module for summaries, and write an image, a text, a histogram, a curve or a file."""
+        _summaries()
+        super().write_payload(run, event)
+
+    def _scalars(self, values: Mapping[str, float]) -> list[Any]:
+        value = self._summary.Value
+        return [self._summary(value=[value(tag=name, simple_value=number)]) for name, number in values.items()]
+
+    def _add(self, place: Place, *summaries: Any) -> None:
+        if self._file is None:
+            self._file = EventFile(self._path, purge=self._purge)
+            self._purge = None
+            if self._is_new and self._path != self.folder:
+                self._remark(f"{self.folder} contains another run: the curves of this one are in {self._path}")
+        self._file.add(summaries, place.step)
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def _free_folder(self, page: Page) -> Path:
+        path, number = self.folder, 1
+        start = f"{clean(page.name)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        while any(path.glob("events.out.tfevents.*")):
+            path = self.folder / (start if number == 1 else f"{start}-{number}")
+            number += 1
+        return path
+
+
+def _summaries() -> Any:
+    """Import the module that creates summaries, which takes a third of a usual start.
+
+    The first call is in the main thread, because a process that is forked during an import in a thread may deadlock.
+    """
+    return require("torch.utils.tensorboard.summary", "TensorBoard")
+
+
+def summary_class() -> Any:
+    """Return the class of summaries, and import all modules that files need.
+
+    Raises:
+        ImportError: TensorBoard is not installed.
+    """
+    _protocol("event")
+    return _protocol("summary").Summary
+
+
+class EventFile:
+    """Appends summaries to a new event file.
+
+    Args:
+        folder: the folder of the file; created if it does not exist.
+        purge: the first step that TensorBoard hides in older files of the folder; None hides nothing.
+        summaries: the first summaries.
+
+    Raises:
+        OSError: the file cannot be written; it does not exist then.
+    """
+
+    def __init__(self, folder: Path, *, purge: int | None = None, summaries: Iterable[Any] = ()) -> None:
+        protocol = _protocol("event")
+        self._event = protocol.Event
+        events = [self._event(wall_time=time.time(), file_version="brain.Event:2")]
+        if purge is not None:
+            start = protocol.SessionLog
+            events.append(self._event(wall_time=time.time(), step=purge, session_log=start(status=start.START)))
+        folder.mkdir(parents=True, exist_ok=True)
+        place = f"{socket.gethostname()}.{os.getpid()}"
+        name = (
+            f"events.out.tfevents.{time.time():010.0f}.{place}.{next(_NUMBERS):05d}"  # TensorBoard reads files by name
+        )
+        self._file = (folder / name).open("xb", buffering=0)
+        self._end = 0
+        try:
+            self._write([*events, *self._events(summaries, 0)])
+        except OSError:  # the next attempt creates another file
+            self._file.close()
+            (folder / name).unlink()
+            raise
+
+    def add(self, summaries: Iterable[Any], step: int) -> None:
+        """Append all summaries, or none.
+
+        Raises:
+            OSError: the summaries cannot be written; the file is unchanged.
+        """
+        self._write(self._events(summaries, step))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _events(self, summaries: Iterable[Any], step: int) -> list[Any]:
+        return [self._event(wall_time=time.time(), step=step, summary=summary) for summary in summaries]
+
+    def _write(self, events: Iterable[Any]) -> None:
+        content = b"".join(record(event.SerializeToString()) for event in events)
+        try:
+            self._put(content)
+        except OSError:
+            self._file.truncate(self._end)
+            self._file.seek(self._end)
+            raise
+        self._end += len(content)
+
+    def _put(self, content: bytes) -> None:
+        written = 0
+        while written < len(content):
+            written += self._file.write(content[written:])
+
+
+def _protocol(part: str) -> Any:
+    return require(f"tensorboard.compat.proto.{part}_pb2", "TensorBoard")
+
+
+def record(content: bytes) -> bytes:
+    """Return a TFRecord: length and content, each followed by its checksum."""
+    length = struct.pack("<Q", len(content))
+    return b"".join((length, _checksum(length), content, _checksum(content)))
+
+
+def _checksum(content: bytes) -> bytes:
+    crc = _ALL
+    for byte in content:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= _ALL
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK) & _ALL)
+
+
+def _of_byte(crc: int) -> int:
+    for _ in range(8):
+        crc = crc >> 1 ^ (_REVERSED if crc & 1 else 0)
+    return crc
+
+
+_TABLE = tuple(map(_of_byte, range(256)))

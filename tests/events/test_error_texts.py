@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from heliograph.events.errors import describe_error, error_text, is_interrupt
+from heliograph.events.checks import describe_error, error_text, is_interrupt
 
 
 class MuteError(Exception):

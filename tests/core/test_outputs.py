@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph import DDPEngine
-from heliograph.core.outputs.collection import Collected, Collection, running, whole_of
-from heliograph.core.outputs.parts import OutputParts
+from heliograph.core.outputs import Collected, Collection, OutputParts, running, whole_of
 from heliograph.events import Control, Progress
 from heliograph.tests.messages import assert_each
 from heliograph.tests.ranks_pool import Pool

@@ -506,7 +506,7 @@ def test_what_is_collected_is_flushed_and_has_a_kind(kind: type[Pages]) -> None:
 
 
 def test_texts_count_as_memory(task: Make, batches: Make, sgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heliograph.builtin_callbacks.trackers.tracker.MEMORY", 2**20)
+    monkeypatch.setattr("heliograph.builtin_callbacks.trackers.MEMORY", 2**20)
 
     class Talk(Plugin):
         @on(StepEnd)

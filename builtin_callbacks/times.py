@@ -1,12 +1,13 @@
-"""The time of each phase of a batch."""
+"""The time of each phase of a batch, and of each plugin's handlers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 import torch
 
-from ..events import Lane, Run
+from ..events import Event, Lane, Receiver, Run
 from ..events import catalogue as ev
 from ..events.checks import check_flag
 from ..plugins import Plugin, on
@@ -61,14 +62,9 @@ class PhaseTimes(Plugin):
         """Start the clock of the next phase after the last handler."""
         self._mark = perf_counter()
 
-    @on(ev.GradientsReady, ev.StepEnd, optional=True, lane=Lane.REPORT)
-    def begin_step(self, run: Run, event: ev.GradientsReady | ev.StepEnd) -> None:
-        """Start the clock of the step, or of the phase after it."""
-        self._mark = perf_counter()
-
-    @on(ev.Log, ev.ValidationEnd, ev.SavePoint, lane=Lane.REPORT, optional=True)
-    def leave_out(self, run: Run, event: ev.Log | ev.ValidationEnd | ev.SavePoint) -> None:
-        """Restart the clock after the work of a boundary."""
+    @on(ev.GradientsReady, ev.StepEnd, ev.Log, ev.ValidationEnd, ev.SavePoint, lane=Lane.REPORT, optional=True)
+    def begin_rarer_phase(self, run: Run, event: Event) -> None:
+        """Start the clock of the step or of the phase after it; restart it after the work of a boundary."""
         self._mark = perf_counter()
 
     @on(ev.BatchStart, lane=Lane.TRANSFORM)
@@ -116,3 +112,51 @@ class PhaseTimes(Plugin):
             torch.accelerator.synchronize(run.engine.device)
         if self._mark is not None:
             self._seconds[phase] += perf_counter() - self._mark
+
+
+class HandlerTimes(Plugin):
+    """Measure the time in each plugin's handlers, for `result.plugin_seconds`.
+
+    This costs two readings of the clock per handler call.
+    """
+
+    policy = "observer"
+    draws = False
+    exclusive = ("handler_times",)
+
+    def __init__(self) -> None:
+        self._take_off: Callable[[], None] | None = None
+
+    @on(ev.TrainStart, ev.EpochStart, lane=Lane.TRANSFORM)
+    def begin(self, run: Run, event: ev.TrainStart | ev.EpochStart) -> None:
+        """Start the measurement."""
+        self._begin(run)
+
+    @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.TRANSFORM, optional=True)
+    def begin_evaluation(self, run: Run, event: ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
+        """Start the measurement in a validation, test or prediction alone."""
+        self._begin(run)
+
+    def close(self) -> None:
+        if self._take_off is not None:
+            self._take_off()
+            self._take_off = None
+
+    def _begin(self, run: Run) -> None:
+        if self._take_off is not None:
+            return
+        seconds = run.report.plugin_seconds
+
+        def clocked(handler: Receiver, owner: str) -> Receiver:
+            seconds.setdefault(owner, 0.0)
+
+            def timed(run: Run, *, event: Event) -> None:
+                begin = perf_counter()
+                try:
+                    handler(run, event=event)
+                finally:
+                    seconds[owner] += perf_counter() - begin
+
+            return timed
+
+        self._take_off = run.bus.intercept(clocked)

@@ -14,8 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import heliograph.builtin_callbacks.trackers.tensorboard as module
-import heliograph.builtin_callbacks.trackers.tracker as base
+import heliograph.builtin_callbacks.trackers as module
 import pytest
 import torch
 from heliograph import (
@@ -36,8 +35,7 @@ from heliograph import (
     TrainStart,
     ValidationSchedule,
 )
-from heliograph.builtin_callbacks.trackers.tensorboard import EventFile
-from heliograph.builtin_callbacks.trackers.tracker import SAVED, Place, TrackerRecord
+from heliograph.builtin_callbacks.trackers import SAVED, EventFile, Place, TrackerRecord
 from heliograph.tests import kit
 from heliograph.tests.messages import assert_each, assert_facts
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
@@ -95,7 +93,7 @@ def test_the_throughput(task: Make, batches: Make, sgd: Any, tmp_path: Path, mon
         now[0] += 2.0
         return now[0]
 
-    monkeypatch.setattr(base, "perf_counter", clock)
+    monkeypatch.setattr(module, "perf_counter", clock)
     plugins = [LogSchedule(Every(steps=2)), TensorBoard(tmp_path)]
     trainer = Trainer(plugins, device="cpu")
     for name in ("first", "second"):
@@ -168,7 +166,7 @@ def test_a_resumed_run_in_the_folder_itself_notes_no_other(task: Make, batches: 
 def test_a_clock_that_stands_still_gives_no_throughput(
     task: Make, batches: Make, sgd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "perf_counter", lambda: 1.0)
+    monkeypatch.setattr(module, "perf_counter", lambda: 1.0)
     Trainer([LogSchedule(Every(steps=2)), TensorBoard(tmp_path)], device="cpu").fit(
         task(), batches(4), optimizer=sgd, epochs=1
     )

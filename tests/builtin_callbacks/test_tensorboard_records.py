@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 
-from heliograph.builtin_callbacks.trackers.tensorboard import record
+from heliograph.builtin_callbacks.trackers import record
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
