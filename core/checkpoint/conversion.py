@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from ...plugins.discovery import discover
-from ..data.draws.rng import pack_numpy, pack_python, pack_torch
+from ..data.rng import pack_numpy, pack_python, pack_torch
 from .state.ranks import join_shards
 from .state.schema import SCHEMA, as_plain, brief
 from .storage import reader

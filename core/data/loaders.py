@@ -14,11 +14,11 @@ from ...events.checks import check_flag, check_whole_number, is_whole_number, kn
 from ...events.signatures import show_attributes
 from ...plugins.discovery import find
 from ..system.extras import kind_of
-from .order.samplers import RandomSampler, SequentialSampler
-from .order.sizes import length_of
-from .sources.dataloader import shield_workers
-from .sources.limited import Limit, Limited, check_limit
-from .sources.streams import Streams
+from .dataloader import shield_workers
+from .limited import Limit, Limited, check_limit
+from .samplers import RandomSampler, SequentialSampler
+from .sizes import length_of
+from .streams import Streams
 
 ONLY_TRAINING = ("shuffle", "sampler", "batch_sampler", "drop_last", "draws_per")
 OURS = ("shuffle", "draws_per", "columns")  # unknown to torch's loader, or with another meaning

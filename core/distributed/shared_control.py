@@ -18,7 +18,7 @@ from ...events import Control, Event, Request, Run, ShouldStop
 from ...events.bus import Receiver
 from ...events.control import Pending, Verb
 from ..data.last_batch import with_last
-from ..data.order.sizes import SampleCounter
+from ..data.sizes import SampleCounter
 from ..data.training_data import TrainingData
 from ..system.signals import SignalHook
 

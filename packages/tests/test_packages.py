@@ -31,11 +31,11 @@ PRIVATE = """
     builtin_callbacks.trackers.tracker.AXES core.checkpoint.state.ranks.gather_rank_parts
     core.checkpoint.state.ranks.join_shards core.checkpoint.state.ranks.select_rank_part
     core.checkpoint.storage.files.prepare_folder core.checkpoint.storage.files.write_whole core.context.LineVerbs
-    core.context.RunContext core.data.draws.generators.isolated core.data.draws.generators.states
-    core.data.draws.keyed_generators.KeyedGenerators core.data.loaders.evaluation_loader
+    core.context.RunContext core.data.generators.isolated core.data.generators.states
+    core.data.keyed.KeyedGenerators core.data.loaders.evaluation_loader
     core.data.loaders.is_dataset core.data.loaders.make_loader core.data.loaders.params_of_one_process
-    core.data.order.sizes.Share core.data.sources.contract.FactsDataset core.data.sources.contract.Reading
-    core.data.sources.contract.Sourced core.data.sources.contract.Source core.data.training_data.TrainingData
+    core.data.sizes.Share core.data.source.FactsDataset core.data.source.Reading
+    core.data.source.Sourced core.data.source.Source core.data.training_data.TrainingData
     core.distributed.exceptions.Carried core.distributed.exceptions.ProcessFailure
     core.distributed.launcher.KeptRanks core.distributed.launcher.environment core.distributed.queue.child_queue
     core.distributed.shared_control.SharedControl core.engines.options.EngineOptions core.engines.weights.check_fits

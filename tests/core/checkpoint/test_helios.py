@@ -23,7 +23,7 @@ from heliograph import load_weights
 from heliograph.core.checkpoint.conversion import RECORDS, TEXTS, convert_from_helios
 from heliograph.core.checkpoint.state.schema import check_schema
 from heliograph.core.checkpoint.storage.untrusted_files import read_with_stand_ins, records_as_dicts
-from heliograph.core.data.draws import rng
+from heliograph.core.data import rng
 from heliograph.tests.stores import migrate
 from torch import nn
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from heliograph.core.data.draws import rng
+from heliograph.core.data import rng
 from heliograph.core.distributed import queue
 from heliograph.tests.ranks_pool import Pool
 
