@@ -8,15 +8,14 @@ does not depend on which worker loads a batch, on their number, or on how far ah
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import logging
 import random
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
-from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ from ..objects.equality import SCALARS, same
 from ..system.extras import with_article
 from .generators import KINDS, Generator, generator_states, is_global, isolated, key_generators, seed_all
 from .rng import generator_state
-from .users_code import attributes, class_parts, function_parts, is_ours, is_users, module_of, outline
+from .users_code import class_parts, function_parts, is_ours, is_users, module_of, outline
 
 LONG: Final = 10_000  # items; a longer container is sampled first
 SAMPLE: Final = 100
@@ -40,18 +39,15 @@ LEAVES: Final = (
     Tensor,
     np.generic,
     ModuleType,
+    CodeType,
+    TracebackType,
+    FrameType,
     logging.Logger,
     logging.Handler,
     threading.Thread,
 )
 # These wrap the user's objects.
 DATASETS: Final = ("heliograph.core.data.", "heliograph_recorder.demo.", "heliograph_testing.")
-CONTAINERS: Final = (dict, list, tuple, deque)
-CODE: Final = (
-    *(MethodType, BuiltinMethodType, property, staticmethod, classmethod),
-    *(functools.partial, functools.cached_property, functools._lru_cache_wrapper),
-)
-CODE_PARTS: Final = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
 
 
 class SearchFindings(NamedTuple):
@@ -67,81 +63,57 @@ class SearchFindings(NamedTuple):
 
 
 def search(*roots: object) -> SearchFindings:
-    """Search objects for random generators at any depth, level by level, in the order of attributes and items.
+    """Search objects for random generators at any depth, in the order of attributes and items.
 
     The search covers attributes, slots, containers, object arrays, closures, defaults, partials and bound methods; for
     the user's code, also class attributes and the globals that functions name. For a container of more
     than 10,000 items, the first 100 and one of each type are searched. Sets, whose order differs between
-    processes, modules, tensors, loggers and threads are skipped, and so is state that a library has only in C.
+    processes, modules, tensors, loggers and threads are skipped.
     """
-    walk = _Walk()
-    level = walk.admit(roots)
-    while level:
-        level = [part for holder in level for part in walk.admit(walk.parts(holder))]
-    return walk.findings
+    findings = SearchFindings([], [])
+    seen: dict[int, object] = {}  # by id; the references keep ids from being reused
+    pending = list(reversed(roots))
+    while pending:
+        part = pending.pop()
+        kind = _family(type(part))
+        if kind == "leaf" or id(part) in seen:
+            continue
+        seen[id(part)] = part
+        if kind == "generator":
+            findings.generators.extend([] if is_global(part) else [part])
+        elif kind in ("unseedable", "iterator"):
+            findings.unseedable.append(part)
+        else:
+            pending += reversed(_parts(part))
+    return findings
 
 
-class _Walk:
-    def __init__(self) -> None:
-        self.findings = SearchFindings([], [])
-        self.seen: dict[int, object] = {}  # by id; the references keep ids from being reused
+def _parts(holder: Any) -> list[Any]:
+    if isinstance(holder, FunctionType):
+        return list(function_parts(holder))
+    if isinstance(holder, type):
+        return list(class_parts(holder))
+    if isinstance(holder, np.ndarray):
+        return _searched(holder.ravel().tolist()) if holder.dtype.hasobject else []
+    # Slots, items, what methods and partials refer to, and the type. No code of the class runs.
+    kind: type = type(holder)
+    parts = list(holder) if kind in (list, tuple) else gc.get_referents(holder)  # which are in reverse order for a list
+    if kind.__dictoffset__:
+        namespace = object.__getattribute__(holder, "__dict__")
+        parts = [*(part for part in parts if part is not namespace), *namespace.values()]
+    parts = _searched(parts)
+    if is_users(module_of(kind)) or module_of(kind) in ("builtins", "collections", "functools"):
+        return parts
+    return [part for part in parts if _family(type(part)) != "iterator"]  # a library counts with iterators
 
-    def admit(self, parts: Iterable[Any]) -> list[Any]:
-        admitted: list[Any] = []
-        for part in parts:
-            kind: type = type(part)
-            family = _family(kind)
-            if family == "leaf" or id(part) in self.seen:
-                continue
-            self.seen[id(part)] = part
-            if family == "generator":
-                self.findings.generators.extend([] if is_global(part) else [part])
-            elif family in ("unseedable", "iterator"):
-                self.findings.unseedable.append(part)
-            else:
-                admitted.append(part)
-        return admitted
 
-    def parts(self, holder: Any) -> Iterable[Any]:
-        kind = type(holder)
-        if kind in CONTAINERS:
-            return self.contents(holder, kind)
-        if isinstance(holder, FunctionType):
-            return function_parts(holder)
-        if isinstance(holder, type):
-            return class_parts(holder)
-        if isinstance(holder, CODE):
-            return [getattr(holder, name, None) for name in CODE_PARTS]
-        if isinstance(holder, np.ndarray):
-            return self.searched(holder.ravel().tolist()) if holder.dtype.hasobject else ()
-        try:
-            parts: list[Any] = [value for _, value in attributes(holder)]
-        except Exception:  # noqa: BLE001  # a proxy may raise anything
-            return ()
-        base = next((base for base in CONTAINERS if isinstance(holder, base)), None)
-        parts += [] if base is None else self.contents(holder, base)
-        parts += [holder.default_factory] if isinstance(holder, defaultdict) else []
-        if id(kind) not in self.seen:
-            self.seen[id(kind)] = kind
-            parts += class_parts(kind)
-        if is_users(module_of(kind)):
-            return parts
-        kinds = map(type, parts)  # a library counts with iterators
-        return [part for part, part_kind in zip(parts, kinds, strict=True) if _family(part_kind) != "iterator"]
-
-    def contents(self, holder: Any, base: Any) -> list[Any]:
-        # Runs no code of the class.
-        if base is dict:
-            return [*self.searched(dict.keys(holder)), *self.searched(dict.values(holder))]
-        return self.searched(holder if type(holder) is base else list(base.__iter__(holder)))
-
-    def searched(self, items: Collection[Any]) -> list[Any]:
-        kinds = set(map(type, items))
-        if kinds <= SCALARS or all(_family(kind) == "leaf" for kind in kinds):
-            return []
-        if len(items) <= LONG:
-            return [*items]
-        return [*islice(items, SAMPLE), *dict(zip(map(type, items), items, strict=True)).values()]
+def _searched(items: list[Any]) -> list[Any]:
+    kinds = set(map(type, items))
+    if kinds <= SCALARS or all(_family(kind) == "leaf" for kind in kinds):
+        return []
+    if len(items) <= LONG:
+        return items
+    return [*items[:SAMPLE], *dict(zip(map(type, items), items, strict=True)).values()]
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.core.distributed import queue
-from heliograph.core.distributed.queue import child_queue
+from heliograph.core.distributed.launcher import child_queue
 from heliograph.core.host import current_host
 from heliograph_ray import RayReport
 from heliograph_ray.launcher import worker
