@@ -117,15 +117,11 @@ def _is_python_known() -> bool:
     if not has_lock or type(PYTHON) is not random.Random or base.__basicsize__ < _HEAD + _RANDOM_LAYOUT.size:
         return False
     twin = random.Random(1)  # noqa: S311  # only compared
-    words, states = MemoryState(id(twin) + _HEAD, _RANDOM_LAYOUT.size), []
-    for number in _DRAWS:
-        for _ in range(number):
-            twin.getrandbits(32)
-        index, *numbers = _RANDOM_LAYOUT.unpack(words.image())
-        if (3, (*numbers, index), None) != twin.getstate():
-            return False
-        states.append((words.image(), twin.getstate()))
-    return _all_return(words, states, twin.getstate)
+    words = MemoryState(id(twin) + _HEAD, _RANDOM_LAYOUT.size)
+    index, *numbers = _RANDOM_LAYOUT.unpack(words.image())
+    return (3, (*numbers, index), None) == twin.getstate() and _is_state(
+        words, lambda number: twin.getrandbits(32 * number), twin.getstate
+    )
 
 
 def _place_in_numpy() -> int | None:
@@ -137,11 +133,8 @@ def _place_in_numpy() -> int | None:
     place = MemoryState(id(twin), np.random.RandomState.__basicsize__).image().find(_normal(twin))
     if place < 0:
         return None
-    words, states = MemoryState(id(twin) + place, _NORMAL_LAYOUT.size), []
-    for _ in range(3):  # with a number, without one, and with another
-        states.append((words.image(), _normal(twin)))
-        twin.standard_normal()
-    return place if _all_return(words, states, partial(_normal, twin)) else None
+    words = MemoryState(id(twin) + place, _NORMAL_LAYOUT.size)
+    return place if _is_state(words, lambda _: twin.standard_normal(), partial(_normal, twin)) else None
 
 
 def _place_in_torch() -> int | None:
@@ -152,31 +145,33 @@ def _place_in_torch() -> int | None:
     place = next((offset for offset in range(8, _FARTHEST, 8) if _seed_at(twin, offset) == _PATTERN), None)
     if place is None or _seed_at(TORCH, place) != TORCH.initial_seed():
         return None
-    words, states = MemoryState(twin._cdata + place, _ENGINE_LAYOUT.size), []
-    for number in _DRAWS:
+
+    def draw(number: int) -> None:
         torch.rand(number, generator=twin, device="cpu", dtype=torch.float32)
         torch.randn(1, generator=twin, device="cpu")  # every other time, a second one is cached
-        # The public state has the words from byte 24 on, each in eight bytes.
-        if (
-            list(_ENGINE_LAYOUT.unpack(words.image())[3:])
-            != twin.get_state()[24 : 24 + 624 * 8].view(torch.int64).tolist()
-        ):
-            return None
-        states.append((words.image(), twin.get_state().numpy().tobytes()))
-    return place if _all_return(words, states, lambda: twin.get_state().numpy().tobytes()) else None
+
+    words = MemoryState(twin._cdata + place, _ENGINE_LAYOUT.size)
+    public = twin.get_state()[24 : 24 + 624 * 8].view(torch.int64).tolist()  # it has each word in eight bytes
+    if list(_ENGINE_LAYOUT.unpack(words.image())[3:]) != public:
+        return None
+    return place if _is_state(words, draw, lambda: twin.get_state().numpy().tobytes()) else None
+
+
+def _is_state(memory: MemoryState, draw: Callable[[int], object], now: Callable[[], Any]) -> bool:
+    # Whether restoring the bytes restores the state, at several positions.
+    states = []
+    for number in _DRAWS:
+        draw(number)
+        states.append((memory.image(), now()))
+    for image, expected in states:
+        memory.restore(image)
+        if now() != expected:
+            return False
+    return True
 
 
 def _has_addresses() -> bool:
     return sys.implementation.name == "cpython"
-
-
-def _all_return(memory: MemoryState, states: list[tuple[bytes, Any]], now: Callable[[], Any]) -> bool:
-    # Whether restoring the bytes restores each state.
-    for state, expected in states:
-        memory.restore(state)
-        if now() != expected:
-            return False
-    return True
 
 
 def _seed_at(generator: Any, place: int) -> int:

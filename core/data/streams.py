@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -24,33 +24,43 @@ from .source_choice import source_of
 
 Mode = Literal["cycle", "min", "max", "weighted"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-Lengths = Mapping[str, int | None]
 OVER: Any = object()
 Position = tuple[int, int, bool]  # completed passes of the epoch, batches of the current pass, whether it is the end
 BEGIN: Position = (0, 0, False)
 
 
 class Mixture:
-    """The streams of each batch of an epoch. This base class takes a batch of every stream.
+    """The streams of each batch of an epoch: one of every stream, or with `weighted`, one of a drawn stream.
+
+    The draws of an epoch are a function of seed, epoch and position, all computed at once: the positions of the streams
+    need no data, and about 0.1 s for a million batches.
 
     Args:
         mode: its name.
-        batches: of an epoch, if given.
+        batches: of an epoch, if given; by default those of the longest or shortest stream, or with `weighted` of all.
+        weights: with `weighted`, of each stream; None for its number of batches.
 
     Attributes:
         wraps: whether an exhausted stream starts over.
+        is_weighted: whether a batch is of one stream.
     """
 
-    def __init__(self, mode: Mode, batches: int | None = None) -> None:
-        self.mode, self._batches = mode, batches
-        self.wraps = mode in ("cycle", "weighted")
+    def __init__(self, mode: Mode, batches: int | None, weights: Mapping[str, float] | None) -> None:
+        self.mode, self._batches, self._weights = mode, batches, weights
+        self.wraps, self.is_weighted = mode in ("cycle", "weighted"), mode == "weighted"
+        self._names: list[str] = []
+        self._ends: npt.NDArray[np.float64] = np.zeros(0)
+        self._chosen: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
-    def length(self, lengths: Lengths) -> int | None:
+    def length(self, lengths: Mapping[str, int | None]) -> int | None:
         """Return the batches of an epoch for the given lengths of the streams; None if unknown.
 
         Raises:
             ValueError: it is unknown, but the mode needs it.
         """
+        self._names = sorted(lengths)  # the draws must not depend on the order of the arguments
+        shares: Mapping[str, float | None] = lengths if self._weights is None else self._weights
+        self._ends = np.cumsum([float(shares[name] or 0) for name in self._names])
         if self._batches is not None:
             return self._batches
         unknown = [name for name, length in lengths.items() if length is None]
@@ -59,62 +69,26 @@ class Mixture:
                 f"mode={self.mode!r} needs the length of an epoch, but the stream {unknown[0]!r} has no length: give "
                 f"the batches of an epoch, Streams(..., length=1000), or use mode='min' or 'max'."
             )
-        return None if unknown else self._total([length or 0 for length in lengths.values()])
+        total = sum if self.is_weighted else min if self.mode == "min" else max
+        return None if unknown else total([length or 0 for length in lengths.values()])
 
     def begin(self, seed: int, epoch: int, length: int | None) -> None:
         """Draw the streams of the batches of an epoch, if necessary."""
+        if self.is_weighted:
+            key = int.from_bytes(digest(seed, epoch, size=16, purpose=b"choice"), "little")
+            drawn = np.random.Generator(np.random.PCG64(key)).random(length or 0)
+            chosen = np.searchsorted(self._ends[:-1], drawn * self._ends[-1], side="right")
+            self._chosen = chosen.astype(np.int32)
 
     def chosen(self, batch: int) -> str | None:
         # None if a batch has all streams.
-        return None
+        return self._names[int(self._chosen[batch])] if self.is_weighted else None
 
     def taken(self, stream: str, batch: int) -> int:
         # The batches of a stream in the first `batch` batches of the epoch.
-        return batch
-
-    def _total(self, lengths: Sequence[int]) -> int:
-        return min(lengths) if self.mode == "min" else max(lengths)
-
-
-class Weighted(Mixture):
-    """Each batch is of one stream, drawn independently.
-
-    The draws of an epoch are a function of seed, epoch and position, all computed at once: the positions of the streams
-    need no data, and about 0.1 s for a million batches.
-
-    Args:
-        weights: of each stream; None for its number of batches.
-        batches: of an epoch; None for the sum over the streams.
-    """
-
-    def __init__(self, weights: Mapping[str, float] | None, batches: int | None) -> None:
-        super().__init__("weighted", batches)
-        self._weights = weights
-        self._names: list[str] = []
-        self._ends: npt.NDArray[np.float64] = np.zeros(0)
-        self._chosen: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
-
-    def length(self, lengths: Lengths) -> int | None:
-        length = super().length(lengths)
-        self._names = sorted(lengths)  # the draws must not depend on the order of the arguments
-        shares: Lengths | Mapping[str, float] = lengths if self._weights is None else self._weights
-        self._ends = np.cumsum([float(shares[name] or 0) for name in self._names])
-        return length
-
-    def begin(self, seed: int, epoch: int, length: int | None) -> None:
-        key = int.from_bytes(digest(seed, epoch, size=16, purpose=b"choice"), "little")
-        drawn = np.random.Generator(np.random.PCG64(key)).random(length or 0)
-        chosen = np.searchsorted(self._ends[:-1], drawn * self._ends[-1], side="right")
-        self._chosen = chosen.astype(np.int32)
-
-    def chosen(self, batch: int) -> str | None:
-        return self._names[int(self._chosen[batch])]
-
-    def taken(self, stream: str, batch: int) -> int:
+        if not self.is_weighted:
+            return batch
         return int(np.count_nonzero(self._chosen[:batch] == self._names.index(stream)))
-
-    def _total(self, lengths: Sequence[int]) -> int:
-        return sum(lengths)
 
 
 class Stream:
@@ -226,7 +200,7 @@ class StreamsSource(Source):
         self.combine()
 
     def combine(self) -> None:
-        parts, is_weighted = self.parts, self._mixture.mode == "weighted"
+        parts, is_weighted = self.parts, self._mixture.is_weighted
         self.length = self._mixture.length({name: stream.source.length for name, stream in self._streams.items()})
         self.even, self.as_it_is = all(part.even for part in parts), all(part.as_it_is for part in parts)
         self.common = all(part.common for part in parts)
@@ -279,7 +253,7 @@ class StreamsSource(Source):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._loaded, self._is_open = {name: tuple(place) for name, place in state["places"].items()}, False
-        self._is_drawn = self._mixture.mode != "weighted"
+        self._is_drawn = not self._mixture.is_weighted
         for name, stream in self._streams.items():
             saved = state["streams"].get(name)
             if saved is not None and saved["source"] == stream.source.kind["source"]:
@@ -464,8 +438,7 @@ class Streams(Sourced):
         facts: dict[str, Any] = {"mode": self.mode, "streams": sorted(self.loaders)}
         facts |= {} if self.weights is None else {"weights": self.weights}
         facts |= {} if self.length is None else {"length": self.length}
-        weighted = self.mode == "weighted"
-        mixture = Weighted(self.weights, self.length) if weighted else Mixture(self.mode, self.length)
+        mixture = Mixture(self.mode, self.length, self.weights)
         sources = {}
         for name, loader in self.loaders.items():
             keyed_by_sample = name in self._per_sample

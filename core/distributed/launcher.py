@@ -23,7 +23,7 @@ from ...events.checks import check_number, check_whole_number
 from ...events.errors import describe_error
 from ..system.errors import RankFailed
 from ..system.signals import SignalHook
-from .exceptions import Carried, ProcessFailure, silent_death
+from .failure import Carried, ProcessFailure, silent_death
 
 LAUNCHED = "HELIOGRAPH_LAUNCHED"  # set in the environment of a rank
 DRAIN = 5.0  # seconds to read the output of a dead rank whose child processes keep the pipe open
@@ -78,23 +78,6 @@ class Frame(NamedTuple):
     rank: int = -1
     payload: bytes = b""
     signum: int = 0
-
-
-def send(pipe: Connection, frame: Frame) -> None:
-    # Call it from one thread only, and not from the main thread: a signal could interrupt a frame.
-    pipe.send_bytes(frame.kind.encode())
-    pipe.send_bytes(frame.payload)
-
-
-def receive(pipe: Connection, rank: int) -> Frame:
-    """Read a frame.
-
-    Raises:
-        EOFError: the other side is gone.
-        OSError: it ended within a frame.
-    """
-    kind: Kind = pipe.recv_bytes().decode()  # type: ignore[assignment]  # written by `send`
-    return Frame(kind, rank, pipe.recv_bytes())
 
 
 class RankProcess:
@@ -155,7 +138,7 @@ class RankProcess:
             self._reader.join()
             self.report, self._reader = None, self._start_reading()
         with suppress(OSError):  # it may be gone
-            send(self._pipe, Frame("acknowledged", payload=call))
+            self._pipe.send(Frame("acknowledged", payload=call))
 
     def pass_on(self, signum: int) -> None:
         """Send it a signal that this process got."""
@@ -186,9 +169,9 @@ class RankProcess:
         with suppress(EOFError, OSError):
             kind = ""
             while kind not in ("value", "error"):
-                frame = receive(self._pipe, self.rank)
+                frame: Frame = self._pipe.recv()
                 kind = frame.kind
-                self._events.put(frame)
+                self._events.put(frame._replace(rank=self.rank))
 
     def _wait(self) -> None:
         # Only the main thread reaps the process, so that its PID is not reused before.
@@ -281,12 +264,12 @@ class ParentConnection:
     def _write(self) -> None:
         with suppress(OSError):  # the parent is gone: the reading thread handles that
             while True:
-                send(self._pipe, self._outgoing.get())
+                self._pipe.send(self._outgoing.get())
 
     def _read(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                self._answers.put(receive(self._pipe, -1).payload)
+                self._answers.put(self._pipe.recv().payload)
         self._answers.put(b"")
         os.kill(os.getpid(), signal.SIGTERM)  # the parent is gone: end as after a cluster's signal
         threading.Event().wait(self._grace)
@@ -305,7 +288,7 @@ def enter(pipe: Connection, call: bytes, grace: float, start_method: str) -> Non
     # A spawned process would also spawn, for example, loader workers. A default stays a default.
     set_start_method(None if start_method == get_all_start_methods()[0] else start_method, force=True)
     os.setpgid(0, 0)  # so that a terminal's Ctrl-C arrives once, through the parent
-    send(pipe, Frame("began"))
+    pipe.send(Frame("began"))
     parent = ParentConnection(pipe, grace)
     open_queue(lambda message: parent.send(Frame("message", payload=message)))
     while call:

@@ -36,7 +36,7 @@ PRIVATE = """
     core.data.loaders.is_dataset core.data.loaders.make_loader core.data.loaders.params_of_one_process
     core.data.sizes.Share core.data.source.FactsDataset core.data.source.Reading
     core.data.source.Sourced core.data.source.Source core.data.training_data.TrainingData
-    core.distributed.exceptions.Carried core.distributed.exceptions.ProcessFailure
+    core.distributed.failure.Carried core.distributed.failure.ProcessFailure
     core.distributed.launcher.KeptRanks core.distributed.launcher.environment core.distributed.launcher.child_queue
     core.distributed.shared_control.SharedControl core.engines.options.EngineOptions core.engines.weights.check_fits
     core.engines.weights.load_module core.loop.publish core.metrics.means.Means core.metrics.window_losses.Fetched
