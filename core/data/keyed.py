@@ -14,6 +14,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, ClassVar, Final, NamedTuple
@@ -72,16 +73,17 @@ def search(*roots: object) -> SearchFindings:
     """
     findings = SearchFindings([], [])
     seen: dict[int, object] = {}  # by id; the references keep ids from being reused
-    pending = list(reversed(roots))
+    pending: list[Any] = list(reversed(roots))
     while pending:
         part = pending.pop()
-        kind = _family(type(part))
-        if kind == "leaf" or id(part) in seen:
+        kind: type = type(part)
+        family = _family(kind)
+        if family == "leaf" or id(part) in seen:
             continue
         seen[id(part)] = part
-        if kind == "generator":
+        if family == "generator":
             findings.generators.extend([] if is_global(part) else [part])
-        elif kind in ("unseedable", "iterator"):
+        elif family in ("unseedable", "iterator"):
             findings.unseedable.append(part)
         else:
             pending += reversed(_parts(part))
@@ -99,12 +101,14 @@ def _parts(holder: Any) -> list[Any]:
     kind: type = type(holder)
     parts = list(holder) if kind in (list, tuple) else gc.get_referents(holder)  # which are in reverse order for a list
     if kind.__dictoffset__:
-        namespace = object.__getattribute__(holder, "__dict__")
-        parts = [*(part for part in parts if part is not namespace), *namespace.values()]
+        with suppress(Exception):  # a proxy may raise anything
+            namespace = object.__getattribute__(holder, "__dict__")
+            parts = [*(part for part in parts if part is not namespace), *namespace.values()]
     parts = _searched(parts)
     if is_users(module_of(kind)) or module_of(kind) in ("builtins", "collections", "functools"):
         return parts
-    return [part for part in parts if _family(type(part)) != "iterator"]  # a library counts with iterators
+    kinds: Iterator[type] = map(type, parts)  # a library counts with iterators
+    return [part for part, part_kind in zip(parts, kinds, strict=True) if _family(part_kind) != "iterator"]
 
 
 def _searched(items: list[Any]) -> list[Any]:
