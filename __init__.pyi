@@ -28,13 +28,13 @@ from .core.engines.fsdp import FSDPEngine as FSDPEngine
 from .core.data.loaders import LoaderParams as LoaderParams
 from .core.data.loaders import Phases as Phases
 from .core.data.module import DataModule as DataModule
-from .core.data.order.lengths import LengthGroupedSampler as LengthGroupedSampler
-from .core.data.order.lengths import TokenBudgetBatchSampler as TokenBudgetBatchSampler
-from .core.data.order.samplers import DistributedSampler as DistributedSampler
-from .core.data.order.samplers import RandomSampler as RandomSampler
-from .core.data.order.samplers import SequentialSampler as SequentialSampler
+from .core.data.samplers import LengthGroupedSampler as LengthGroupedSampler
+from .core.data.samplers import TokenBudgetBatchSampler as TokenBudgetBatchSampler
+from .core.data.samplers import DistributedSampler as DistributedSampler
+from .core.data.samplers import RandomSampler as RandomSampler
+from .core.data.samplers import SequentialSampler as SequentialSampler
 from .core.data.loaders import Periodic as Periodic
-from .core.data.sources.streams import Streams as Streams
+from .core.data.streams import Streams as Streams
 
 # Plugins
 from .builtin_callbacks.batch_transforms import BatchTransform as BatchTransform

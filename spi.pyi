@@ -15,10 +15,10 @@ from .core.checkpoint.storage.manifest import Entry as Entry
 from .core.checkpoint.storage.manifest import MissingManifestError as MissingManifestError
 from .core.checkpoint.storage.manifest import clean as clean
 from .core.checkpoint.storage.store import Store as Store
-from .core.data.draws.rng import capture as capture
-from .core.data.draws.rng import restore as restore
-from .core.data.draws.rng import seed_all as seed_all
-from .core.data.order.samplers import SeekableSampler as SeekableSampler
+from .core.data.rng import capture as capture
+from .core.data.rng import restore as restore
+from .core.data.rng import seed_all as seed_all
+from .core.data.samplers import SeekableSampler as SeekableSampler
 from .core.distributed.exchange import average_gradients as average_gradients
 from .core.distributed.failure import error_chain as error_chain
 from .core.distributed.failure import is_broken_collective as is_broken_collective

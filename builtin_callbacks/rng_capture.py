@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.data.draws import rng
-from ..core.data.draws.generators import Generator, digest, isolated
-from ..core.data.draws.keyed_generators import search
+from ..core.data import rng
+from ..core.data.generators import Generator, digest, isolated
+from ..core.data.keyed import search
 from ..events import Lane, Run
 from ..events import catalogue as ev
 from ..events.checks import check_flag, check_whole_number

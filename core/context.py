@@ -21,7 +21,7 @@ from ..events.catalogue import Phase
 from ..events.checks import count, place_of
 from ..plugins import Plugins
 from ..plugins.hints import OF_RUN, explains_attributes
-from .data.order.sizes import SampleCounter, size_counter
+from .data.sizes import SampleCounter, size_counter
 from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
 from .lifetimes import Checkpoints, EpochWork, Hooks, Report, check_within
@@ -319,7 +319,7 @@ class RunContext(LineVerbs, ABC):
         fed, source = self.engine.feed(batches), self.data.source
         if source is None or not source.parts:
             return fed
-        from .data.sources.streams import counted
+        from .data.streams import counted
 
         return counted(source, fed, self.progress, partial(setattr, self.data, "stream"))
 

@@ -60,7 +60,7 @@ def hosted_by(host: Host | None, send: Callable[[bytes], None] | None = None) ->
         send: sends objects put into `run.report.queue`, pickled, to the launcher without waiting.
     """
     if send is not None:
-        from .distributed.queue import open_queue  # not needed without a launcher
+        from .distributed.launcher import open_queue  # not needed without a launcher
 
         open_queue(send)
     previous, _hosts[os.getpid()] = current_host(), host

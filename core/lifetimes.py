@@ -158,7 +158,7 @@ class Report:
     @property
     def queue(self) -> Any:
         # None unless `launch` started this process.
-        from .distributed.queue import child_queue
+        from .distributed.launcher import child_queue
 
         return child_queue()
 

@@ -9,7 +9,7 @@ from ..events.checks import count, printable
 from ..plugins.states import Lines
 from .checkpoint.compatibility import batch_factors, global_batch
 from .context import RunContext
-from .data.sources.streams import Streams
+from .data.streams import Streams
 
 WRAPPED = TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 

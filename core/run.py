@@ -215,7 +215,7 @@ def isolated_from_outer_runs() -> AbstractContextManager[Any]:
     outer = [run.engine for run, thread in list(_RUNS.items()) if thread == get_ident()]
     contexts = ExitStack()
     if outer:
-        from .data.draws.rng import kept
+        from .data.rng import kept
 
         contexts.enter_context(kept())
     for engine in filter(_uses_autocast, outer):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..events.checks import check_whole_number
-from .data.draws.rng import capture, restore
+from .data.rng import capture, restore
 from .engines.movers import move
 from .engines.options import modules_of
 

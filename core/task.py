@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..plugins.hints import OF_SELF, explains_arguments, explains_attributes
-from .data.order.sizes import count_samples, size_counter
+from .data.sizes import count_samples, size_counter
 from .metrics import is_metric_object
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 
 from ...events.checks import check_whole_number, error_text
 from ..system.errors import RankFailed, TrainingError
-from .draws import rng
+from . import rng
 
 T = TypeVar("T")
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")

@@ -11,14 +11,14 @@ from torch.utils.data import RandomSampler as TorchRandomSampler
 
 from ...events import Engine
 from ..system.extras import kind_of
-from .draws.generators import digest
-from .order.dealt import EveryNth, knows_ranks, order_of
-from .order.samplers import RandomSampler
-from .order.sizes import Share, length_of
-from .sources.contract import Reading, SequenceSource, Source, Sourced
-from .sources.dataloader import IterableSource, MapSource
-from .sources.limited import Limit, limited_length
-from .sources.stateful import is_stateful
+from .dataloader import IterableSource, MapSource
+from .dealt import EveryNth, knows_ranks, order_of
+from .generators import digest
+from .limited import Limit, limited_length
+from .samplers import RandomSampler
+from .sizes import Share, length_of
+from .source import Reading, SequenceSource, Source, Sourced
+from .stateful import is_stateful
 
 DRAWN = (RandomSampler, TorchRandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 

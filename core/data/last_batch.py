@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...events import Progress
-from .sources.contract import Source
+from .source import Source
 
 COMPLETE = 2**20  # bytes: a larger batch is sampled
 SAMPLE = 2**16

@@ -14,11 +14,11 @@ from ...events.checks import check_flag, check_whole_number, is_whole_number, kn
 from ...events.signatures import show_attributes
 from ...plugins.discovery import find
 from ..system.extras import kind_of
-from .order.samplers import RandomSampler, SequentialSampler
-from .order.sizes import length_of
-from .sources.dataloader import shield_workers
-from .sources.limited import Limit, Limited, check_limit
-from .sources.streams import Streams
+from .dataloader import shield_workers
+from .limited import Limit, Limited, check_limit
+from .samplers import RandomSampler, SequentialSampler
+from .sizes import length_of
+from .streams import Streams
 
 ONLY_TRAINING = ("shuffle", "sampler", "batch_sampler", "drop_last", "draws_per")
 OURS = ("shuffle", "draws_per", "columns")  # unknown to torch's loader, or with another meaning
@@ -105,7 +105,12 @@ def check_params(params: Any, data: Iterable[Any]) -> None:
         raise ValueError(
             "loader_params= takes batch_size (of one process) or global_batch_size (of all processes), not both."
         )
-    _check_data(params, list(data))
+    data = list(data)
+    if not any(map(is_dataset, data)):
+        kinds = ", ".join(type(part).__name__ for part in data)
+        raise ValueError(f"loader_params= is for a dataset, but {kinds} is already a loader: give its dataset.")
+    if "columns" in params and not any(map(adapter_of, data)):
+        raise ValueError("loader_params['columns'] is for Ray datasets only; other datasets yield complete samples.")
 
 
 def shared_params(params: Any) -> Any:
@@ -115,15 +120,7 @@ def shared_params(params: Any) -> Any:
     return {name: value for name, value in params.items() if name in names or not isinstance(value, Mapping)} or None
 
 
-def _check_data(params: dict[str, Any], data: list[Any]) -> None:
-    if not any(map(is_dataset, data)):
-        kinds = ", ".join(type(part).__name__ for part in data)
-        raise ValueError(f"loader_params= is for a dataset, but {kinds} is already a loader: give its dataset.")
-    if "columns" in params and not any(map(adapter_of, data)):
-        raise ValueError("loader_params['columns'] is for Ray datasets only; other datasets yield complete samples.")
-
-
-def params_of_one_process(params: LoaderParams | None, world_size: int) -> LoaderParams | None:
+def params_of_one_process(params: Any, world_size: int) -> Any:
     """Return checked parameters for one process: `batch_size` is its part of a global batch.
 
     Raises:
@@ -131,8 +128,7 @@ def params_of_one_process(params: LoaderParams | None, world_size: int) -> Loade
     """
     if params is None:
         return None
-    plain = {name: int(value) if is_whole_number(value) else value for name, value in params.items()}
-    local = cast(LoaderParams, plain)
+    local = {name: int(value) if is_whole_number(value) else value for name, value in params.items()}
     if "global_batch_size" in local:
         total = local.pop("global_batch_size")
         if total % world_size:
@@ -153,8 +149,7 @@ def evaluation_loader(data: Any, params: LoaderParams | None, split: str) -> Any
             f"loader_params['batch_sampler'] is for the training data: give the {split} data as batches, as in "
             f"DataLoader(dataset, batch_size=32)."
         )
-    loader = make_loader(data, usable, split)
-    check_loader(loader, split)
+    loader = _make(data, usable, split)
     return shield_workers(loader) if type(loader) is DataLoader and loader.num_workers else loader
 
 
@@ -293,9 +288,7 @@ def training_loaders(
     common, named = split_params(params, phases)
     _check_params(common, named, phases, list(validation_sets))
     local = params_of_one_process(common, world_size)
-    local_named = {
-        name: cast(LoaderParams, params_of_one_process(stream, world_size)) for name, stream in named.items()
-    }
+    local_named = {name: params_of_one_process(stream, world_size) for name, stream in named.items()}
     return [_make_phase(phase, local, local_named, limit) for phase in phases]
 
 
@@ -352,7 +345,7 @@ def _make_phase(phase: Any, params: LoaderParams | None, named: Named, limit: An
     )
 
 
-def _make(data: Any, params: LoaderParams | None, split: str) -> Any:
+def _make(data: Any, params: Any, split: str) -> Any:
     loader = make_loader(data, params, split)
     check_loader(loader, split)
     return loader

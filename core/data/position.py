@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ...events import Engine, Progress
 from ..system.extras import kind_of
-from .order.sizes import Layout
-from .sources.contract import Source, nested
+from .sizes import Layout
+from .source import Source, nested
 
 Report = Callable[[str], None]
 UNCOMPARED = "the order of the loader was not compared: no batch is read again at the end of an epoch"

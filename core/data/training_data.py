@@ -12,14 +12,14 @@ import torch
 from ...events import Engine, Progress, TrainStart
 from ...events.bus import is_within
 from ...events.progress import ResumeFacts
-from .order.sizes import Share
-from .sources.choice import source_of
-from .sources.contract import SEEKED, Reading
+from .sizes import Share
+from .source import SEEKED, Reading
+from .source_choice import source_of
 
 if TYPE_CHECKING:
     from .evaluation_data import EvaluationData
     from .last_batch import LastBatch
-    from .sources.contract import Source
+    from .source import Source
 
 logger = logging.getLogger("heliograph")
 CHANGED_BATCH = "the last batch before the checkpoint differed when the loader was read again"

@@ -17,16 +17,66 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from ...events.checks import check_number, check_whole_number, describe_error
 from ..system.errors import RankFailed
 from ..system.signals import SignalHook
-from .exceptions import Carried, ProcessFailure, silent_death
-from .queue import Frame, open_queue, receive, send
+from .failure import Carried, ProcessFailure, silent_death
 
 LAUNCHED = "HELIOGRAPH_LAUNCHED"  # set in the environment of a rank
 DRAIN = 5.0  # seconds to read the output of a dead rank whose child processes keep the pipe open
+
+
+class RankQueue:
+    """Sends objects to the process that called `launch`: to its `on_message`, or to the `messages` of its result.
+
+    Args:
+        send: sends a pickled object without waiting.
+    """
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
+
+    def put(self, value: Any) -> None:
+        """Send an object in its current state, without waiting. The objects of one rank arrive in order.
+
+        Args:
+            value: can be pickled; a tensor is copied, and one on a GPU is better moved to the CPU first.
+        """
+        self._send(pickle.dumps(value))
+
+
+_queues: dict[int, RankQueue] = {}  # by process id: a process forked from a rank, such as a loader's worker, has none
+
+
+def child_queue() -> RankQueue | None:
+    """Return the queue to the process that launched this one; None unless `heliograph.launch` did."""
+    return _queues.get(os.getpid())
+
+
+def open_queue(send: Callable[[bytes], None]) -> None:
+    """Make `child_queue` return a queue in this rank."""
+    _queues[os.getpid()] = RankQueue(send)
+
+
+Kind = Literal["began", "message", "value", "error", "acknowledged", "ended", "signal"]
+
+
+class Frame(NamedTuple):
+    """A message; the parent's own events, `ended` and `signal`, do not cross the pipe.
+
+    Attributes:
+        kind: of the message.
+        rank: its source.
+        payload: pickled, if the kind has content.
+        signum: the signal that arrived.
+    """
+
+    kind: Kind
+    rank: int = -1
+    payload: bytes = b""
+    signum: int = 0
 
 
 class RankProcess:
@@ -87,7 +137,7 @@ class RankProcess:
             self._reader.join()
             self.report, self._reader = None, self._start_reading()
         with suppress(OSError):  # it may be gone
-            send(self._pipe, Frame("acknowledged", payload=call))
+            self._pipe.send(Frame("acknowledged", payload=call))
 
     def pass_on(self, signum: int) -> None:
         """Send it a signal that this process got."""
@@ -118,9 +168,9 @@ class RankProcess:
         with suppress(EOFError, OSError):
             kind = ""
             while kind not in ("value", "error"):
-                frame = receive(self._pipe, self.rank)
+                frame: Frame = self._pipe.recv()
                 kind = frame.kind
-                self._events.put(frame)
+                self._events.put(frame._replace(rank=self.rank))
 
     def _wait(self) -> None:
         # Only the main thread reaps the process, so that its PID is not reused before.
@@ -213,12 +263,12 @@ class ParentConnection:
     def _write(self) -> None:
         with suppress(OSError):  # the parent is gone: the reading thread handles that
             while True:
-                send(self._pipe, self._outgoing.get())
+                self._pipe.send(self._outgoing.get())
 
     def _read(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                self._answers.put(receive(self._pipe, -1).payload)
+                self._answers.put(self._pipe.recv().payload)
         self._answers.put(b"")
         os.kill(os.getpid(), signal.SIGTERM)  # the parent is gone: end as after a cluster's signal
         threading.Event().wait(self._grace)
@@ -237,7 +287,7 @@ def enter(pipe: Connection, call: bytes, grace: float, start_method: str) -> Non
     # A spawned process would also spawn, for example, loader workers. A default stays a default.
     set_start_method(None if start_method == get_all_start_methods()[0] else start_method, force=True)
     os.setpgid(0, 0)  # so that a terminal's Ctrl-C arrives once, through the parent
-    send(pipe, Frame("began"))
+    pipe.send(Frame("began"))
     parent = ParentConnection(pipe, grace)
     open_queue(lambda message: parent.send(Frame("message", payload=message)))
     while call:

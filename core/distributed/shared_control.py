@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 from struct import Struct
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from uuid import uuid4
 from zlib import crc32
 
@@ -18,7 +18,7 @@ from ...events import Control, Event, Request, Run, ShouldStop
 from ...events.bus import Receiver
 from ...events.control import Pending, Verb
 from ..data.last_batch import with_last
-from ..data.order.sizes import SampleCounter
+from ..data.sizes import SampleCounter
 from ..data.training_data import TrainingData
 from ..system.signals import SignalHook
 
@@ -81,23 +81,6 @@ def merge_requests(ballots: Sequence[Ballot]) -> dict[str, Request]:
     return merged
 
 
-def merge_vetoes(ballots: Sequence[Ballot]) -> Request | None:
-    """Return the veto against a save of the lowest rank that has one, as a single request."""
-    for rank, ballot in enumerate(ballots):
-        if (veto := ballot.save_veto) is not None:
-            return replace(veto, rank=rank if veto.rank is None else veto.rank, times=1)
-    return None
-
-
-def merge_withdrawals(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
-    """Return the withdrawals of all ranks, each with the lowest rank that has it."""
-    merged: dict[Verb, Request] = {}
-    for rank, ballot in enumerate(ballots):
-        for verb, request in ballot.withdrawn.items():
-            merged.setdefault(verb, replace(request, rank=rank))
-    return merged
-
-
 def check_equal_on_ranks(subject: str, of_ranks: Sequence[Sequence[str]], remedy: str) -> None:
     """Raise ValueError unless all ranks have the same.
 
@@ -156,37 +139,6 @@ LEFT = (
 )
 
 
-class SharedRun(Run, Protocol):
-    """The part of a run that its shared control uses.
-
-    Attributes:
-        settings: the arguments of the run.
-        is_complete: whether the run has its length.
-        engine: connects the ranks.
-    """
-
-    settings: Any
-
-    @property
-    def hooks(self) -> Any:
-        """Has the `exit_status`."""
-
-    @property
-    def checkpoints(self) -> Any:
-        """Has the `pending_state` of a rollback."""
-
-    @property
-    def is_complete(self) -> bool:
-        """See the class."""
-
-    @property
-    def engine(self) -> Any:
-        """Connects the ranks."""
-
-    def when_closed(self, action: Callable[[], object]) -> None:
-        """Call `action` when the run is closed."""
-
-
 class SharedControl(Control):
     """The control of a run on several ranks: a request of one rank takes effect on all of them, at the same step.
 
@@ -208,7 +160,7 @@ class SharedControl(Control):
         votes_on_steps: whether they vote on every step, because a plugin of some rank may drop one.
     """
 
-    def __init__(self, run: SharedRun) -> None:
+    def __init__(self, run: Any) -> None:
         super().__init__(run.progress)
         self.is_shared = True
         self._run, self._engine = run, run.engine
@@ -440,19 +392,23 @@ class SharedControl(Control):
 
     def _exchange(self) -> None:
         ballots = self._ballots(self.open_requests())
-        check_places(
-            [*zip(*(ballot.place for ballot in ballots), strict=True)]
-        )  # the places are newer than those of the summaries
+        # The places are newer than those of the summaries.
+        check_places([*zip(*(ballot.place for ballot in ballots), strict=True)])
         self._judges = any(ballot.judges for ballot in ballots)
-        agreed, withdrawn = merge_requests(ballots), merge_withdrawals(ballots)
+        agreed, withdrawn = merge_requests(ballots), dict[Verb, Request]()
+        for rank, ballot in enumerate(ballots):  # the lowest rank with a withdrawal is its source
+            for verb, request in ballot.withdrawn.items():
+                withdrawn.setdefault(verb, replace(request, rank=rank))
         for verb, request in withdrawn.items():
             if verb not in self._withdrawn:
                 self.history.add(request)
             if verb in agreed and not agreed[verb].required:
                 del agreed[verb]
         self._withdrawn = {}
-        if self._save_veto is None and (veto := merge_vetoes(ballots)) is not None:
-            self._save_veto = self.history.add(veto)
+        for rank, ballot in enumerate(ballots):  # the veto of the lowest rank, as a single request
+            if self._save_veto is None and (veto := ballot.save_veto) is not None:
+                veto = replace(veto, rank=rank if veto.rank is None else veto.rank, times=1)
+                self._save_veto = self.history.add(veto)
         sources = [rank for rank, ballot in enumerate(ballots) if "roll_back" in ballot.requests]
         self.adopt(agreed, vetoed=any(ballot.vetoes for ballot in ballots))
         path = ballots[sources[0]].goes_back_to if sources else ""
@@ -465,12 +421,9 @@ class SharedControl(Control):
         judges = bool(self._should_stop.chain)
         state = self._run.checkpoints.pending_state
         back_to = "" if state is None else str(state[1] or "")
-        ballot = Ballot(
-            self._place, judges, requests, self.vetoed, self._interrupted, self._save_veto, withdrawn, back_to
-        )
-        ballots: list[Ballot] = self._engine.gather_objects(ballot)
-        interrupted = [str(rank) for rank, voter in enumerate(ballots) if voter.interrupted]
-        if interrupted:
+        facts = self._place, judges, requests, self.vetoed, self._interrupted, self._save_veto, withdrawn, back_to
+        ballots: list[Ballot] = self._engine.gather_objects(Ballot(*facts))
+        if interrupted := [str(rank) for rank, voter in enumerate(ballots) if voter.interrupted]:
             self.agreed = KeyboardInterrupt(f"on rank {', '.join(interrupted)}")
             raise self.agreed
         return ballots

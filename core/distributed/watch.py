@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from types import FrameType
 from typing import Any
+from uuid import uuid4
 
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
@@ -106,14 +107,15 @@ class Watch:
         self.leaves = self.is_lost = False
         self.limits = limits or Limits()
         clone: Store = store.clone()  # type: ignore[attr-defined]  # a client supports one thread at a time
-        self._store, self._news = clone, News(clone, rank, world_size)
+        self._store = clone
+        self._unread, self._newest = set[int](), 0  # the numbers of messages of all ranks
         self._rank, self._world_size, self._host = rank, world_size, host
         self._waiting, self._interval, self._abort = waiting, interval, abort
         self._watched, self._lock = threading.get_ident(), threading.Lock()
         self._writes = 0  # checkpoints being written, during which the process is not ended
         self._noted_at = self._grace_since = self._waits_since = 0.0
         self._next_report = math.inf
-        self._reports = self._calls = 0
+        self._reports = 0
         self._rolls: list[Roll] = []
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="heliograph-watch", daemon=True)
@@ -179,7 +181,7 @@ class Watch:
     def post(self, topic: str, text: str) -> None:
         """Post a text for all ranks, without waiting; only the first text of a topic counts."""
         self.notices.setdefault(topic, text)
-        self._jobs.put(lambda: self._news.post(topic=topic, text=text))
+        self._jobs.put(lambda: self._send(topic=topic, text=text))
 
     def posted(self, topic: str) -> str | None:
         """Return the text of a topic if this rank has read it, at no cost."""
@@ -225,7 +227,7 @@ class Watch:
             done.wait(BOUND)
 
     def _call_roll(self) -> Roll:
-        roll = self._new_roll(is_report=False)
+        roll = Roll(self._world_size, is_report=False)
         self._run_job(lambda: self._open(roll))
         roll.done.wait(BOUND)
         return roll
@@ -253,7 +255,7 @@ class Watch:
         self._learn(first)
         if first != failure:
             return
-        self._news.post(failure=True)
+        self._send(failure=True)
         end = monotonic() + ACKNOWLEDGED
         while self._host == self._rank and self._store.add(NOTED, 0) < self._world_size and monotonic() < end:
             sleep(self._interval / 10)
@@ -286,7 +288,7 @@ class Watch:
             self._enforce_failure()
 
     def _exchange(self) -> None:
-        for message in self._news.fresh():
+        for message in self._fresh():
             self._read_message(message)
         for roll in self._rolls[:]:
             if roll.collect(self._store):
@@ -294,6 +296,20 @@ class Watch:
                 if roll.is_report:
                     logger.warning("rank %d waits in a collective. Places of the ranks:\n%s", self._rank, roll)
         self._report_wait()
+
+    def _send(self, **message: Any) -> None:
+        # To all ranks, this one included.
+        self._store.set(f"message/{self._store.add('messages', 1)}", json.dumps(message))
+
+    def _fresh(self) -> Iterator[dict[str, Any]]:
+        # The messages since the last call. A number may come before its message, or without one if its rank was killed.
+        newest = self._store.add("messages", 0)
+        self._unread.update(range(self._newest + 1, newest + 1))
+        self._newest = newest
+        for number in sorted(self._unread):
+            if self._store.check([key := f"message/{number}"]):
+                self._unread.remove(number)
+                yield json.loads(self._store.get(key))
 
     def _read_message(self, message: dict[str, Any]) -> None:
         if "failure" in message:
@@ -323,13 +339,9 @@ class Watch:
             state, text = "waits", f"waits in {waiting[0]} for {monotonic() - waiting[1]:.0f} s"
         return state, "; ".join(filter(None, [text, place, functions and f"at {functions}"]))
 
-    def _new_roll(self, *, is_report: bool) -> Roll:
-        self._calls += 1
-        return Roll(f"roll/{self._rank}/{self._calls}", self._world_size, is_report=is_report)
-
     def _open(self, roll: Roll) -> None:
         self._rolls.append(roll)
-        self._news.post(roll=roll.name, is_report=roll.is_report)
+        self._send(roll=roll.name, is_report=roll.is_report)
 
     def _report_wait(self) -> None:
         # One rank reports for all.
@@ -337,7 +349,7 @@ class Watch:
             return
         self._next_report *= 2
         if self._first(f"report/{self._reports}", str(self._rank)) == str(self._rank):
-            self._open(self._new_roll(is_report=True))
+            self._open(Roll(self._world_size, is_report=True))
 
     def _seconds_waited(self) -> float:
         # 0 outside of a collective.
@@ -375,61 +387,23 @@ class Watch:
             os._exit(1)  # an exception cannot reach a thread that hangs
 
 
-BELL = "bell"
-
-
-class News:
-    """Messages of all ranks, each rank in its own row. Polling takes one request to the store.
-
-    Args:
-        store: the store of this group's processes.
-        rank: this rank.
-        world_size: the number of ranks.
-    """
-
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        self._store, self._rank = store, rank
-        self._posted, self._read, self._rung = 0, [0] * world_size, 0
-
-    def post(self, **message: Any) -> None:
-        """Post a message of plain types; this rank reads it too."""
-        self._store.set(_key(self._rank, self._posted), json.dumps(message))
-        self._posted += 1
-        self._store.add(BELL, 1)
-
-    def fresh(self) -> Iterator[dict[str, Any]]:
-        """Yield the messages since the last call."""
-        rung = self._store.add(BELL, 0)
-        if rung == self._rung:
-            return
-        self._rung = rung
-        for rank in range(len(self._read)):
-            while self._store.check([key := _key(rank, self._read[rank])]):
-                self._read[rank] += 1
-                yield json.loads(self._store.get(key))
-
-
-def _key(rank: int, number: int) -> str:
-    return f"news/{rank}/{number}"
-
-
 class Roll:
     """A roll call: the watch of every rank answers with its status.
 
     Args:
-        name: the prefix of the keys of the answers.
         world_size: the number of ranks.
         is_report: whether it is logged.
 
     Attributes:
+        name: the prefix of the keys of the answers.
         answers: the status of ranks that have answered, by rank: its state, and its text.
         missing: the other ranks.
         limit: seconds until the roll call ends.
         done: set when it has ended.
     """
 
-    def __init__(self, name: str, world_size: int, *, is_report: bool) -> None:
-        self.name, self.is_report, self.limit = name, is_report, ANSWERS
+    def __init__(self, world_size: int, *, is_report: bool) -> None:
+        self.name, self.is_report, self.limit = f"roll/{uuid4().hex}", is_report, ANSWERS
         self.answers: dict[int, tuple[str, str]] = {}
         self.missing = list(range(world_size))
         self.done = threading.Event()

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...events.checks import check_number
 from ...events.engine import Reduction
-from ..distributed.exchange import Collective, Exchange, average_gradients, broadcast_tensors
+from ..distributed.exchange import Collective, average_gradients, broadcast_tensors
 from ..distributed.failure import release_groups
 from ..distributed.group import Board, Group
 from ..distributed.membership import Membership, membership
@@ -65,7 +65,9 @@ class ProcessEngine(DeviceEngine, ABC):
             check_number(f"{name}=", value, of="seconds", more_than=0, finite=False)
         self.rank, self.local_rank, self.world_size = member.rank, member.local_rank, member.world_size
         self.is_main, self.is_local_main = member.rank == 0, member.local_rank == 0
-        self.backend = check_backend(backend, self.device)
+        if backend not in (None, "gloo", "nccl") or (backend == "nccl" and self.device.type != "cuda"):
+            raise ValueError(f"backend= is 'gloo', or 'nccl' on GPUs; got {backend!r} on device='{self.device.type}'.")
+        self.backend: Backend = backend or ("nccl" if self.device.type == "cuda" else "gloo")
         self.timeout = float(timeout)
         self.limits = Limits(float(report_after), float(grace))
         self.group: Group | None = None
@@ -263,8 +265,17 @@ class ProcessEngine(DeviceEngine, ABC):
         return cause
 
     def _check_same(self, modules: Mapping[str, nn.Module]) -> None:
-        if self.group is not None:
-            check_same(self.group, modules)
+        # All ranks must have equal modules, except for their values.
+        if self.group is None:
+            return
+        local_parts = [
+            f"the {kind} {name}.{part} of {value.dtype} {list(value.shape)}"
+            for name, module in modules.items()
+            for kind, parts in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
+            for part, value in parts
+        ]
+        of_ranks = self.group.gather_objects(local_parts)
+        check_equal_on_ranks("The task's modules are", of_ranks, "Build the same model everywhere.")
 
     def _drop_wrappers(self) -> None:
         self.unwrap()
@@ -305,30 +316,6 @@ def local_device(device: str | torch.device | None, member: Membership) -> torch
             f"per GPU; or pass device='cuda:0' if each process sees only its own GPU, or 'cpu'."
         )
     return torch.device("cuda", member.local_rank)
-
-
-def check_backend(backend: Backend | None, device: torch.device) -> Backend:
-    """Return the backend for gradients; raise ValueError if it does not support the device.
-
-    Args:
-        backend: the requested backend; None for the default of the device.
-        device: the device of the gradients.
-    """
-    if backend not in (None, "gloo", "nccl") or (backend == "nccl" and device.type != "cuda"):
-        raise ValueError(f"backend= is 'gloo', or 'nccl' on GPUs; got {backend!r} on device='{device.type}'.")
-    return backend or ("nccl" if device.type == "cuda" else "gloo")
-
-
-def check_same(group: Exchange, modules: Mapping[str, nn.Module]) -> None:
-    """Raise ValueError on every rank unless all ranks have equal modules, except for their values."""
-    local_parts = [
-        f"the {kind} {name}.{part} of {value.dtype} {list(value.shape)}"
-        for name, module in modules.items()
-        for kind, parts in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
-        for part, value in parts
-    ]
-    of_ranks = group.gather_objects(local_parts)
-    check_equal_on_ranks("The task's modules are", of_ranks, "Build the same model everywhere.")
 
 
 class ProcessOptions(ComputeOptions, total=False):

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-from .full_precision import FullPrecision
 from .options import PrecisionName
+from .precision import Precision
 
 if TYPE_CHECKING:
     from ...events.engine import Reduction
     from ..distributed.watch import Watch
-    from .precision import Determinism
+    from .numerics import Determinism
 
 
 class DeviceEngine:
@@ -46,10 +46,10 @@ class DeviceEngine:
         deterministic: bool = False,
         cudnn_benchmark: bool = False,
     ) -> None:
-        self.precision = _precision(precision)
+        self.precision = Precision(precision)
         self.determinism: Determinism | None = None
         if deterministic or cudnn_benchmark:
-            from .precision import Determinism
+            from .numerics import Determinism
 
             self.determinism = Determinism(deterministic=deterministic, cudnn_benchmark=cudnn_benchmark)
         if device is None:
@@ -261,11 +261,3 @@ def check_device(device: str | torch.device) -> torch.device:
     if parsed.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"Device {device!r} is not available: torch sees no Apple GPU on this machine.")
     return parsed
-
-
-def _precision(name: PrecisionName) -> FullPrecision:
-    if name == "fp32":
-        return FullPrecision()
-    from .precision import Precision
-
-    return Precision(name)

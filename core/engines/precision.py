@@ -1,106 +1,33 @@
-"""The precision of a run (full, TensorFloat-32, or 16-bit autocast), and its determinism."""
+"""The precision of a run: full, TensorFloat-32, or 16-bit autocast."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from ...events.checks import known_names
-from .full_precision import FullPrecision
 from .options import PrecisionName
 
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-REPRODUCIBLE = (":4096:8", ":16:8")
-
-
-class Determinism:
-    """torch's determinism settings during a run.
-
-    Args:
-        deterministic: use deterministic algorithms only; an operation without one raises.
-        cudnn_benchmark: let cuDNN time its algorithms and choose the fastest for each shape; not in a validation or
-            test, whose shapes differ.
-
-    Raises:
-        ValueError: both are set; they contradict each other.
-    """
-
-    def __init__(self, *, deterministic: bool = False, cudnn_benchmark: bool = False) -> None:
-        if deterministic and cudnn_benchmark:
-            raise ValueError(
-                "deterministic=True and cudnn_benchmark=True contradict each other: the fastest algorithm differs from "
-                "run to run. Give one of them."
-            )
-        self.deterministic, self.cudnn_benchmark = deterministic, cudnn_benchmark
-
-    def prepare(self, device: torch.device) -> None:
-        """Set the workspace that makes cuBLAS deterministic; cuBLAS reads it once per process, so it remains set.
-
-        Raises:
-            ValueError: it has another value, or it is too late.
-        """
-        if not self.deterministic or device.type != "cuda":
-            return
-        value, how = os.environ.get(WORKSPACE), f"Set {WORKSPACE}={REPRODUCIBLE[0]} in the environment"
-        if value is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no annotation here
-            raise ValueError(
-                f"deterministic=True comes too late for cuBLAS: the GPU is in use already. {how}, or make the Trainer "
-                f"before anything uses the GPU."
-            )
-        if value not in (None, *REPRODUCIBLE):
-            raise ValueError(
-                f"deterministic=True does not work with {WORKSPACE}={value!r}, which is set: cuBLAS is deterministic "
-                f"with {' or '.join(REPRODUCIBLE)}. {how}, or leave it unset."
-            )
-        os.environ[WORKSPACE] = value or REPRODUCIBLE[0]
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Apply the settings within this context and restore the previous ones; it may be nested."""
-        cudnn = torch.backends.cudnn
-        before = (cudnn.deterministic, cudnn.benchmark)
-        strict = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
-        try:
-            cudnn.benchmark = self.cudnn_benchmark
-            if self.deterministic:
-                cudnn.deterministic = True
-                torch.use_deterministic_algorithms(True)
-            yield
-        finally:
-            cudnn.deterministic, cudnn.benchmark = before
-            if self.deterministic:
-                torch.use_deterministic_algorithms(strict[0], warn_only=strict[1])
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Do not time algorithms during an evaluation."""
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = before and not self.cudnn_benchmark
-        try:
-            yield
-        finally:
-            torch.backends.cudnn.benchmark = before
-
+if TYPE_CHECKING:
+    from .numerics import LossScaling
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Precision(FullPrecision):
+class Precision:
     """The precision of an engine, which calls these methods in its own steps.
 
-    - `fp32`: torch's own settings.
+    - `fp32`: torch's own settings; most methods do nothing.
     - `tf32`: matrix products and convolutions of 32-bit numbers use the TensorFloat-32 units of an Nvidia GPU while
       `running()` is entered.
     - `bf16`: forward passes under `torch.autocast`; the parameters keep 32 bits.
     - `fp16`: the same, with scaled losses; gradients are unscaled, and a step with infinite or NaN gradients is
-    skipped.
+      skipped.
 
     An engine calls `check(device)` when the device is known, `running()` around the run, `begin` in its `set_up`, and
     the other methods in its methods of the same names.
@@ -112,34 +39,42 @@ class Precision(FullPrecision):
     def __init__(self, name: PrecisionName = "fp32") -> None:
         if name not in get_args(PrecisionName):
             raise ValueError(f"Unknown precision {name!r}.{known_names(str(name), get_args(PrecisionName))}")
-        super().__init__()
         self.name = name
         self.scaling: LossScaling | None = None
+        self._seeds: dict[tuple[torch.dtype, torch.device, float], Tensor] = {}
+        self.backward: Callable[[Tensor], None] = Tensor.backward  # without a frame of ours in between, for speed
         if name == "fp16":
             self.backward = self._backward_with_scale
 
     def check(self, device: torch.device) -> None:
         """Raise ValueError unless the device supports the precision; the error names the supported ones."""
-        if not _supports(device, self.name):
-            allowed = ", ".join(name for name in get_args(PrecisionName) if _supports(device, name))
-            raise ValueError(
-                f"precision={self.name!r} is not available on the device {str(device)!r}, which allows {allowed}. tf32 "
-                f"is for Nvidia GPUs; of these, those before compute capability 8.0 have neither tf32 nor bf16."
-            )
+        if self.name != "fp32":
+            from .numerics import check_supported
+
+            check_supported(device, self.name)
 
     def running(self) -> AbstractContextManager[None]:
-        return _tensor_float() if self.name == "tf32" else nullcontext()
+        """Return the context of a run, with torch's settings for the precision; it may be nested."""
+        if self.name != "tf32":
+            return nullcontext()
+        from .numerics import tensor_float
+
+        return tensor_float()
 
     def begin(self, device: torch.device, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+        """Begin a run with a new loss scale."""
         if self.name == "fp16":
+            from .numerics import LossScaling
+
             self.scaling = LossScaling(device.type, optimizers.values())
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass."""
         dtype = DTYPES.get(self.name)
         return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
     def bind(self, forward: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-        # A step that yields its losses runs later: the loop enters `autocast` for each of them.
+        """Return the function as it runs in this precision; itself if nothing changes."""
         dtype = DTYPES.get(self.name)
         if dtype is None:
             return forward
@@ -151,22 +86,38 @@ class Precision(FullPrecision):
 
         return under_autocast
 
+    def backward_scaled(self, loss: Tensor, scale: float) -> None:
+        """Add the gradients of `scale * loss`, without a multiplication in the graph."""
+        if scale == 1.0:
+            self.backward(loss)
+        else:
+            torch.autograd.backward(loss, self._seed(loss, scale))
+
+    def backward_for(self, loss: Tensor, scale: float, parameters: Sequence[Tensor]) -> None:
+        """Add the gradients of `scale * loss` to these parameters only."""
+        torch.autograd.backward(loss, self._seed(loss, scale), inputs=parameters)
+
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remove the loss scale from the gradients, without waiting for the device."""
         if self.scaling is not None:
             self.scaling.unscale(optimizer)
 
     def bind_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+        """Return a function that steps, and returns False if it skips the step; often the optimizer's own."""
         scaling = self.scaling
         return optimizer.step if scaling is None else lambda: scaling.step(optimizer)
 
     def bind_zero_grad(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+        """Return a function that drops gradients and updates the loss scale; often the optimizer's own."""
         scaling = self.scaling
         return optimizer.zero_grad if scaling is None else lambda: scaling.zero_grad(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of the loss scale for a resumed run."""
         return {} if self.scaling is None else {"scaler": self.scaling.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved loss scale; only fp16 has one."""
         if self.scaling is not None and "scaler" in state:
             self.scaling.scaler.load_state_dict(dict(state["scaler"]))
 
@@ -174,85 +125,9 @@ class Precision(FullPrecision):
         torch.autograd.backward(loss, self._seed(loss, 1.0))
 
     def _seed(self, loss: Tensor, scale: float) -> Tensor:
-        seed = super()._seed(loss, scale)
+        # Cached, because creating the tensor may wait for the device.
+        key = (loss.dtype, loss.device, scale)
+        if key not in self._seeds:
+            self._seeds[key] = torch.tensor(scale, dtype=loss.dtype, device=loss.device)
+        seed = self._seeds[key]
         return seed if self.scaling is None else self.scaling.scaler.scale(seed)
-
-
-def _supports(device: torch.device, name: PrecisionName) -> bool:
-    if name == "fp32":
-        return True
-    if device.type != "cuda":
-        return name != "tf32" and torch.amp.is_autocast_available(device.type)
-    with torch.cuda.device(device):
-        if name == "tf32":
-            return torch.cuda.is_tf32_supported()
-        return name == "fp16" or torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-@contextmanager
-def _tensor_float() -> Iterator[None]:
-    # torch's older names, which its compiler reads.
-    before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
-    try:
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
-
-
-class LossScaling:
-    """torch's gradient scaler with one scale for all optimizers of a run.
-
-    The scale is kept while there are gradients that were computed with it. It is updated when the gradients of an
-    optimizer are dropped and no other optimizer has any: after each step of alternating optimizers, and once for
-    optimizers that end their windows together.
-    """
-
-    def __init__(self, device_type: str, optimizers: Iterable[Optimizer] = ()) -> None:
-        self.scaler = torch.amp.GradScaler(device_type)
-        self._optimizers = tuple(optimizers)
-        self._open: dict[Optimizer, _Window] = {}
-        self._closed: list[_Window] = []  # the scaler stores their ids, so they must stay alive
-
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Unscale the gradients, once per window, without waiting for the device."""
-        if optimizer not in self._open:
-            window = self._open[optimizer] = _Window(optimizer)
-            self.scaler.unscale_(cast(Optimizer, window))
-
-    def step(self, optimizer: Optimizer) -> bool:
-        """Step unless a gradient is infinite or NaN; return whether it stepped. Waits once for the device."""
-        self.unscale(optimizer)
-        window = self._open[optimizer]
-        self.scaler.step(cast(Optimizer, window))
-        return window.stepped
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        """Drop the gradients, and update the scale if no others remain; without waiting for the device."""
-        optimizer.zero_grad()
-        window = self._open.pop(optimizer, None)
-        if window is not None:
-            self._closed.append(window)
-        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
-        if self._closed and all(parameter.grad is None for group in groups for parameter in group["params"]):
-            self.scaler.update()
-            self._closed.clear()
-
-
-class _Window:
-    # An optimizer as the scaler sees it in one window. A fused optimizer would otherwise decide on the device whether
-    # it steps, and skipped steps could not be counted.
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        self.stepped = False
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.optimizer.param_groups
-
-    def step(self) -> None:
-        self.stepped = True
-        self.optimizer.step()

@@ -278,7 +278,7 @@ def gather_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, parameter: Any) -> Tensor:
     """Return rank 0's tensor sharded like a parameter of its shape, or a plain tensor as it is. A collective."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -333,7 +333,9 @@ def gather_state(value: Any, *, keep: bool) -> Any:
         return {key: gather_state(item, keep=keep) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(gather_state(item, keep=keep) for item in value)
-    if not _is_shard(value):
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(value, DTensor):
         return value
     full = gather_tensor(value)
     return full.cpu() if keep else None
@@ -450,7 +452,8 @@ def _sharded_copy(value: Any, pattern: Any) -> Any:
     # A copy, so that nothing is shared with the loaded state.
     if not isinstance(value, Tensor):
         return deepcopy(value)
-    return shard_like(value, pattern) if _is_shard(pattern) and value.shape == pattern.shape else value.clone()
+    sharded = shard_like(value, pattern)
+    return value.clone() if sharded is value else sharded
 
 
 def _move(value: Any, parameter: Tensor) -> Any:
@@ -458,9 +461,3 @@ def _move(value: Any, parameter: Tensor) -> Any:
     if not isinstance(value, Tensor) or not value.ndim:
         return value
     return shard_like(gather_tensor(value), parameter).to(parameter.device)
-
-
-def _is_shard(value: Any) -> bool:
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(value, DTensor)

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.draws.generators import KINDS, is_global
-from ..data.draws.rng import generator_state
-from ..data.draws.users_code import attributes, cell_content, is_ours, is_users, slot_names, unwrapped
+from ..data.generators import KINDS, is_global
+from ..data.rng import generator_state
+from ..data.users_code import attributes, cell_content, is_ours, is_users, slot_names, unwrapped
 from ..engines.options import COMPILED
 from .equality import EMPTY, SCALARS, digest, digest_of, is_scalar, scalar_bits
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...events import Run, SavePoint
 from ...plugins.plugin import ARGUMENTS
-from ..data.draws.users_code import is_ours, is_users
+from ..data.users_code import is_ours, is_users
 from ..engines.options import COMPILED
 from ..system.extras import with_article
 from .equality import SCALARS

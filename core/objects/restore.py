@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.draws.generators import KINDS
-from ..data.draws.rng import set_generator_state
-from ..data.draws.users_code import cell_content, unwrapped
+from ..data.generators import KINDS
+from ..data.rng import set_generator_state
+from ..data.users_code import cell_content, unwrapped
 from .equality import EMPTY, same
 from .graph import (
     HOOKS,

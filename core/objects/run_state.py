@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...events import BatchEnd, EpochStart, PluginName, Run
 from ...events.checks import describe as describe_function
 from ...plugins.plugin import marked_methods
-from ..data.draws.users_code import is_ours, is_users
+from ..data.users_code import is_ours, is_users
 from .equality import sums
 from .graph import LISTENERS, Graph, Namespace, Roots, capture_graph, compare, describe, untracked, user_hooks
 from .program import (

@@ -27,9 +27,9 @@ from torch.utils.data import (
 )
 
 from ...events import Run
-from ..data.draws.generators import KINDS
-from ..data.draws.users_code import set_by_epoch
-from ..data.sources.streams import Streams
+from ..data.generators import KINDS
+from ..data.streams import Streams
+from ..data.users_code import set_by_epoch
 from ..system.extras import kind_of
 from .equality import digest, digest_of, is_scalar, scalar_bits
 from .graph import Node, Roots, Walk, family, is_by_user, type_name

@@ -10,9 +10,9 @@ from typing import Any
 
 from ...events import Engine
 from ...events.checks import check_flag, check_whole_number, count, printable
-from ..data.order.sizes import Share
-from ..data.sources.contract import Reading, Source, Sourced
-from ..data.sources.streams import Streams
+from ..data.sizes import Share
+from ..data.source import Reading, Source, Sourced
+from ..data.streams import Streams
 from ..task import can_validate, check_step
 from ..trainer import Trainer
 from .probe import Probe, refuse

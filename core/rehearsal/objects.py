@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ..data.draws import rng
-from ..data.draws.generators import KINDS
+from ..data import rng
+from ..data.generators import KINDS
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, NoneType, type(Ellipsis), range, slice})
 NOT_ENTERED = (type, ModuleType, Enum, np.generic)

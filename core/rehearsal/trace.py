@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...events import BatchEnd, BatchStart, Bus, EpochEnd, Event, Handle, Lane, Log, Run, RunClosed, ValidationEnd
-from ..data.draws import rng
+from ..data import rng
 from ..objects.equality import digest, tensor_bytes
 
 RECORDED = (BatchStart, BatchEnd, Log, ValidationEnd, EpochEnd, RunClosed)

@@ -29,23 +29,23 @@ DOORS = ("heliograph", "heliograph.events", "heliograph.plugins", "heliograph.sp
 PRIVATE = """
     builtin_callbacks.checkpoint.folder.reasons_to_keep builtin_callbacks.checkpoint.resume.UNSAVED_FORK
     builtin_callbacks.checkpoint.resume.share_state builtin_callbacks.trackers.AXES
-    core.checkpoint.ranks.gather_rank_parts core.checkpoint.ranks.join_shards
-    core.checkpoint.ranks.select_rank_part core.checkpoint.storage.files.prepare_folder
-    core.checkpoint.storage.files.write_whole core.checkpoint.storage.untrusted_files.read_foreign
-    core.checkpoint.weights.WeightsFile core.checkpoint.weights.find_weights core.checkpoint.weights.view_of
-    core.context.LineVerbs core.context.RunContext core.data.draws.generators.isolated core.data.draws.generators.states
-    core.data.draws.keyed_generators.KeyedGenerators core.data.loaders.evaluation_loader core.data.loaders.is_dataset
-    core.data.loaders.make_loader core.data.loaders.params_of_one_process core.data.order.sizes.Share
-    core.data.sources.contract.FactsDataset core.data.sources.contract.Reading core.data.sources.contract.Source
-    core.data.sources.contract.Sourced core.data.training_data.TrainingData core.distributed.exceptions.Carried
-    core.distributed.exceptions.ProcessFailure core.distributed.launcher.KeptRanks core.distributed.launcher.environment
-    core.distributed.queue.child_queue core.distributed.shared_control.SharedControl core.engines.options.EngineOptions
-    core.engines.weights.check_fits core.engines.weights.load_module core.loop.publish core.metrics.means.Means
-    core.metrics.window_losses.Fetched core.objects.program.plugin_options core.objects.values.show_both
-    core.rehearsal.objects.KeptObjects core.run_end.close_run core.settings.FitOptions core.settings.Settings
-    core.settings.check_name core.stepping.changes.refuse_change core.system.numbered_files.file_path
-    core.system.numbered_files.find_numbered core.system.numbered_files.is_text core.system.numbered_files.make_numbered
-    core.system.numbered_files.name_other core.system.signals.SignalHook
+    core.checkpoint.ranks.gather_rank_parts core.checkpoint.ranks.join_shards core.checkpoint.ranks.select_rank_part
+    core.checkpoint.storage.files.prepare_folder core.checkpoint.storage.files.write_whole
+    core.checkpoint.storage.untrusted_files.read_foreign core.checkpoint.weights.WeightsFile
+    core.checkpoint.weights.find_weights core.checkpoint.weights.view_of core.context.LineVerbs
+    core.context.RunContext core.data.generators.isolated core.data.generators.states core.data.keyed.KeyedGenerators
+    core.data.loaders.evaluation_loader core.data.loaders.is_dataset core.data.loaders.make_loader
+    core.data.loaders.params_of_one_process core.data.sizes.Share core.data.source.FactsDataset
+    core.data.source.Reading core.data.source.Source core.data.source.Sourced core.data.training_data.TrainingData
+    core.distributed.failure.Carried core.distributed.failure.ProcessFailure core.distributed.launcher.KeptRanks
+    core.distributed.launcher.child_queue core.distributed.launcher.environment
+    core.distributed.shared_control.SharedControl core.engines.options.EngineOptions core.engines.weights.check_fits
+    core.engines.weights.load_module core.loop.publish core.metrics.means.Means core.metrics.window_losses.Fetched
+    core.objects.program.plugin_options core.objects.values.show_both core.rehearsal.objects.KeptObjects
+    core.run_end.close_run core.settings.FitOptions core.settings.Settings core.settings.check_name
+    core.stepping.changes.refuse_change core.system.numbered_files.file_path core.system.numbered_files.find_numbered
+    core.system.numbered_files.is_text core.system.numbered_files.make_numbered core.system.numbered_files.name_other
+    core.system.signals.SignalHook
 """
 
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import ray
 import torch
+from heliograph.core.data.dataloader import MapSource
 from heliograph.core.data.loaders import LoaderParams, training_loaders
-from heliograph.core.data.order.sizes import Share
-from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Reading
-from heliograph.core.data.sources.dataloader import MapSource
+from heliograph.core.data.sizes import Share
+from heliograph.core.data.source import Reading
+from heliograph.core.data.source_choice import source_of
 from heliograph.packages.tests.facts import assert_each
 from heliograph_ray.data import loaders
 from heliograph_ray.data import stream as streaming

@@ -14,8 +14,8 @@ from typing import Any
 import heliograph as h
 import numpy as np
 import torch
-from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Reading
+from heliograph.core.data.source import Reading
+from heliograph.core.data.source_choice import source_of
 from heliograph.packages.tests.benchmarks.harness import SIZE, batches_of, sgd, tiny_model
 from torch import Tensor
 from torch.nn.functional import mse_loss

@@ -26,8 +26,8 @@ from heliograph import (
     Trainer,
     TrainStart,
 )
-from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Reading, Source
+from heliograph.core.data.source import Reading, Source
+from heliograph.core.data.source_choice import source_of
 from heliograph.tests import kit
 from heliograph.tests.kit import sgd
 from numpy.random import mtrand

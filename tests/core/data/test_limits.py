@@ -8,7 +8,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.data.sources.limited import limited_length
+from heliograph.core.data.limited import limited_length
 from heliograph.tests.core.data.test_streams import LOADING, Flow, Samples, Two, check_resumes, class_of, fitted
 from heliograph.tests.kit import sgd
 from torch import Tensor

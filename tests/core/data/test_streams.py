@@ -12,7 +12,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.sources.streams import MODES
+from heliograph.core.data.streams import MODES
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
 from heliograph.tests.messages import assert_facts, has_facts

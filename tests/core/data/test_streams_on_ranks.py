@@ -9,7 +9,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.data.sources.streams import MODES
+from heliograph.core.data.streams import MODES
 from heliograph.tests.core.data.test_streams import Flow, Samples, Two, check_report, class_of, named
 from heliograph.tests.kit import counters, sgd
 from heliograph.tests.ranks_pool import Pool

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Never
 
 import heliograph
-from heliograph.core.distributed.queue import child_queue
+from heliograph.core.distributed.launcher import child_queue
 from heliograph.spi import choose_engine
 
 RANK = os.environ.get("RANK")

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from heliograph import RankFailed, TrainingError
-from heliograph.core.distributed.exceptions import Carried
+from heliograph.core.distributed.failure import Carried
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

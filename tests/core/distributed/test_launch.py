@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import RankFailed, TrainingError, launch
-from heliograph.core.distributed.queue import child_queue
+from heliograph.core.distributed.launcher import child_queue
 from heliograph.tests.core.distributed import jobs
 from heliograph.tests.messages import assert_each, assert_facts, has_facts
 from heliograph.tests.ranks_pool import Pool

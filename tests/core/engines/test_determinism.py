@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import BatchEnd, DeviceEngine, Every, Run, Supervised, Trainer, ValidationBatchEnd, ValidationSchedule
-from heliograph.core.engines.precision import WORKSPACE, Determinism
+from heliograph.core.engines.numerics import WORKSPACE, Determinism
 from heliograph.tests.kit import sgd
 from torch import nn
 

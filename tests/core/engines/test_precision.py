@@ -25,8 +25,9 @@ from heliograph import (
     Trainer,
     ValidationSchedule,
 )
+from heliograph.core.engines.numerics import LossScaling
 from heliograph.core.engines.options import PrecisionName
-from heliograph.core.engines.precision import LossScaling, Precision
+from heliograph.core.engines.precision import Precision
 from heliograph.tests.kit import Batch, random_batches, sgd
 from torch import Tensor, nn
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import heliograph as h
 import torch
-from heliograph.core.data.draws import rng
+from heliograph.core.data import rng
 from heliograph.core.rehearsal.trace import leaves
 from torch import Tensor, nn
 

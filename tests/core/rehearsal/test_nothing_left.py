@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph import tuning
-from heliograph.core.data.draws import rng
+from heliograph.core.data import rng
 from heliograph.core.rehearsal.trace import Leaf, leaves
 from heliograph.tests.core.rehearsal.pair import FACTS, Facts, Pair
 from heliograph.tests.kit import adam, random_batches, sgd

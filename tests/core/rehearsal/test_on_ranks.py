@@ -10,7 +10,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph import tuning
-from heliograph.core.data.draws import rng
+from heliograph.core.data import rng
 from heliograph.core.rehearsal.trace import leaves
 from heliograph.tests.core.rehearsal.pair import FACTS, Facts, Pair
 from heliograph.tests.kit import adam, class_batches, random_batches, sgd

@@ -22,7 +22,7 @@ import torch
 from heliograph import load_weights
 from heliograph.core.checkpoint.schema import check_schema
 from heliograph.core.checkpoint.storage.untrusted_files import read_with_stand_ins, records_as_dicts
-from heliograph.core.data.draws import rng
+from heliograph.core.data import rng
 from heliograph.packages.cli.tests.checkpoints.helios_files import migrate
 from heliograph_cli.helios import RECORDS, TEXTS, convert_from_helios
 from torch import nn

@@ -23,7 +23,7 @@ from heliograph import (
     TrainStart,
     on,
 )
-from heliograph.core.distributed.queue import child_queue
+from heliograph.core.distributed.launcher import child_queue
 from torch.utils.data import IterableDataset
 
 from .parts import CreatedParts, build, load_weights

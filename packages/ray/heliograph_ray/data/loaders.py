@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from heliograph.core.data.loaders import make_loader as make_torch_loader
-from heliograph.core.data.sources.contract import FactsDataset
+from heliograph.core.data.source import FactsDataset
 from heliograph.spi import check_whole_number, require
 from torch.utils.data import default_convert
 

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, count
 from typing import Any
 
-from heliograph.core.data.draws.generators import isolated
-from heliograph.core.data.draws.keyed_generators import KeyedGenerators
-from heliograph.core.data.order.sizes import Share
-from heliograph.core.data.sources.contract import Reading, Source, Sourced
+from heliograph.core.data.generators import isolated
+from heliograph.core.data.keyed import KeyedGenerators
+from heliograph.core.data.sizes import Share
+from heliograph.core.data.source import Reading, Source, Sourced
 from heliograph.events import Engine, Position
 from heliograph.spi import require
 

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Never
 from uuid import uuid4
 
-from heliograph.core.distributed.exceptions import ProcessFailure
-from heliograph.core.distributed.queue import child_queue
+from heliograph.core.distributed.failure import ProcessFailure
+from heliograph.core.distributed.launcher import child_queue
 from heliograph.spi import describe_error, require
 
 from ..cluster import connect

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from heliograph import RankFailed
-from heliograph.core.distributed.exceptions import ProcessFailure
+from heliograph.core.distributed.failure import ProcessFailure
 from heliograph.spi import describe_error, error_chain, is_broken_collective, require
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from heliograph.core.distributed.exceptions import Carried
+from heliograph.core.distributed.failure import Carried
 from heliograph.spi import require
 
 from ..session import Notice

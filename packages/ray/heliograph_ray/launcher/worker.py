@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heliograph import Progress
-from heliograph.core.distributed.exceptions import Carried
+from heliograph.core.distributed.failure import Carried
 from heliograph.spi import describe_error, hosted_by, require, with_article
 
 from ..session import Notice

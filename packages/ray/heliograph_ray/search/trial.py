@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heliograph import Progress
-from heliograph.core.distributed.exceptions import Carried
+from heliograph.core.distributed.failure import Carried
 from heliograph.spi import current_host, hosted_by, known_names, require
 
 from ..launcher.launcher import RayLauncher

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from heliograph.core.data.draws import rng
-from heliograph.core.distributed import queue
+from heliograph.core.data import rng
+from heliograph.core.distributed import launcher
 from heliograph.tests.ranks_pool import Pool
 
 
@@ -33,11 +33,11 @@ class PoolLauncher:
 def with_queue(fn: Callable[..., Any], *args: Any) -> tuple[Any, list[bytes]]:
     """Call a function with a queue; return its value and the messages."""
     messages: list[bytes] = []
-    queue.open_queue(messages.append)
+    launcher.open_queue(messages.append)
     try:
         return fn(*args), messages
     finally:
-        del queue._queues[os.getpid()]
+        del launcher._queues[os.getpid()]
 
 
 @pytest.fixture

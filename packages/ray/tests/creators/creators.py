@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from heliograph import EpochStart, Plugin, Run, StepEnd, on
-from heliograph.core.distributed.queue import child_queue
+from heliograph.core.distributed.launcher import child_queue
 from heliograph_ray.creators import CreatorTrainer
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import ray.train.torch
-from heliograph.core.distributed.exceptions import Carried
+from heliograph.core.distributed.failure import Carried
 from heliograph.core.system.errors import RankFailed
 from heliograph.packages.ray.tests.launcher.test_ray_job import FakeDriverChannel
 from heliograph_ray import RayLauncher, cluster

@@ -6,7 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
-from heliograph.core.distributed.exceptions import Carried
+from heliograph.core.distributed.failure import Carried
 from heliograph.core.system.errors import RankFailed
 from heliograph.packages.tests.facts import assert_facts
 from heliograph_ray.launcher.attempts import WorkerGroup

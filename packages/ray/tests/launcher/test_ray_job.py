@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from heliograph.core.distributed.exceptions import Carried
+from heliograph.core.distributed.failure import Carried
 from heliograph.core.system.errors import RankFailed
 from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph_ray.launcher import capacity, driver_loop

@@ -11,8 +11,8 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.distributed import queue
-from heliograph.core.distributed.queue import child_queue
+from heliograph.core.distributed import launcher
+from heliograph.core.distributed.launcher import child_queue
 from heliograph.core.host import current_host
 from heliograph_ray import RayReport
 from heliograph_ray.launcher import worker
@@ -95,7 +95,7 @@ def channels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeChannel]]:
     monkeypatch.setattr(worker, "require", lambda *args, **kwargs: ray)
     monkeypatch.setattr(worker, "WorkerChannel", make)
     monkeypatch.setattr(worker, "TrainSession", FakeSession)
-    monkeypatch.setattr(queue, "_queues", {})
+    monkeypatch.setattr(launcher, "_queues", {})
     yield made
     assert current_host() is None
 

@@ -9,7 +9,7 @@ from threading import Event
 
 import heliograph as h
 import torch
-from heliograph.core.distributed.queue import child_queue
+from heliograph.core.distributed.launcher import child_queue
 from heliograph.tests.kit import sgd
 from heliograph_ray.session import current_session
 from torch import nn

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.data.loaders import training_loaders
-from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Reading, Source
+from heliograph.core.data.source import Reading, Source
+from heliograph.core.data.source_choice import source_of
 from heliograph.packages.ray.tests.on_ray.dataset_runs import (
     BATCH_SIZE,
     COLUMNS,

@@ -25,7 +25,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.core.distributed.exceptions import Carried
+from heliograph.core.distributed.failure import Carried
 from heliograph.core.host import hosted_by
 from heliograph.core.metrics.monitor import Monitor
 from heliograph.packages.tests.facts import assert_each, assert_facts

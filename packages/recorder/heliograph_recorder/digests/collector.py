@@ -20,7 +20,7 @@ from zlib import crc32
 import numpy as np
 import torch
 from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, Run
-from heliograph.core.data.draws.generators import states
+from heliograph.core.data.generators import states
 from heliograph.core.metrics.window_losses import Fetched
 from heliograph.events import OrderedSignal, PluginName, Receiver, Subscription
 from numpy.random import mtrand

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws import rng
+from heliograph.core.data import rng
 from heliograph_recorder.digests import collector
 from numpy.random import mtrand
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.data.draws import rng
+from heliograph.core.data import rng
 from heliograph.core.program import UsageError
 from heliograph.core.rehearsal.trace import leaves
 from heliograph.events import BatchEnd

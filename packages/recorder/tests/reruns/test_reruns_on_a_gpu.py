@@ -9,7 +9,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.data.draws import rng
+from heliograph.core.data import rng
 from heliograph.core.rehearsal.trace import Leaf, leaves
 from heliograph.tests.kit import dropout_task, random_batches
 from heliograph_recorder import Digests, Recorder, diverge, drill, fork, goto

@@ -10,7 +10,7 @@ from typing import Any
 import heliograph as h
 import torch
 from heliograph.core.checkpoint.schema import check_plain
-from heliograph.core.data.draws import rng
+from heliograph.core.data import rng
 from heliograph.core.rehearsal.trace import Leaf, leaves
 from heliograph_recorder import Digests, Recorder
 from torch import Tensor, nn

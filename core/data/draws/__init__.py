@@ -1,1 +1,0 @@
-"""Random draws of loading: keyed by position, isolated from the training."""

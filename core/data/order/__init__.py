@@ -1,1 +1,0 @@
-"""The order of samples: a pure function of the seed and the epoch."""
