@@ -43,6 +43,8 @@ LAYERS = [
     "core.engines",
     "core.objects",
     "core.checkpoint",
+    "core.checkpoint.storage",
+    "core.checkpoint.weights",
     "core.stepping",
     "core",
     "core.rehearsal",
