@@ -522,7 +522,6 @@ def configuration() -> None:
 @picture
 def commands() -> None:
     """Explain the run of the commands."""
-    shutil.rmtree(WORK / "runs/digits_of_commands", ignore_errors=True)
     folder = WORK / "commands"
     folder.mkdir(exist_ok=True)
     record(f"python {DOCS}/examples/commands/digits.py", folder, CARD)
