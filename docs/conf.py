@@ -24,6 +24,7 @@ copyright = author  # noqa: A001  # Sphinx's name for it
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "examples/**"]
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # without lines under names
 html_title = "Heliograph"
 html_show_sphinx = False
 html_copy_source = False

@@ -1,100 +1,128 @@
-"""Make `docs/images/resume.svg`: record the quickstart of the README in a terminal, killed and started again.
-
-`pip install pyte`, then `.venv/bin/python docs/terminal.py`.
-"""
+"""Record commands in a terminal, and draw what it shows as an SVG: `pip install pyte`."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import pty
-import re
+import shlex
 import signal
 import struct
 import sys
 import termios
+import textwrap
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pyte
 
-DOCS = Path(__file__).parent
-README = DOCS.parent / "README.md"
-COLUMNS, LINES = 86, 60
-LINE, WIDTH = 18, 8.43  # pixels
-TEXT = '<text x="16" y="{y}" fill="{color}" xml:space="preserve">{text}</text>'
-COLORS = {"$ ": "#7ee787", "Killed": "#ff7b72", "verified": "#ffd866"}
 Lines = list[str]
 
-
-def main() -> None:
-    """Record both starts and write the picture."""
-    code = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
-    with TemporaryDirectory() as folder:
-        Path(folder, "train.py").write_text(code, encoding="utf-8")
-        killed = record(folder, is_in_epoch_8)
-        resumed = record(folder)
-    bars = [line for line in killed if "|" in line]
-    start = next(number for number, line in enumerate(resumed) if line.startswith("completed"))
-    shown = ["$ python train.py", *bars, "Killed", "", "$ python train.py", *resumed[start:]]
-    (DOCS / "images/resume.svg").write_text(svg(shown), encoding="utf-8")
-    print(*shown, sep="\n")
-
-
-def is_in_epoch_8(lines: Lines) -> bool:
-    """Return whether the training is within its eighth epoch."""
-    return any(" 7/20" in line for line in lines) and any(re.search(r" 1[5-9]/30 ", line) for line in lines)
+LINES, LINE, WIDTH = 400, 18, 8.43  # of a screen; pixels of a line and of a character
+TEXT = '<text x="16" y="{y:g}" fill="{color}" xml:space="preserve">{text}</text>'
+COLORS = {  # of the lines that have a text
+    "$ ": "#7ee787",
+    "Killed": "#ff7b72",
+    "Error": "#ff7b72",
+    "Did you mean": "#ffd866",
+    "verified": "#ffd866",
+    "bit for bit": "#ffd866",
+    "exact: ": "#ffd866",
+    "The first difference": "#ffd866",
+}
 
 
-def record(folder: str, kill: Callable[[Lines], bool] | None = None) -> Lines:
-    """Run `python train.py` in a terminal, kill it if `kill` says so of the screen, and return the last screen."""
+def record(
+    command: str,
+    folder: Path,
+    columns: int = 100,
+    stop: Callable[[Lines], bool] | None = None,
+    how: int = signal.SIGKILL,
+) -> Lines:
+    """Run a command in a terminal, and return the last screen.
+
+    Args:
+        command: a command line; `python` is this interpreter.
+        folder: the current folder of the command.
+        columns: the width of the terminal.
+        stop: returns True for the screen at which the command gets a signal.
+        how: the signal.
+    """
+    arguments = shlex.split(command)
+    if arguments[0] == "python":
+        arguments[0] = sys.executable
     child, terminal = pty.fork()
     if child == 0:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
         os.chdir(folder)
-        os.execv(sys.executable, [sys.executable, "train.py"])  # noqa: S606 (no shell is needed)
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    screen = pyte.Screen(COLUMNS, LINES)
+        os.environ |= {"PYTHONWARNINGS": "ignore", "TERM": "xterm-256color"}
+        os.execvp(arguments[0], arguments)  # noqa: S606 (no shell is needed)
+    screen = pyte.Screen(columns, LINES)
     stream = pyte.ByteStream(screen)
+    stopped = False
     while True:
         try:
             stream.feed(os.read(terminal, 4096))
         except OSError:  # the terminal of a process that ended
             break
-        if kill is not None and kill(screen.display):
-            os.kill(child, signal.SIGKILL)
-            break
+        if stop is not None and not stopped and stop(text_of(screen)):
+            os.kill(child, how)
+            stopped = True
+            if how == signal.SIGKILL:
+                break
     os.waitpid(child, 0)
-    return [line.rstrip() for line in screen.display]
+    os.close(terminal)
+    return text_of(screen)
 
 
-def svg(lines: Lines) -> str:
-    """Draw a terminal with these lines."""
-    while lines[-1] == "":
-        lines.pop()
-    height = (len(lines) + 2) * LINE
-    width = round(COLUMNS * WIDTH) + 32
+def text_of(screen: pyte.Screen) -> Lines:
+    """Return the lines of a screen down to the cursor."""
+    rows = (screen.buffer[number] for number in range(screen.cursor.y + 3))
+    return trimmed(["".join(row[column].data for column in range(screen.columns)).rstrip() for row in rows])
+
+
+def shown(*commands: str, folder: Path, columns: int = 100) -> Lines:
+    """Return the prompts of some commands with their outputs, whose long lines are broken between words."""
+    lines: Lines = []
+    for command in commands:
+        lines += [f"$ {command}", *wrapped(record(command, folder, 400), columns), ""]
+    return lines
+
+
+def wrapped(lines: Lines, columns: int) -> Lines:
+    """Break long lines between words."""
+    broken: Lines = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()))
+        broken += textwrap.wrap(line, columns, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return broken
+
+
+def trimmed(lines: Lines) -> Lines:
+    """Return the lines without the empty ones at the end."""
+    while lines and not lines[-1]:
+        lines = lines[:-1]
+    return lines
+
+
+def svg(lines: Lines, columns: int = 60) -> str:
+    """Return the picture of a terminal with these lines, and at least so many columns."""
+    lines = trimmed(lines)
+    columns = max(columns, *map(len, lines))
+    width, height = round(columns * WIDTH) + 32, (len(lines) + 2) * LINE
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+        ' font-size="14" font-family="ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace">'
+    )
     texts = [
         TEXT.format(y=(number + 1.5) * LINE, color=color_of(line), text=escape(line))
         for number, line in enumerate(lines)
         if line
     ]
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="14"'
-            ' font-family="ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace">',
-            f'<rect width="{width}" height="{height}" rx="8" fill="#0d1117"/>',
-            *texts,
-            "</svg>\n",
-        ]
-    )
+    return "\n".join([head, f'<rect width="{width}" height="{height}" rx="8" fill="#0d1117"/>', *texts, "</svg>\n"])
 
 
 def color_of(line: str) -> str:
     """Return the color of a line."""
     return next((color for text, color in COLORS.items() if text in line), "#e6edf3")
-
-
-if __name__ == "__main__":
-    main()

@@ -211,6 +211,17 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pictures_have_a_text_and_show_no_machine(page: Path) -> None:
+    for text, target in re.findall(r"!\[([^\]]*)\]\(([^)]*)\)", FENCE.sub("", page.read_text(encoding="utf-8"))):
+        assert len(text.split()) >= 5, target
+        picture = page.parent / target
+        if picture.suffix == ".svg":
+            assert not re.search(r"/(home|root|tmp|work)/", picture.read_text(encoding="utf-8")), target
+        else:
+            assert picture.stat().st_size < 150_000, target
+
+
 def build_site(pages: Iterable[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Build a site that has a short page for each name, with the settings of ours."""
     folder.mkdir()
