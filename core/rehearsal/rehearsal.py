@@ -28,7 +28,7 @@ from ..host import hosted_by
 from ..settings import FitOptions
 from ..task import check_step
 from ..trainer import Trainer
-from .objects import Former, KeptObjects, restored
+from .objects import KeptObjects, restored
 from .report import STEPS, Planned, Rehearsal, Seen, plan_of, predict
 from .trace import RECORDED, Difference, Tracer
 
@@ -65,7 +65,6 @@ def rehearse(
         ValueError: the data can be read only once. Errors of the training or of a plugin leave as they would leave
             `fit`, with a note that says where they happened.
     """
-    check_step(task, "training_step")
     with hosted_by(None):
         return _rehearse(trainer, task, train, options, folder)
 
@@ -101,27 +100,48 @@ def find_batch_size(trainer: Trainer, task: Any, train: Any, *, largest: int, sm
 
 
 def _rehearse(trainer: Trainer, task: Any, train: Any, options: FitOptions, folder: str | Path | None) -> Rehearsal:
+    check_step(task, "training_step")
     data = [train, options.get("validation")]
     refuse_iterators(data)
     leave = [plugin for plugin in trainer.plugins if not getattr(plugin, "rehearses", True)]
-    engine, users = trainer.engine, [task, options, *trainer.plugins]
     with (
-        engine.process(),
-        temporary_folder(engine, folder) as place,
-        trainer.plugins.disabled(*leave),
-        restored(users, data, ours(trainer), [engine, *leave]) as restorer,
+        restored_trainer(trainer, task, data, options, leave) as objects,
+        temporary_folder(trainer.engine, folder) as place,
     ):
         unredirected = tuple(name for name in trainer.plugins.unredirected() if _has_path(trainer.plugins[name]))
         with placed("while the run was planned"):
-            planned = _plan(trainer, task, train, options)
-        runs = _Runs(trainer, (task, train, options), planned, restorer, place)
-        first, result = runs.go("whole")
-        resumed, resumed_result = runs.go("resumed") if first.facts else (None, None)
-        report = _report(runs, (first, result), (resumed, resumed_result), unredirected)
-        names = tuple(name for name in trainer.plugins.names() if trainer.plugins[name] in leave)
-        restorer.restore()
-        changed = restorer.objects.tensors.changed
-        return _shared(engine, report, [*report["problems"], *changed], names)
+            run = trainer.run(task, train, **options)
+            try:
+                planned = plan_of(run)
+            finally:
+                run.hooks.closing.close()
+        runs = _Runs(trainer, (task, train, options), planned, objects, place)
+        whole = runs.go("whole")
+        resumed = runs.go("resumed") if whole[0].facts else None
+        left_out = tuple(name for name in trainer.plugins.names() if trainer.plugins[name] in leave)
+        return _report(runs, whole, resumed, unredirected=unredirected, left_out=left_out)
+
+
+@contextmanager
+def restored_trainer(
+    trainer: Trainer, task: Any, data: list[Any], options: Mapping[str, Any], leave: list[Any]
+) -> Iterator[KeptObjects]:
+    """Disable some plugins, and restore the trainer and the objects of a run when this context ends."""
+    engine = trainer.engine
+    ours = [trainer, getattr(engine, "precision", None)]  # the rest of the engine is in a process group: not copied
+    with (
+        engine.process(),
+        trainer.plugins.disabled(*leave),
+        restored([task, options, *trainer.plugins], data, ours, [engine, *leave]) as objects,
+    ):
+        yield objects
+
+
+def complete(run: Any) -> Any:
+    """Train, and return the result."""
+    with run:
+        loop.fit(run)
+    return run.result_or_raise(exits=False)
 
 
 class _Runs:
@@ -132,10 +152,10 @@ class _Runs:
         trainer: Trainer,
         arguments: tuple[Any, Any, Mapping[str, Any]],
         planned: Planned,
-        restorer: Former,
+        objects: KeptObjects,
         place: Path,
     ) -> None:
-        self.trainer, self.planned, self.restorer, self.place = trainer, planned, restorer, place
+        self.trainer, self.planned, self.objects, self.place = trainer, planned, objects, place
         self.targets: dict[str, list[Path]] = {}
         self.gpu_bytes: int | None = None
         self._task, self._train, options = arguments
@@ -145,10 +165,11 @@ class _Runs:
 
     def go(self, name: str) -> tuple[Seen, Any]:
         """Run `whole`, or `resumed` from its first save; return the facts and the result."""
-        self.restorer.restore()
+        self.objects.restore()
         plugins, resumes = self.trainer.plugins, name == "resumed"
         self.targets = plugins.redirect(self.place / name)
-        shorten(self.restorer.objects)
+        for condition in list(self.objects.found(Filter)):
+            condition.shorten()
         director = Director(
             self.place / "whole",
             self.place / "resumed",
@@ -164,11 +185,10 @@ class _Runs:
             run = self.trainer.run(self._task, self._train, **self._options)
             limits = {name: _shorter(run.settings.limits.get(name), run.engine) for name in run.data.validation_loaders}
             run.settings, run.report.is_strict = replace(run.settings, limits=limits), False  # warnings are reported
-            with run:
-                loop.fit(run)
+            result = complete(run)
         if device.type == "cuda" and not resumes:
             self.gpu_bytes = torch.cuda.max_memory_allocated(device)
-        return director.seen, run.result_or_raise(exits=False)
+        return director.seen, result
 
 
 def _shorter(limit: float | None, engine: LoopEngine) -> int:
@@ -176,66 +196,54 @@ def _shorter(limit: float | None, engine: LoopEngine) -> int:
     return min(limit, few) if isinstance(limit, int) else few
 
 
-def _plan(trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any]) -> Planned:
-    run = trainer.run(task, train, **options)
-    try:
-        return plan_of(run)
-    finally:
-        run.hooks.closing.close()
-
-
-def _report(
-    runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, Any], unredirected: tuple[str, ...]
-) -> dict[str, Any]:
-    (seen, result), (again, resumed_result) = first, resumed
-    plugins = [runs.trainer.plugins[name] for name in runs.trainer.plugins.names()]
-    runs.restorer.restore()  # the forecast needs the original filters
-    prediction = predict(runs.planned, seen, plugins)
-    count = _checkpoints_at_once(plugins, prediction.saves)
+def _report(runs: _Runs, whole: tuple[Seen, Any], resumed: tuple[Seen, Any] | None, **names: Any) -> Rehearsal:
+    (seen, result), trainer, objects = whole, runs.trainer, runs.objects
+    objects.restore()  # the forecast needs the original filters
+    plugins = {name: trainer.plugins[name] for name in trainer.plugins.names()}
+    prediction = predict(runs.planned, seen, plugins.values())
+    count = _checkpoints_at_once(list(plugins.values()), prediction.saves)
     size = None if seen.bytes is None or count is None else seen.bytes * (count + 1)
-    writers = [name for name in runs.targets if keeps_states(runs.trainer.plugins[name])]
-    rooms = {name: [(path, *room(path)) for path in paths] for name, paths in runs.targets.items()}
-    free = [space for name in writers for _, space, reason in rooms[name] if not reason]
-    problems = [*_of_runs(seen, result, again, resumed_result)]
-    problems += [
-        f"plugin {name!r} could not write to {path}: {reason}."
-        for name, places in rooms.items()
-        for path, _, reason in places
-        if reason
-    ]
+    problems, free = [*_of_runs(whole, resumed)], list[int]()
+    for name, path in ((name, path) for name, paths in runs.targets.items() for path in paths):
+        space, reason = room(path)
+        if reason:
+            problems.append(f"plugin {name!r} could not write to {path}: {reason}.")
+        elif keeps_states(plugins[name]):
+            free.append(space)
     if size is not None and free and size > min(free):
         problems.append(f"the checkpoints would take {size:,} bytes, and {min(free):,} are free.")
-    if runs.trainer.strict:
-        problems += result.warnings
     notes = [note for note in result.notes if str(runs.place) not in note]  # those files are removed
-    notes += [f"the position of {kind} objects is not restored" for kind in sorted(runs.restorer.objects.iterators)]
-    if runs.restorer.objects.is_cut:
+    notes += [f"the position of {kind} objects is not restored" for kind in sorted(objects.iterators)]
+    if objects.is_cut:
         notes.append("the data contain too many objects: changes in some of them are not restored")
-    return {
-        "name": runs.planned.name,
-        "problems": problems,
-        "warnings": () if runs.trainer.strict else result.warnings,
-        "notes": tuple(notes),
-        "plan": runs.planned.text,
-        "prediction": prediction,
-        "resume": "" if resumed_result is None else str(resumed_result.resume),
-        "checkpoint_bytes": seen.bytes,
-        "bytes": size,
-        "free_bytes": min(free, default=None),
-        "gpu_bytes": runs.gpu_bytes,
-        "redirected": runs.targets,
-        "unredirected": unredirected,
-        "events": tuple(seen.events),
-        "resumed_events": () if again is None else tuple(again.events),
-    }
+    problems += [*(result.warnings if trainer.strict else ()), *objects.changed]
+    return Rehearsal(
+        name=runs.planned.name,
+        problems=_of_ranks(trainer.engine, problems),
+        warnings=() if trainer.strict else result.warnings,
+        notes=tuple(notes),
+        plan=runs.planned.text,
+        prediction=prediction,
+        resume="" if resumed is None else str(resumed[1].resume),
+        checkpoint_bytes=seen.bytes,
+        bytes=size,
+        free_bytes=min(free, default=None),
+        gpu_bytes=runs.gpu_bytes,
+        redirected=runs.targets,
+        events=tuple(seen.events),
+        resumed_events=() if resumed is None else tuple(resumed[0].events),
+        **names,
+    )
 
 
-def _of_runs(seen: Seen, result: Any, again: Seen | None, resumed_result: Any) -> Iterator[str]:
+def _of_runs(whole: tuple[Seen, Any], resumed: tuple[Seen, Any] | None) -> Iterator[str]:
+    seen, result = whole
     if result.status == "stopped":
         yield f"plugin {result.stopped_by!r} stopped the short run: {result.reason}."
     for name, errors in result.plugin_errors.items():
         yield f"plugin {name!r} failed, though the run continued: {errors[0]}"
-    if again is not None:
+    if resumed is not None:
+        again, resumed_result = resumed
         difference: object = "no plugin resumed from the save"
         if again.facts:
             difference = next(Difference.between(seen.facts, again.facts, aside=IGNORED), None)
@@ -251,16 +259,11 @@ def _checkpoints_at_once(plugins: list[Any], saves: int | None) -> int | None:
     return None if None in limits else sum(limit or 0 for limit in limits)
 
 
-def _shared(engine: LoopEngine, report: dict[str, Any], problems_here: list[str], names: tuple[str, ...]) -> Rehearsal:
+def _of_ranks(engine: LoopEngine, problems_here: list[str]) -> tuple[str, ...]:
     problems = dict.fromkeys(problems_here)
     for rank, texts in enumerate(engine.gather_objects(problems_here) if engine.world_size > 1 else []):
         problems |= dict.fromkeys(text if text in problems_here else f"On rank {rank}: {text}" for text in texts)
-    return Rehearsal(**{**report, "problems": tuple(problems), "left_out": names})
-
-
-def ours(trainer: Trainer) -> list[Any]:
-    # The rest of the engine is in a process group: it cannot be copied.
-    return [trainer, getattr(trainer.engine, "precision", None)]
+    return tuple(problems)
 
 
 @contextmanager
@@ -290,11 +293,6 @@ def temporary_folder(engine: LoopEngine, parent: str | Path | None) -> Iterator[
         return
     with TemporaryDirectory(prefix="heliograph-rehearsal-", dir=parent, ignore_cleanup_errors=True) as folder:
         yield Path(engine.broadcast(folder))
-
-
-def shorten(objects: KeptObjects) -> None:
-    for condition in list(objects.found(Filter)):
-        condition.shorten()
 
 
 def keeps_states(plugin: Any) -> bool:
