@@ -14,6 +14,7 @@ from .core.checkpoint.storage.lock import Lock as Lock
 from .core.checkpoint.storage.manifest import Entry as Entry
 from .core.checkpoint.storage.manifest import clean as clean
 from .core.checkpoint.storage.store import Store as Store
+from .core.checkpoint.verified import record_verified as record_verified
 from .core.data.draws.rng import capture as capture
 from .core.data.draws.rng import restore as restore
 from .core.data.draws.rng import seed_all as seed_all

@@ -87,6 +87,12 @@ class TrainerFactory:
         """True if `make_trainer` takes the folder to write to."""
         return self._takes_a_folder or self._by_name
 
+    @property
+    def usual_folder(self) -> Path | None:
+        """The default of `make_trainer`'s parameter `folder`; None if it has none."""
+        parameter = signature(self._make).parameters.get(FOLDER)
+        return None if parameter is None or parameter.default in (None, Parameter.empty) else Path(parameter.default)
+
     def __call__(self, folder: Path) -> tuple[Trainer, dict[str, Any]]:
         """Return a new trainer and the keywords of its fit.
 

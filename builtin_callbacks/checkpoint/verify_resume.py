@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...core.checkpoint.storage.manifest import run_part
+from ...core.checkpoint.verified import record_verified, verified_before
 from ...core.system.errors import ResumeDiffers
 from ...events import Handle, Lane, Run
 from ...events import catalogue as ev
@@ -341,6 +342,7 @@ class VerifyResume(Plugin):
         self._steps, self._saved_at = run.progress.steps, run.progress.batches
         if run.checkpoints.resumed_at is run.origin:
             self._is_resumed = True
+            run.checkpoints.verified_before = verified_before(self._saver.folder, run.name)
             self._guarded(run, self._open_file)
             return
         self._returns += 1
@@ -518,6 +520,8 @@ class VerifyResume(Plugin):
     def _emit_verified(self, run: Run) -> None:
         if not self._is_emitted:
             self._is_emitted = True
+            if run.engine.is_main and run.checkpoints.difference is None and self._saver is not None:
+                record_verified(self._saver.folder, run.name, run.checkpoints.verified_steps, "VerifyResume")
             run.emit(ev.ResumeVerified(run.checkpoints.verified_steps, run.checkpoints.difference))
 
     def _exchange(self, run: Run, *, is_end: bool) -> None:

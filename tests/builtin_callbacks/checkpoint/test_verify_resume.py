@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pickle
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,30 @@ def test_what_was_found_equal_is_compared_with_again(tmp_path: Path) -> None:
     result = fit(tmp_path, 12)
     assert report(result) == (3, None)
     assert_facts(result.resume, "step 5", "verified", "3 repeated steps", "identical")
+
+
+def test_a_resume_quotes_the_newest_earlier_comparison(tmp_path: Path) -> None:
+    fit(tmp_path, 9)
+    first, second = fit(tmp_path, 8).resume, fit(tmp_path, 7).resume
+    assert first is not None
+    assert second is not None
+    assert first.verified_before is None
+    assert second.verified_before == f"{date.today()}, 3 steps"
+    assert_facts(second, "verified: 2 repeated", f"verified before: {date.today()}, 3 steps")
+    fit(tmp_path, 9)
+    different = fit(tmp_path, 9, at=2).resume  # it leaves no line
+    assert different is not None
+    assert_facts(different, "DIVERGED", f"verified before: {date.today()}, 4 steps")
+    lines = [json.loads(line) for line in (tmp_path / ".verified.jsonl").read_text().splitlines()]
+    assert [(line["steps"], line["by"]) for line in lines] == [(number, "VerifyResume") for number in (3, 2, 4)]
+
+
+def test_a_damaged_file_of_comparisons_is_ignored(tmp_path: Path) -> None:
+    fit(tmp_path, 9)
+    (tmp_path / ".verified.jsonl").write_bytes(b"\xff{")
+    result = fit(tmp_path, 9)
+    assert result.resume is not None
+    assert (result.resume.verified_steps, result.resume.verified_before) == (4, None)
 
 
 def test_after_a_difference_the_new_way_counts(tmp_path: Path) -> None:

@@ -11,9 +11,20 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
-from heliograph import Lane, Run, SavePoint, Streams, Trainer
+from heliograph import Lane, Run, SavePoint, Streams, Trainer, VerifyResume
 from heliograph.events import CATALOGUE, Event, Position
-from heliograph.spi import Difference, Fact, Tracer, TrainerFactory, UsageError, capture, known_names, restore, seed_all
+from heliograph.spi import (
+    Difference,
+    Fact,
+    Tracer,
+    TrainerFactory,
+    UsageError,
+    capture,
+    known_names,
+    record_verified,
+    restore,
+    seed_all,
+)
 from torch.utils.data import DataLoader
 
 from .moments import AFTER_THE_END, KillPoint, Moment, MomentCounter, choose_moments, find_moment, list_kill_points
@@ -346,7 +357,16 @@ class _ResumeCheck:
                     f"last save before the previous kill point."
                 )
             saved = attempt.saved or saved
+        self._record(reference[-1].place[2])
         return check
+
+    def _record(self, steps: int) -> None:
+        # beside the checkpoints that the program usually writes: those of the check are removed
+        usual, used = self._make.usual_folder, self._folder / "interrupted"
+        for plugin in self._trainer.plugins:
+            is_saver = VerifyResume in getattr(plugin, "brings", ())
+            if usual is not None and is_saver and plugin.folder.is_relative_to(used):
+                record_verified(usual / plugin.folder.relative_to(used), self._run_name, steps, "verify-resume")
 
     def _attempt(
         self,
@@ -359,6 +379,7 @@ class _ResumeCheck:
         seed_all(number if origin else 0)  # a resume must not depend on the seed
         try:
             trainer, options = self._make(self._folder / folder)
+            self._trainer, self._run_name = trainer, options.get("name") or "run"
             attempt = run_attempt(trainer, options, save_every=self._save_every, origin=origin, kill=kill)
         except Exception as error:
             if origin is not None:
