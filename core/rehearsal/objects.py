@@ -110,7 +110,9 @@ class KeptObjects:
             self._undo.append(partial(setattr, value, "cell_contents", content))
             return (content,)
         if isinstance(value, np.ndarray):
-            self._keep_array(value, is_data=is_data)
+            is_copied = value.flags.writeable and not isinstance(value, np.memmap)
+            if is_copied and not (is_data and value.nbytes > LARGE):
+                self._undo.append(partial(np.copyto, value, value.copy()))
             return value.reshape(-1).tolist() if value.dtype.hasobject else ()
         parts: list[Any] = []
         if isinstance(value, Tensor):
@@ -158,11 +160,6 @@ class KeptObjects:
         text = f"a tensor of the data, {list(tensor.shape)}, was modified during the rehearsal"
         if tensor._version != version and text not in self.changed:
             self.changed.append(text)
-
-    def _keep_array(self, array: np.ndarray[Any, Any], *, is_data: bool) -> None:
-        is_on_disk = isinstance(array, np.memmap)
-        if array.flags.writeable and not is_on_disk and not (is_data and array.nbytes > LARGE):
-            self._undo.append(partial(np.copyto, array, array.copy()))
 
 
 def _is_closed(kind: type) -> bool:

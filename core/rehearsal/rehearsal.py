@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
-from io import BytesIO
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +33,6 @@ from .report import STEPS, Planned, Rehearsal, Seen, plan_of, predict
 from .trace import RECORDED, Difference, Tracer
 
 BY = "the rehearsal"
-STATE_FILE = "state.pth"
 AT_SAVE = "when it was saved"
 # Depends on the clock, has no effect, or does not exist after a mere load.
 IGNORED = frozenset((part, "") for part in ("metrics", "means", "draws", "at_save_point"))
@@ -72,9 +70,9 @@ def rehearse(
     with hosted_by(None):
         rehearsal = _rehearse(trainer, task, train, options, folder)
     steps = rehearsal.resumed_events.count("step_end")
-    savers = [name for name in rehearsal.redirected if keeps_states(trainer.plugins[name])]
-    for name in savers if steps and rehearsal.ok and trainer.engine.is_main else ():
-        record_verified(rehearsal.redirected[name][0], rehearsal.name, steps, "rehearse")
+    for name, folders in rehearsal.redirected.items() if rehearsal.ok and trainer.engine.is_main else ():
+        if steps and keeps_states(trainer.plugins[name]):
+            record_verified(folders[0], rehearsal.name, steps, "rehearse")
     return rehearsal
 
 
@@ -109,7 +107,9 @@ def find_batch_size(trainer: Trainer, task: Any, train: Any, *, largest: int, sm
     return find_executable_batch_size(attempt, samples_at_most(train, largest), smallest=smallest)[0]
 
 
-def _rehearse(trainer: Trainer, task: Any, train: Any, options: FitOptions, folder: str | Path | None) -> Rehearsal:
+def _rehearse(
+    trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any], folder: str | Path | None
+) -> Rehearsal:
     check_step(task, "training_step")
     data = [train, options.get("validation")]
     refuse_iterators(data)
@@ -127,7 +127,8 @@ def _rehearse(trainer: Trainer, task: Any, train: Any, options: FitOptions, fold
                 run.hooks.closing.close()
         runs = _Runs(trainer, (task, train, options), planned, objects, place)
         whole = runs.go("whole")
-        resumed = runs.go("resumed") if whole[0].facts else None
+        resumes = whole[0].facts and any(map(keeps_states, trainer.plugins))
+        resumed = runs.go("resumed") if resumes else None
         left_out = tuple(name for name in trainer.plugins.names() if trainer.plugins[name] in leave)
         return _report(runs, whole, resumed, unredirected=unredirected, left_out=left_out)
 
@@ -154,24 +155,17 @@ def complete(run: Any) -> Any:
     return run.result_or_raise(exits=False)
 
 
+@dataclass(slots=True)
 class _Runs:
     """The runs of a rehearsal; all start from the same state."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        arguments: tuple[Any, Any, Mapping[str, Any]],
-        planned: Planned,
-        objects: KeptObjects,
-        place: Path,
-    ) -> None:
-        self.trainer, self.planned, self.objects, self.place = trainer, planned, objects, place
-        self.targets: dict[str, list[Path]] = {}
-        self.gpu_bytes: int | None = None
-        self._task, self._train, options = arguments
-        self._options = {**options, **planned.short}
-        if self._options.get("steps") is None:
-            self._options.pop("steps", None)
+    trainer: Trainer
+    arguments: tuple[Any, Any, Mapping[str, Any]]
+    planned: Planned
+    objects: KeptObjects
+    place: Path
+    targets: dict[str, list[Path]] = field(default_factory=dict)
+    gpu_bytes: int | None = None
 
     def go(self, name: str) -> tuple[Seen, Any]:
         """Run `whole`, or `resumed` from its first save; return the facts and the result."""
@@ -185,14 +179,14 @@ class _Runs:
             self.place / "resumed",
             logs="log" in plugins.declared("asks"),
             saves=plugins.writes_saves(),
-            keeps_own=not any(map(keeps_states, plugins)),
             resumes=resumes,
         )
-        device = self.trainer.engine.device
+        device, (task, train, options) = self.trainer.engine.device, self.arguments
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        with placed(f"in the {name} run of a rehearsal"), director.subscribed(self.trainer.bus):
-            run = self.trainer.run(self._task, self._train, **self._options)
+        director.subscribe(self.trainer.bus)
+        with placed(f"in the {name} run of a rehearsal"):
+            run = self.trainer.run(task, train, **{**options, **self.planned.short})
             limits = {name: _shorter(run.settings.limits.get(name), run.engine) for name in run.data.validation_loaders}
             run.settings, run.report.is_strict = replace(run.settings, limits=limits), False  # warnings are reported
             result = complete(run)
@@ -335,38 +329,29 @@ class Director:
         copied: where their files are copied after the first save, for the run that resumes from there.
         logs: whether a log is planned.
         saves: whether a save is planned.
-        keeps_own: whether the state is saved without the plugins, because none of them resumes.
         resumes: whether the run starts at the first save.
     """
 
-    def __init__(self, folder: Path, copied: Path, *, logs: bool, saves: bool, keeps_own: bool, resumes: bool) -> None:
+    def __init__(self, folder: Path, copied: Path, *, logs: bool, saves: bool, resumes: bool) -> None:
         self._folder, self._copied, self._logs, self._saves = folder, copied, logs, saves
-        self._keeps_own, self.resumes, self.seen = keeps_own, resumes, Seen()
+        self._resumes, self.seen = resumes, Seen()
         self._tracer = Tracer(self.seen.facts.append)
         self._is_staged = self._is_copied = resumes
         self._windows = int(resumes)
         self._clock = self._save_began = self._validation_began = 0.0
-        self._overhead = 0.0  # seconds of this class's work during a save
 
-    @contextmanager
-    def subscribed(self, bus: Bus) -> Iterator[None]:
-        events = dict.fromkeys([*ev.CATALOGUE, *(signal.event for signal in bus.signals())])
-        handlers: list[tuple[type[Event], Callable[[Any, Any], None], Lane]] = [
-            *((event, self.note, Lane.MEASURE if event is ev.SavePoint else Lane.REPORT) for event in events),
-            (ev.TrainStart, self.begin, Lane.REPORT),
-            (ev.CheckpointLoaded, self.compare, Lane.REPORT),
-            (ev.EpochStart, self.begin_epoch, Lane.REPORT),
-            (ev.BatchEnd, self.direct, Lane.REPORT),
-            (ev.ValidationStart, self.begin_validation, Lane.TRANSFORM),
-            (ev.ValidationEnd, self.end_validation, Lane.REPORT),
-            (ev.SavePoint, self.save, Lane.MEASURE),
-            (ev.ShouldStop, self.end_boundary, Lane.TRANSFORM),
-            (ev.EpochEnd, self.end_epoch, Lane.REPORT),
-        ]
-        with ExitStack() as stack:
-            for event, handler, lane in handlers:
-                stack.callback(bus.on(event, handler, lane=lane).remove)
-            yield
+    def subscribe(self, bus: Bus) -> None:
+        """Connect all handlers; whoever restores the bus removes them."""
+        for event in dict.fromkeys([*ev.CATALOGUE, *(signal.event for signal in bus.signals())]):
+            bus.on(event, self.note, lane=Lane.MEASURE if event is ev.SavePoint else Lane.REPORT)
+        bus.on(ev.CheckpointLoaded, self.compare, lane=Lane.REPORT)
+        bus.on(ev.EpochStart, self.begin_epoch, lane=Lane.REPORT)
+        bus.on(ev.BatchEnd, self.direct, lane=Lane.REPORT)
+        bus.on(ev.ValidationStart, self.begin_validation, lane=Lane.TRANSFORM)
+        bus.on(ev.ValidationEnd, self.end_validation, lane=Lane.REPORT)
+        bus.on(ev.SavePoint, self.save, lane=Lane.MEASURE)
+        bus.on(ev.ShouldStop, self.end_boundary, lane=Lane.TRANSFORM)
+        bus.on(ev.EpochEnd, self.end_epoch, lane=Lane.REPORT)
 
     def note(self, run: Any, event: Event) -> None:
         # the time to record facts is excluded from the run's
@@ -376,14 +361,8 @@ class Director:
             self._tracer.record(run, event)
             self._clock += _now(run) - began
 
-    def begin(self, run: Any, event: ev.TrainStart) -> None:
-        path = self._folder / STATE_FILE
-        if self.resumes and self._keeps_own and not run.checkpoints.is_resuming:
-            content = run.engine.broadcast(path.read_bytes() if run.engine.is_main else b"")
-            run.resume(torch.load(BytesIO(content), weights_only=True), path)
-
     def compare(self, run: Any, event: ev.CheckpointLoaded) -> None:
-        if self.resumes and not self.seen.facts:
+        if self._resumes and not self.seen.facts:
             self._tracer.state(run, AT_SAVE)
 
     def begin_epoch(self, run: Any, event: ev.EpochStart) -> None:
@@ -415,25 +394,19 @@ class Director:
         self.seen.validations.append((_now(run) - self._validation_began, run.progress.evaluated))
 
     def save(self, run: Any, event: ev.SavePoint) -> None:
-        self._save_began = _now(run)
-        if self._is_staged and not self.seen.facts and not self.resumes:
+        if self._is_staged and not self.seen.facts and not self._resumes:
             self._tracer.state(run, AT_SAVE)
-            if self._keeps_own:
-                state = run.state_dict()
-                if run.engine.is_main:
-                    self._folder.mkdir(parents=True, exist_ok=True)
-                    torch.save(state, self._folder / STATE_FILE)
-            self._overhead = _now(run) - self._save_began
+        self._save_began = _now(run)
 
     def end_boundary(self, run: Any, event: ev.ShouldStop) -> None:
         if self._save_began:
-            self.seen.saves.append(_now(run) - self._save_began - self._overhead)
-            self._save_began = self._overhead = 0.0
+            self.seen.saves.append(_now(run) - self._save_began)
+            self._save_began = 0.0
         if self.seen.facts and not self._is_copied:
             self._is_copied = True
             run.hooks.settle()
             run.engine.barrier()
-            if run.engine.is_main:
+            if run.engine.is_main and self._folder.exists():  # a plugin wrote there
                 self.seen.bytes = _size(run.checkpoints.last)
                 shutil.copytree(self._folder, self._copied, copy_function=_link_or_copy)
         self._clock = _now(run)

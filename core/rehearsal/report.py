@@ -56,7 +56,7 @@ class Rehearsal:
         plan: what the run would do, as `run.report.plan()` says.
         prediction: its duration; rough, because each figure is measured once or twice.
         seconds: the total duration; None if its length is unknown.
-        resume: the report of the resume in a line; empty if nothing saves.
+        resume: the report of the resume in a line; empty if no plugin resumes.
         checkpoint_bytes: the size of one checkpoint; None if no plugin wrote one.
         bytes: the size of the checkpoints that exist at once, with the one being written; None if unknown.
         free_bytes: free space on the disk of the checkpoints, before the run.
@@ -115,7 +115,7 @@ class Rehearsal:
         names = {"step": "step_end", "log": "log", "validation": "validation_end", "save": "save_point"}
         numbers = {word: self.events.count(event) for word, event in names.items()}
         parts = [count(number, word, f"{word}s") for word, number in numbers.items() if number]
-        return ", ".join([*parts, f"a resume ({self.resume})" if self.resume else "no resume, because nothing saves"])
+        return ", ".join([*parts, f"a resume ({self.resume})" if self.resume else "no resume: no plugin can do it"])
 
     def _duration(self) -> str:
         times = self.prediction
