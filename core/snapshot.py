@@ -51,6 +51,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         return {**fresh, **run.report.held, "metrics": dict(run.metrics)}
     has_task_state = not isinstance(run.task, nn.Module) and hasattr(run.task, "state_dict")
     object_state = run.checkpoints.objects
+    totals = {"totals": {name: list(total) for name, total in run.means.totals.items()}}
     objects = {} if object_state is None else object_state.state_dict(run)  # before the data, which save its reports
     snapshot = {
         **_describe(run),
@@ -78,7 +79,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         **({"count_units": dict(run.stepping.units)} if run.stepping.units else {}),
         **({} if shards is None else {"shards": dict(shards)}),
         **({} if run.modes is None else run.modes.state_dict()),
-        **({} if run.report.rows is None else {"log_history": run.report.rows.state_dict() | _totals(run)}),
+        **({} if run.report.rows is None else {"log_history": run.report.rows.state_dict() | totals}),
     }
     snapshot, types = as_plain(snapshot, "state")
     if types:
@@ -206,10 +207,6 @@ def _plan_remaining_steps(run: RunContext, saved: Mapping[str, Any], progress: M
             window.scheduler = run.schedulers.get(name)
         if run.checkpoints.objects is not None:
             run.checkpoints.objects.update_schedulers(run)
-
-
-def _totals(run: RunContext) -> dict[str, Any]:
-    return {"totals": {name: list(total) for name, total in run.means.totals.items()}}
 
 
 def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:
