@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 AT_THE_END = "at the end of the run"
 PARTS = ("modules", "optimizers", "schedulers", "control", "epoch_begun", "at_save_point")
-OF_A_PROCESS = (".lock", ".holder", ".steps")  # files that stay after a kill
+OF_A_PROCESS = (".lock", ".holder", ".steps", ".verified.jsonl")  # files that stay after a kill
 
 
 def facts_of(last: Path) -> list[Fact]:

@@ -102,7 +102,7 @@ def test_plugins_may_write_to_the_folder() -> None:
 
 def test_a_later_resume_quotes_the_check(tmp_path: Path) -> None:
     def make(folder: Path = tmp_path / "usual") -> Made:
-        return training(h.RNGCapture(), *saving(folder / "deep", h.Every(steps=2)), name="it")
+        return training(*saving(folder / "deep", h.Every(steps=2)), name="it")
 
     assert check_resume(make, resumes=1).is_exact
     (path,) = (path for path in tmp_path.rglob("*") if path.is_file())  # the runs wrote elsewhere
