@@ -34,8 +34,8 @@ from .core.host import ended_for_good as ended_for_good
 from .core.host import hosted_by as hosted_by
 from .core.metrics import Metrics as Metrics
 from .core.metrics.monitor import Monitor as Monitor
-from .core.objects.values import differing as differing
-from .core.objects.values import encode as encode
+from .core.objects.program import differing as differing
+from .core.objects.program import encode as encode
 from .core.program import TrainerFactory as TrainerFactory
 from .core.program import UsageError as UsageError
 from .core.program import find_function as find_function

@@ -10,10 +10,10 @@ from .core.data.module import DataModule
 from .core.data.module_life import open_module
 from .core.data.training_data import TrainingData
 from .core.length import Length
-from .core.rehearsal.first_batches import Overfitting as Overfitting
-from .core.rehearsal.first_batches import overfit as overfit
-from .core.rehearsal.range_test import LearningRateSearch as LearningRateSearch
-from .core.rehearsal.range_test import find_learning_rate as find_learning_rate
+from .core.rehearsal.probes import LearningRateSearch as LearningRateSearch
+from .core.rehearsal.probes import Overfitting as Overfitting
+from .core.rehearsal.probes import find_learning_rate as find_learning_rate
+from .core.rehearsal.probes import overfit as overfit
 from .core.rehearsal.rehearsal import find_batch_size as find_batch_size
 from .core.rehearsal.rehearsal import rehearse as rehearse
 from .core.rehearsal.report import Rehearsal as Rehearsal

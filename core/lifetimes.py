@@ -109,6 +109,7 @@ class Checkpoints:
     given_rates: list[float] | None = None
     forked_from: Mapping[str, Any] | None = None
     verified_steps: int = 0
+    verified_before: str | None = None
     difference: str | None = None
 
     @property

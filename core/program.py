@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from ..events.checks import describe, known_names
+from .checkpoint.verified import record_verified
 from .engines.options import modules_of
 from .trainer import Trainer
 
@@ -85,6 +86,20 @@ class TrainerFactory:
     def takes_folder(self) -> bool:
         """True if `make_trainer` takes the folder to write to."""
         return self._takes_a_folder or self._by_name
+
+    def record_verified(self, folder: Path, used: Path, run_name: str, steps: int) -> None:
+        """Leave a line about an exact resume where the program usually writes its checkpoints, if that is known.
+
+        Args:
+            folder: of the checkpoints of the check.
+            used: the folder that `make_trainer` got, instead of the default of its parameter `folder`.
+            run_name: the name of the run.
+            steps: the number of compared steps.
+        """
+        parameter = signature(self._make).parameters.get(FOLDER)
+        usual = None if parameter is None or parameter.default is Parameter.empty else parameter.default
+        if usual is not None and folder.is_relative_to(used):
+            record_verified(Path(usual, folder.relative_to(used)), run_name, steps, "verify-resume")
 
     def __call__(self, folder: Path) -> tuple[Trainer, dict[str, Any]]:
         """Return a new trainer and the keywords of its fit.

@@ -27,6 +27,8 @@ class ResumeReport:
         batch: the batch within the epoch.
         step: the number of optimizer steps before the resume.
         verified_steps: the number of repeated optimizer steps that are bitwise identical to those of the killed run.
+        verified_before: date and steps of the newest earlier comparison of this run's program with itself, for example
+            `2026-11-30, 37 steps`: by a rehearsal, by `verify-resume`, or by repeated steps; None without one.
         divergence: where the repeated steps first differ from the killed run, None if they do not.
         restored: paths of state that no `state_dict` covers, restored from the checkpoint.
         edited: paths of such state that the program sets to another value than the run that saved; they keep it.
@@ -43,6 +45,7 @@ class ResumeReport:
     batch: int | None = None
     step: int | None = None
     verified_steps: int = 0
+    verified_before: str | None = None
     divergence: str | None = None
     restored: tuple[str, ...] = ()
     edited: tuple[str, ...] = ()
@@ -67,9 +70,12 @@ class ResumeReport:
         if self.step is None:
             return printable("; ".join(facts or ("nothing is untracked",)))
         replayed = ["the data were read again up to the position"] if self.position == "replayed" and self.batch else []
+        before = [f"verified before: {self.verified_before}"] if self.verified_before else []
         listed = ", ".join(self.edited[:MAX_PATHS]) + ", ..." * (len(self.edited) > MAX_PATHS)
         edited = [f"changed by the program: {listed}"] if self.edited else []
-        return printable("; ".join([f"resumed at step {self.step:,}", self.measured, *replayed, *facts, *edited]))
+        return printable(
+            "; ".join([f"resumed at step {self.step:,}", self.measured, *before, *replayed, *facts, *edited])
+        )
 
 
 MAX_PATHS = 3  # listed in a line

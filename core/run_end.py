@@ -126,6 +126,7 @@ def _resume(run: RunContext) -> ResumeReport:
         batch=resumed_at.batch,
         step=resumed_at.steps,
         verified_steps=checkpoints.verified_steps,
+        verified_before=checkpoints.verified_before,
         divergence=checkpoints.difference,
         restored=tuple(checkpoints.restored),
         edited=tuple(checkpoints.edited),

@@ -49,17 +49,12 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
     if run.report.held is not None:
         fresh = {"modules": weights, "optimizers": optimizers} | ({} if shards is None else {"shards": dict(shards)})
         return {**fresh, **run.report.held, "metrics": dict(run.metrics)}
-    stateful = {"task": run.task} if not isinstance(run.task, nn.Module) else {}
+    has_task_state = not isinstance(run.task, nn.Module) and hasattr(run.task, "state_dict")
     object_state = run.checkpoints.objects
+    totals = {"totals": {name: list(total) for name, total in run.means.totals.items()}}
     objects = {} if object_state is None else object_state.state_dict(run)  # before the data, which save its reports
     snapshot = {
-        "schema": SCHEMA,
-        "saved_at": time(),
-        "versions": versions(),
-        "world": batch_factors(run),
-        "run_name": run.name,
-        "training_id": run.checkpoints.training_id,
-        "progress": run.progress.state_dict(),
+        **_describe(run),
         "control": run.control.state_dict(is_over=run.report.finished),
         "data": run.data.state_dict(run.progress),
         "planned_done": run.length.done,
@@ -73,9 +68,8 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "engine": run.engine.state_dict(),
         "schedulers": {name: scheduler.state_dict() for name, scheduler in run.schedulers.items()},
         "scheduler_kinds": class_names(run.schedulers),
-        "task": {name: task.state_dict() for name, task in stateful.items() if hasattr(task, "state_dict")},
+        "task": {"task": run.task.state_dict()} if has_task_state else {},
         "objects": objects,
-        "metrics": dict(run.metrics),
         "means": run.means.state_dict(),
         "plugins": run.plugins.state_dict(as_plain),
         "filters": run.plugins.filter_states(run.origin, as_plain),
@@ -85,13 +79,26 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         **({"count_units": dict(run.stepping.units)} if run.stepping.units else {}),
         **({} if shards is None else {"shards": dict(shards)}),
         **({} if run.modes is None else run.modes.state_dict()),
-        **({} if run.report.rows is None else {"log_history": run.report.rows.state_dict() | _totals(run)}),
+        **({} if run.report.rows is None else {"log_history": run.report.rows.state_dict() | totals}),
     }
     snapshot, types = as_plain(snapshot, "state")
     if types:
         snapshot["number_types"] = types
     parts = gather_rank_parts(run.engine, snapshot)
     return {**snapshot, "ranks": parts if run.engine.is_main else []}
+
+
+def _describe(run: RunContext) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "saved_at": time(),
+        "versions": versions(),
+        "world": batch_factors(run),
+        "run_name": run.name,
+        "training_id": run.checkpoints.training_id,
+        "progress": run.progress.state_dict(),
+        "metrics": dict(run.metrics),
+    }
 
 
 def hold(run: RunContext) -> None:
@@ -114,16 +121,9 @@ def capture_weights(run: RunContext) -> dict[str, Any]:
     """
     states = run.plugins.state_dict(as_plain).items()
     snapshot = {
-        "schema": SCHEMA,
-        "saved_at": time(),
-        "versions": versions(),
-        "world": batch_factors(run),
-        "run_name": run.name,
-        "training_id": run.checkpoints.training_id,
+        **_describe(run),
         WEIGHTS_ONLY: True,
-        "progress": run.progress.state_dict(),
         "modules": run.engine.pack(run.modules, {})[0],
-        "metrics": dict(run.metrics),
         "plugins": {name: state for name, state in states if state and {"weights", "evaluates"} <= state.keys()},
         **{name: {} for name in ("control", "data", "optimizers", "schedulers")},
         "ranks": [],
@@ -207,10 +207,6 @@ def _plan_remaining_steps(run: RunContext, saved: Mapping[str, Any], progress: M
             window.scheduler = run.schedulers.get(name)
         if run.checkpoints.objects is not None:
             run.checkpoints.objects.update_schedulers(run)
-
-
-def _totals(run: RunContext) -> dict[str, Any]:
-    return {"totals": {name: list(total) for name, total in run.means.totals.items()}}
 
 
 def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:

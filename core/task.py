@@ -191,7 +191,7 @@ class Supervised(Task):
 
 def _no_pair(batch: Any) -> TypeError:
     from .data.columns import no_pair
-    from .objects.values import describe
+    from .objects.program import describe
 
     return no_pair(batch, describe)
 

@@ -237,6 +237,7 @@ class RunCheckpoints(Protocol):
         batch_note: how the global batch differs from that of the checkpoint; None if it does not.
         verified_steps: the number of repeated steps that are identical to those of the original run; set by the plugin
             that compares them.
+        verified_before: date and steps of an earlier comparison of the program; set by the plugin that compares.
         difference: where the resumed run first diverges from the original; set by the plugin that compares them.
     """
 
@@ -250,6 +251,7 @@ class RunCheckpoints(Protocol):
     in_boundary: bool
     batch_note: str | None
     verified_steps: int
+    verified_before: str | None
     difference: str | None
 
     @property

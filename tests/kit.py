@@ -165,7 +165,11 @@ def newest_log(folder: Path) -> Path:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Return the bytes of every file in a folder of checkpoints, but for the proofs of the steps between them."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".steps"}
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if not path.name.endswith((".steps", ".verified.jsonl"))
+    }
 
 
 class EventRecorder:

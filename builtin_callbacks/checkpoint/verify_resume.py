@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from ...core.checkpoint.storage.manifest import run_part
+from ...core.checkpoint.verified import record_verified, verified_before
+from ...core.metrics.window_losses import Fetched
 from ...core.system.errors import ResumeDiffers
 from ...events import Handle, Lane, Run
 from ...events import catalogue as ev
@@ -33,6 +35,7 @@ SIZE = BEGIN + ROWS * ROW.size
 OFFSETS = tuple(BEGIN + slot * ROW.size for slot in range(ROWS))  # by the number of the batch % ROWS
 MASK = ROWS - 1
 Counters = tuple[int, int, int, int]
+Losses = tuple[Counters, list[Tensor]]  # of a batch
 CHUNK = 32  # batches: a kill loses at most so many
 
 
@@ -107,12 +110,11 @@ class Ring:
 
     @classmethod
     def new(cls, path: Path, owner: Owner) -> Self:
-        """Replace a regular file by a new one.
+        """Replace the file by a new one.
 
         Raises:
-            OSError: something else has the name, there is no space, or the file system maps no files.
+            OSError: it cannot be replaced, there is no space, or the file system maps no files.
         """
-        _check_regular(path)
         path.unlink(missing_ok=True)
         ring = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), path)
         ring.sign(owner)
@@ -125,8 +127,7 @@ class Ring:
         Raises:
             OSError: it cannot be read.
         """
-        _check_regular(path)
-        if not path.exists() or path.stat().st_size != SIZE or path.stat().st_nlink != 1:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size != SIZE or path.stat().st_nlink != 1:
             return None
         ring = cls(os.open(path, os.O_RDWR), path)
         magic, *facts = HEAD.unpack_from(ring.buffer)
@@ -157,33 +158,23 @@ class Ring:
         self.buffer.close()
 
 
-def _check_regular(path: Path) -> None:
-    # other files are not touched
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise OSError(errno.EEXIST, "not a regular file", str(path))
-
-
 class RowReader:
-    """Create rows: immediately if the losses are on the CPU, otherwise once they arrive from the device."""
+    """Create rows, in the order of the batches, once their losses have arrived from the device."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[Counters, list[Tensor]]] = []  # batches whose losses are still on the device
-        self._fetching: deque[tuple[list[tuple[Counters, list[Tensor]]], Tensor, torch.Event | None]] = deque()
+        self._open: list[Losses] = []  # still on the device
+        self._sent: deque[tuple[list[Losses], Fetched]] = deque()
 
     def of(self, run: Run) -> Iterator[Row]:
-        # also rows of earlier batches whose losses have arrived; none if the loop does not have the loss
+        # also rows of earlier batches; none if the loop does not have the loss
         progress, is_skipped = run.progress, run.control.skips_batch
-        counters = progress.batches, progress.batch, progress.steps, progress.samples
         losses = () if is_skipped else run.stepping.batch_losses
-        if not losses and not is_skipped:
-            return
-        if self._reads_at_once(losses):
-            yield _row(counters, [loss.item() for loss in losses])
-            return
-        self._open.append((counters, [copied(loss, losses[0].device) for loss in losses]))
-        if len(self._open) == CHUNK:
-            self._send()
-        yield from self._arrived(wait=False)
+        if losses or is_skipped:
+            counters = progress.batches, progress.batch, progress.steps, progress.samples
+            self._open.append((counters, [copied(loss, losses[0].device) for loss in losses]))
+            if len(self._open) == CHUNK or on_host(losses):
+                self._send()
+            yield from self._arrived(wait=False)
 
     def late(self, *, wait: bool = False) -> Iterator[Row]:
         self._send()
@@ -191,37 +182,23 @@ class RowReader:
 
     def forget(self) -> None:
         self._open.clear()
-        self._fetching.clear()
-
-    def _reads_at_once(self, losses: Sequence[Tensor]) -> bool:
-        # a skipped batch follows those before it
-        return all(loss.is_cpu for loss in losses) if losses else not (self._open or self._fetching)
+        self._sent.clear()
 
     def _send(self) -> None:
         batches, self._open = self._open, []
         losses = [loss for _, of_batch in batches for loss in of_batch]
-        self._fetching.append((batches, *(start_fetch(torch.stack(losses)) if losses else (torch.empty(0), None))))
+        self._sent.append((batches, Fetched(torch.stack(losses) if losses else torch.empty(0))))
 
     def _arrived(self, *, wait: bool) -> Iterator[Row]:
-        while self._fetching:
-            batches, host, arrival = self._fetching[0]
-            if arrival is not None and wait:
-                arrival.synchronize()
-            elif arrival is not None and not arrival.query():
-                return
-            self._fetching.popleft()
-            values = iter(host.double().tolist())
+        while self._sent and (wait or self._sent[0][1].is_there):
+            batches, fetched = self._sent.popleft()
+            values = iter(fetched.read())
             for counters, losses in batches:
                 yield _row(counters, [next(values) for _ in losses])
 
 
-def start_fetch(losses: Tensor) -> tuple[Tensor, torch.Event]:
-    # starts a copy to the host; the event signals its end
-    host = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
-    host.copy_(losses, non_blocking=True)
-    event = torch.Event(device=losses.device)
-    event.record()
-    return host, event
+def on_host(losses: Sequence[Tensor]) -> bool:
+    return all(loss.is_cpu for loss in losses)
 
 
 # Not waited for. A graph on a GPU may reuse the loss's memory.
@@ -341,6 +318,7 @@ class VerifyResume(Plugin):
         self._steps, self._saved_at = run.progress.steps, run.progress.batches
         if run.checkpoints.resumed_at is run.origin:
             self._is_resumed = True
+            run.checkpoints.verified_before = verified_before(self._saver.folder, run.name)
             self._guarded(run, self._open_file)
             return
         self._returns += 1
@@ -442,9 +420,10 @@ class VerifyResume(Plugin):
             return
         ring.close()
         if previous_owner.returns == owner.returns and any(row.steps > run.progress.steps for row in rows):
-            run.note(
-                f"replayed steps not verified: {_layout_change(previous_owner, owner, run.checkpoints.batch_note)}"
-            )
+            change = run.checkpoints.batch_note or "the killed run had other batches"
+            if previous_owner.world_size != owner.world_size:
+                change = f"world size changed from {previous_owner.world_size} to {owner.world_size}"
+            run.note(f"replayed steps not verified: {change}")
         self._begin_file(run)
 
     def _owner(self, run: Run) -> Owner:
@@ -518,6 +497,9 @@ class VerifyResume(Plugin):
     def _emit_verified(self, run: Run) -> None:
         if not self._is_emitted:
             self._is_emitted = True
+            steps = run.checkpoints.verified_steps if run.checkpoints.difference is None else 0
+            if steps and run.engine.is_main and self._saver is not None:
+                record_verified(self._saver.folder, run.name, steps, "VerifyResume")
             run.emit(ev.ResumeVerified(run.checkpoints.verified_steps, run.checkpoints.difference))
 
     def _exchange(self, run: Run, *, is_end: bool) -> None:
@@ -545,12 +527,6 @@ class VerifyResume(Plugin):
 def _report(run: Run, text: str) -> None:
     run.checkpoints.difference = text
     run.data.report_difference(text)  # also in runs that resume this one
-
-
-def _layout_change(before: Owner, now: Owner, batches: str | None) -> str:
-    if before.world_size != now.world_size:
-        return f"world size changed from {before.world_size} to {now.world_size}"
-    return batches or "the killed run had other batches"
 
 
 COUNTED = (("batch", "batch of the epoch"), ("steps", "optimizer steps"), ("samples", "samples"))

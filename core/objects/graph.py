@@ -107,10 +107,6 @@ class Graph:
         contents = {number: plain_content(self.contents[number]) for number in needed if number in self.contents}
         return {"nodes": self.nodes, "roots": self.roots, "untracked": self.untracked, "contents": contents}
 
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Graph:
-        return cls(state["nodes"], state["roots"], state["untracked"], state["contents"])
-
 
 def plain_content(content: Any) -> Any:
     if not isinstance(content, np.ndarray):
@@ -120,8 +116,10 @@ def plain_content(content: Any) -> Any:
 
 
 class Namespace:
-    def __init__(self, module: types.ModuleType) -> None:
-        self.__dict__ = module.__dict__
+    """Holds variables: of a module, or those of an object that its `state_dict` lacks."""
+
+    def __init__(self, variables: dict[str, Any]) -> None:
+        self.__dict__ = variables
 
 
 def type_name(value: object) -> str:
@@ -392,12 +390,8 @@ class Walk:
             return {"skip": "function"}
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         items = [(f".<{name}>", cell_content(cell)) for name, cell in cells if name != "__class__"]
-        parts = (
-            ("__defaults__", value.__defaults__),
-            ("__kwdefaults__", value.__kwdefaults__),
-            ("__dict__", value.__dict__),
-        )
-        items += [(f".{name}", part) for name, part in parts if part]
+        parts = {"__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__, "__dict__": value.__dict__}
+        items += [(f".{name}", part) for name, part in parts.items() if part]
         return self.add(value, path, "function", depth, items) if items else {"skip": "function"}
 
     def method(self, value: Any, path: str, depth: int) -> object:
@@ -490,13 +484,8 @@ class Walk:
         storage = storage_of(value)
         owner, base = self.known_storages().get(storage, (None, None))
         is_leaf = value.is_leaf
-        place = [
-            str(value.dtype),
-            list(value.shape),
-            list(value.stride()),
-            value.storage_offset(),
-            is_leaf and value.requires_grad,
-        ]
+        place = [str(value.dtype), list(value.shape), list(value.stride()), value.storage_offset()]
+        place.append(is_leaf and value.requires_grad)
         grad = value.grad if is_leaf and id(value) not in self.roots.owned else None
         items = [] if grad is None else [(".grad", grad)]
         if isinstance(owner, str):
@@ -555,27 +544,17 @@ def _memory_of(value: object) -> int:
     return int(value.__array_interface__["data"][0]) if isinstance(value, np.ndarray) and value.size else 0
 
 
-@dataclass(slots=True)
-class GraphDifference:
-    # the paths that differ, and the nodes of the second graph that a restore of them needs
-    paths: set[str] = field(default_factory=set)
-    needed: set[int] = field(default_factory=set)
+class Comparison:
+    """The `paths` at which two graphs differ, and the nodes of the second graph that are `needed` to restore them."""
 
-
-def compare(before: Graph, after: Graph, changed_paths: Iterable[str] = ()) -> GraphDifference:
-    comparison = _GraphComparison(before, after, frozenset(changed_paths))
-    for path in after.roots:  # in order: an alias gets the first path that reaches it
-        if path in before.roots:
-            comparison.visit(path, before.roots[path], after.roots[path])
-    return comparison.difference
-
-
-class _GraphComparison:
-    def __init__(self, before: Graph, after: Graph, changed_paths: frozenset[str]) -> None:
-        self.before, self.after, self.difference = before, after, GraphDifference()
-        self.changed_paths = changed_paths
+    def __init__(self, before: Graph, after: Graph, changed_paths: Iterable[str] = ()) -> None:
+        self.before, self.after, self.changed_paths = before, after, frozenset(changed_paths)
+        self.paths, self.needed = set[str](), set[int]()
         self.pairs, self.back, self.descended = dict[int, int](), dict[int, int](), set[int]()
         self.compared = set[tuple[int, int]]()
+        for path in after.roots:  # in order: an alias gets the first path that reaches it
+            if path in before.roots:
+                self.visit(path, before.roots[path], after.roots[path])
 
     def visit(self, path: str, old: Any, new: Any) -> None:
         if not (is_reference(old) and is_reference(new)):
@@ -590,9 +569,7 @@ class _GraphComparison:
             return
         self.compared.add((first, second))
         if first in self.pairs or second in self.back:
-            if not (
-                was["kind"] == now["kind"] and now["kind"] in IMMUTABLE
-            ):  # the identity of immutable objects is not state
+            if was["kind"] != now["kind"] or now["kind"] not in IMMUTABLE:  # whose identity is not state
                 self.add(path, new)
                 return
         else:
@@ -602,8 +579,8 @@ class _GraphComparison:
             return
         is_known = path in self.changed_paths
         if is_known or not self.has_same_leaf(first, second):
-            self.difference.paths.add(path)
-            self.difference.needed.add(second)
+            self.paths.add(path)
+            self.needed.add(second)
             if is_known or now["kind"] in ("stateful", "generator"):
                 self.need(new)
         elif now["kind"] in ("list", "tuple") and len(was["slots"]) != len(now["slots"]):
@@ -627,7 +604,7 @@ class _GraphComparison:
         return same_digest and scalar_bits(was["leaf"]) == scalar_bits(now["leaf"])
 
     def add(self, path: str, new: Any) -> None:
-        self.difference.paths.add(path)
+        self.paths.add(path)
         self.need(new)
 
     def need(self, value: Any) -> None:
@@ -636,7 +613,7 @@ class _GraphComparison:
             value = stack.pop()
             if isinstance(value, dict) and "ref" in value and value["ref"] not in self.descended:
                 self.descended.add(value["ref"])
-                self.difference.needed.add(value["ref"])
+                self.needed.add(value["ref"])
                 stack += self.after.nodes[value["ref"]]["slots"].values()
 
 

@@ -1,58 +1,244 @@
-"""The program of a run: its plugins, the options of plugins and optimizers, the settings of torch."""
+"""The program and the data of a run as digests: compared at a resume, not restored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import datetime
+import decimal
+import enum
+import fractions
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain, islice
 from operator import itemgetter
+from pathlib import PurePath
+from types import FunctionType
 from typing import Any, Final
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from ...events import Run, SavePoint
 from ...plugins.plugin import ARGUMENTS
-from ..data.users_code import is_ours, is_users
+from ..data.generators import KINDS
+from ..data.streams import Streams
+from ..data.users_code import is_ours, is_users, set_by_epoch
 from ..engines.options import COMPILED
-from ..system.extras import with_article
-from .equality import SCALARS
-from .values import Value, differing, encode, show_both
+from ..system.extras import kind_of, with_article
+from .equality import SCALARS, digest, is_scalar, scalar_bits
+from .graph import Node, Roots, Walk, family, is_by_user, type_name
 
-Program = Mapping[str, Mapping[str, Any]]
-WORDS: Final = {
-    "precision": "the precision",
-    "dtype": "torch's default dtype",
-    "device": "the device",
-    "compiled": "the list of compiled modules",
-    "engine": "the engine",
-    "threads": "the number of torch's threads",
-    "deterministic": "torch.use_deterministic_algorithms",
-    "cudnn": "cuDNN's (deterministic, benchmark, allow_tf32)",
-    "matmul": "torch's float32_matmul_precision",
-}
+Value = Mapping[str, str]
+MISSING: Final = {"text": "not there"}
+SHOWN: Final = 60  # characters of a value in a message
+FEW: Final = 20  # numbers of a tensor that are shown
+SAMPLE: Final = 1000  # items of a container of data, and numbers of a large array
+SAMPLE_BYTES: Final = 2**16
+NAMED: Final = (
+    PurePath, range, slice, enum.Enum, np.dtype, torch.dtype, torch.device, torch.Size, fractions.Fraction,
+    decimal.Decimal, datetime.date, datetime.time, datetime.timedelta,
+)  # fmt: skip
+
+
+def encode(value: Any, *, is_data: bool = False) -> dict[str, str]:
+    """Return the digest of a value, with a `text` for messages; `unseen` names parts that cannot be read.
+
+    Args:
+        value: any value.
+        is_data: whether it may be a data set: then large values are sampled, objects of installed libraries are not
+            read, and states of generators are ignored because their draws are keyed.
+    """
+    encoded = {"text": show(value)}
+    if is_scalar(value):
+        return encoded | {"digest": digest(scalar_bits(value))}
+    walk = _Digests(is_data=is_data)
+    slot = walk.value(value, "", 0)
+    if walk.graph.untracked:
+        path, kind = next(iter(walk.graph.untracked.items()))
+        encoded["unseen"] = f"{path}: {kind}" if path else kind
+    return encoded | {"digest": digest(scalar_bits([slot, walk.graph.nodes]))}
+
+
+def differing(before: Mapping[str, Value], now: Mapping[str, Value]) -> Iterator[tuple[str, Value, Value]]:
+    """Yield name, previous and present value of each difference; `MISSING` if a value is missing."""
+    for name in {**before, **now}:
+        was, value = before.get(name, MISSING), now.get(name, MISSING)
+        if was.get("digest") != value.get("digest"):
+            yield name, was, value
+
+
+def show_both(was: Value, value: Value) -> tuple[str, str]:
+    before, now = was["text"], value["text"]
+    return before, now if now != before else "one with other values"
+
+
+def show(value: Any) -> str:
+    if is_scalar(value) or isinstance(value, (*NAMED, np.generic)) or _is_short(value):
+        text = repr(value)
+        if len(text) <= SHOWN:
+            return text
+    return describe(value)
+
+
+def describe(value: Any) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{'a tensor' if isinstance(value, Tensor) else 'an array'} {list(value.shape)}"
+    is_sized = isinstance(value, str | bytes | list | tuple | dict | set)
+    return f"{kind_of(value)} of {len(value)}" if is_sized else kind_of(value)
+
+
+def _is_short(value: Any, depth: int = 3) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim == 0
+    if type(value) not in (list, tuple, dict) or len(value) > FEW or not depth:
+        return False
+    items = chain.from_iterable(value.items()) if type(value) is dict else value
+    return all(is_scalar(item) or _is_short(item, depth - 1) for item in items)
+
+
+def _is_iterator(kind: type) -> bool:
+    return hasattr(kind, "__next__") and not issubclass(kind, io.IOBase)
+
+
+class _Digests(Walk):
+    def __init__(self, *, is_data: bool) -> None:
+        self.is_data = is_data
+        super().__init__(Roots({}))
+
+    def value(self, value: Any, path: str, depth: int) -> object:
+        if isinstance(value, NAMED):
+            return {"named": repr(value)}
+        kind: type = type(value)
+        is_librarys = family(kind) in ("object", "opaque", "stateful", "file") and not is_by_user(kind)
+        if self.is_data and is_librarys and not _is_iterator(kind):
+            return {"skip": type_name(value)}
+        return super().value(value, path, depth)
+
+    def give_up(self, value: object, path: str, why: str = "") -> Node:
+        is_skipped = self.is_data and not _is_iterator(type(value))
+        return {"skip": type_name(value)} if is_skipped else super().give_up(value, path, why)
+
+    def generator(self, value: Any, path: str, depth: int) -> object:
+        return {"skip": type_name(value)} if self.is_data else super().generator(value, path, depth)
+
+    def tensor(self, value: Tensor, path: str, depth: int) -> object:
+        return {"skip": "meta"} if value.is_meta else self.numbers(value, path)
+
+    def array(self, value: Any, path: str, depth: int) -> object:
+        if value.dtype.hasobject:
+            return self.items(value, value.reshape(-1).tolist(), path, depth)
+        return self.numbers(value, path)
+
+    def numbers(self, value: Any, path: str) -> Node:
+        sample = value
+        if self.is_data and value.nbytes > SAMPLE_BYTES:
+            flat = value.reshape(-1)
+            parts = [flat[:SAMPLE], flat[:: 1 + len(flat) // SAMPLE]]
+            sample = torch.cat(parts) if isinstance(value, Tensor) else np.concatenate(parts)
+        return self.content(self.leaf(value, path, "numbers", [str(value.dtype), list(value.shape)]), path, sample)
+
+    def mapping(self, value: Any, path: str, depth: int) -> object:
+        if self.is_data and len(value) > SAMPLE:
+            return self.items(value, chain.from_iterable(dict.items(value)), path, depth)
+        return super().mapping(value, path, depth)
+
+    def sequence(self, value: Any, path: str, depth: int) -> object:
+        is_long = self.is_data and len(value) > SAMPLE
+        return self.items(value, value, path, depth) if is_long else super().sequence(value, path, depth)
+
+    def set(self, value: Any, path: str, depth: int) -> object:
+        is_long = self.is_data and len(value) > SAMPLE
+        return self.items(value, (), path, depth) if is_long else super().set(value, path, depth)
+
+    def items(self, value: Any, items: Iterable[object], path: str, depth: int) -> Node:
+        slots = ((f"[{number}]", item) for number, item in enumerate(islice(items, SAMPLE if self.is_data else None)))
+        return self.add(value, path, "sample", depth, slots, len(value))
+
+
+READERS: Final = ("dataset", "sampler", "batch_sampler", "collate_fn")
+
+
+def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, Value]:
+    """Return digests of the attributes of datasets, samplers and collate functions, by path.
+
+    Args:
+        run: the run.
+        only_by_epoch: only the attributes that `set_epoch` sets: it sets them again before anything is read.
+    """
+    sets, train = run.data.validation_loaders, run.data.train_loader
+    loaders = (
+        {f"{name} ": loader for name, loader in train.loaders.items()} if isinstance(train, Streams) else {"": train}
+    )
+    loaders |= {f"validation {name} ".replace("  ", " "): loader for name, loader in sets.items()}
+    encoded: dict[str, Value] = {}
+    for prefix, loader in loaders.items():
+        for name in READERS:
+            reader = getattr(loader, name, None)
+            if type(reader) is BatchSampler:  # torch makes it from the sampler
+                reader = None if reader.sampler is loader.sampler else reader.sampler
+            for path, value, follows_epoch in _attributes(reader, prefix + name.replace("_", " ")):
+                if follows_epoch or not only_by_epoch:
+                    encoded[path] = encode(value, is_data=True)
+    return encoded
+
+
+def _attributes(reader: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
+    if isinstance(reader, Subset):
+        yield f"{path}.indices", reader.indices if type(reader.indices) is list else list(reader.indices), False
+        yield from _attributes(reader.dataset, path)
+    elif isinstance(reader, ConcatDataset):
+        for number, part in enumerate(reader.datasets):
+            yield from _attributes(part, f"{path} {number}")
+    elif isinstance(reader, TensorDataset):
+        for number, tensor in enumerate(reader.tensors):
+            yield f"{path}.tensors {number}", tensor, False
+    elif isinstance(reader, WeightedRandomSampler | SubsetRandomSampler):
+        name = "weights" if isinstance(reader, WeightedRandomSampler) else "indices"
+        yield f"{path}.{name}", getattr(reader, name), False
+    elif isinstance(reader, FunctionType | partial):
+        yield path, reader, False
+    elif reader is not None and is_by_user(type(reader)):
+        by_epoch = set_by_epoch(type(reader))
+        for name, value in getattr(reader, "__dict__", {}).items():
+            if not isinstance(value, KINDS) and name[:2] != "__":  # their draws are keyed
+                yield f"{path}.{name}", value, name in by_epoch
+
+
+Program = Mapping[str, Any]
 DERIVED: Final = {"name", "needs", ARGUMENTS}  # attributes that follow from others
-ACCUMULATES: Final = "accumulation"  # claimed by a plugin that sets the number of micro-batches in a step
 
 
-def describe_program(run: Run) -> dict[str, dict[str, Any]]:
+def describe_program(run: Run) -> dict[str, Any]:
     engine = run.engine
     device = torch.device(str(engine.device))
     model = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     cudnn = torch.backends.cudnn
     settings = {
-        "precision": str(getattr(getattr(engine, "precision", None), "name", "unknown")),
-        "dtype": str(torch.get_default_dtype()),
-        "device": f"{device.type} {model}".strip(),
-        "compiled": _compiled(run.task),
-        "engine": type(engine).__name__,
-        "ranks": engine.world_size,
-        "batch": None if run.data.batch_size is None else run.data.batch_size * engine.world_size,
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "cudnn": [cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32],
-        "matmul": torch.get_float32_matmul_precision(),
+        "the precision": str(getattr(getattr(engine, "precision", None), "name", "unknown")),
+        "torch's default dtype": str(torch.get_default_dtype()),
+        "the device": f"{device.type} {model}".strip(),
+        "the list of compiled modules": _compiled(run.task),
+        "the engine": type(engine).__name__,
+        "the number of torch's threads": torch.get_num_threads(),
+        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cuDNN's (deterministic, benchmark, allow_tf32)": [cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32],
+        "torch's float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
     named = zip(run.plugins.names(), run.plugins, strict=True)
-    return {"settings": settings, "plugins": {name: _plugin(run, name, plugin) for name, plugin in named}}
+    return {
+        "settings": settings,
+        "ranks": engine.world_size,
+        "plugins": {name: _plugin(run, name, plugin) for name, plugin in named},
+    }
 
 
 def _compiled(task: Any) -> list[str]:
@@ -67,46 +253,33 @@ def _compiled(task: Any) -> list[str]:
 
 
 def compare_programs(before: Program, now: Program) -> Iterator[str]:
-    same_ranks = before["settings"]["ranks"] == now["settings"]["ranks"]  # with other ranks, another engine is expected
+    same_ranks = before["ranks"] == now["ranks"]  # with other ranks, another engine is expected
     for name, value in now["settings"].items():
         was = before["settings"][name]
-        if was != value and name in WORDS and (name != "engine" or same_ranks):
-            yield f"{WORDS[name]} was {was} and is {value}"
-    plugins, saved, same_steps = now["plugins"], before["plugins"], _steps(before) == _steps(now) != {}
-    for name in [name for name in saved if saved[name]["affects_training"] and name not in plugins]:
-        if not (same_steps and ACCUMULATES in saved[name]):
+        if was != value and (name != "the engine" or same_ranks):
+            yield f"{name} was {was} and is {value}"
+    plugins, saved = now["plugins"], before["plugins"]
+    for name, facts in saved.items():
+        if facts["affects_training"] and name not in plugins:
             yield f"plugin {name!r} is no longer registered"
-    for name in [name for name in plugins if plugins[name]["affects_training"]]:
-        if name in saved:
-            yield from _plugin_changes(f"plugin {name!r}", saved[name], plugins[name], same_steps=same_steps)
-        elif not (same_steps and ACCUMULATES in plugins[name]):
+    for name, facts in plugins.items():
+        if facts["affects_training"] and name in saved:
+            yield from _plugin_changes(f"plugin {name!r}", saved[name], facts)
+        elif facts["affects_training"]:
             yield f"plugin {name!r} is new"
+    order = [[name for name in names if plugins.get(name, {}).get("affects_training")] for names in (saved, plugins)]
+    was, value = ([name for name in names if name in saved] for names in order)
+    if was != value:
+        yield f"the order of the plugins was {', '.join(was)} and is {', '.join(value)}"
 
 
-def _steps(program: Program) -> dict[int, int]:
-    # samples in a step, by the epoch from which on it has so many; empty if unknown
-    batch = program["settings"]["batch"]
-    numbers = [facts[ACCUMULATES] for facts in program["plugins"].values() if ACCUMULATES in facts and facts["enabled"]]
-    if batch is None or len(numbers) > 1:
-        return {}
-    steps: dict[int, int] = {}
-    for epoch, number in sorted((numbers or [{0: 1}])[0].items()):
-        if not steps or number * batch != next(reversed(steps.values())):
-            steps[epoch] = number * batch
-    return steps
-
-
-def _plugin_changes(
-    label: str, before: Mapping[str, Any], now: Mapping[str, Any], *, same_steps: bool
-) -> Iterator[str]:
+def _plugin_changes(label: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     if before["class"] != now["class"]:
         yield f"{label} was {with_article(before['class'])} and is {with_article(now['class'])}"
         return
     if before["enabled"] != now["enabled"]:
         yield f"{label} was switched {'on' if before['enabled'] else 'off'} and is not"
     for name, before_value, now_value in sorted(differing(before["options"], now["options"]), key=itemgetter(0)):
-        if same_steps and name == "schedule" and ACCUMULATES in before and ACCUMULATES in now:
-            continue
         was, text = show_both(before_value, now_value)
         yield f"{label} had {name} = {was} and has {text}"
 
@@ -115,16 +288,12 @@ def _plugin(run: Run, name: str, plugin: Any) -> dict[str, Any]:
     affects = affects_training(plugin)
     kind = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
     compares = affects and is_ours(type(plugin).__module__)  # other plugins are in the object graph
-    options = plugin_options(plugin) if compares else {}
-    facts: dict[str, Any] = {
+    return {
         "class": kind,
         "affects_training": affects,
         "enabled": run.plugins.is_enabled(name),
-        "options": options,
+        "options": plugin_options(plugin) if compares else {},
     }
-    if ACCUMULATES in getattr(plugin, "exclusive", ()) and isinstance(getattr(plugin, "schedule", None), Mapping):
-        facts[ACCUMULATES] = {epoch: plugin.number(epoch) for epoch in plugin.schedule}
-    return facts
 
 
 def affects_training(plugin: Any) -> bool:

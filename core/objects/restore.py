@@ -23,7 +23,6 @@ from .equality import EMPTY, same
 from .graph import (
     HOOKS,
     MISSING,
-    MODULE_ATTRIBUTES,
     PARAMETER_HOOKS,
     Graph,
     Node,
@@ -33,7 +32,6 @@ from .graph import (
     storage_of,
     type_name,
     user_hooks,
-    walk,
 )
 
 REBUILT: Final = ("text", "tuple", "array", "array view", "tensor", "tensor view", "enum", "number")
@@ -72,7 +70,6 @@ class _Restore:
         self.failed: dict[str, str] = {}
         self.tensors = dict(item for path, value in roots.saved.items() for item in named_tensors(path, value))
         self.shared = {storage_of(tensor) for tensor in self.tensors.values()}
-        self.removed = self.find_removed()
 
     def bind(self, value: Any, live: Any, path: str) -> None:
         # pairs the nodes of unchanged slots with the live objects, which saved aliases then refer to
@@ -115,22 +112,17 @@ class _Restore:
         try:
             if target is MISSING or node["kind"] in REBUILT:
                 target = self.build(number, target, path, force=force)
-        except Exception as error:  # noqa: BLE001  # the class was edited
-            self.failed[path] = f"{node['type']}, {type(error).__name__} while it was restored"
-            self.filled.discard(number)
-            return live_module
-        if target is MISSING:
+            if target is not MISSING:
+                self.made[number], self.bound[id(target)] = target, number
+                filled = target if node["kind"] == "tuple" else self.fill_slots(number, target, path, force=force)
+                return live_module if filled is live else filled
             if force:
                 self.failed[path] = node["type"]
-            self.filled.discard(number)
-            return live_module
-        self.made[number], self.bound[id(target)] = target, number
-        try:
-            filled = target if node["kind"] == "tuple" else self.fill_slots(number, target, path, force=force)
-        except Exception as error:  # noqa: BLE001  # of `load_state_dict` or a property
+        except Exception as error:  # noqa: BLE001  # an edited class, `load_state_dict`, or a property
             self.failed[path] = f"{node['type']}, {type(error).__name__} while it was restored"
-            return live_module
-        return live_module if filled is live else filled
+        if number not in self.made:
+            self.filled.discard(number)
+        return live_module
 
     def plain(self, value: Any, live: Any, path: str, *, force: bool) -> Any:
         if isinstance(value, dict) and "skip" in value:
@@ -172,10 +164,6 @@ class _Restore:
         elif kind in ("list", "dict") and force:  # the container itself changed
             slots = self.fill_items(node, target, path)
         self.fill_other_slots(slots, target, path, force=force)
-        for name in self.removed.get(number, ()):
-            if get_slot(target, f".{name}") is not MISSING:
-                delattr(target, name)
-                self.restored.append(f"{path}.{name}")
         return target
 
     def content(self, number: int) -> Any:
@@ -209,11 +197,8 @@ class _Restore:
         return target
 
     def fill_items(self, node: Node, target: Any, path: str) -> dict[str, Any]:
-        items = {
-            key: self.fill(child, get_slot(target, key), path + key, force=True)
-            for key, child in node["slots"].items()
-            if key[0] == "["
-        }
+        slots = {key: child for key, child in node["slots"].items() if key[0] == "["}
+        items = {key: self.fill(child, get_slot(target, key), path + key, force=True) for key, child in slots.items()}
         if any(item is MISSING for item in items.values()):  # do not restore half a container
             return {}
         base = collections.OrderedDict if isinstance(target, collections.OrderedDict) else dict
@@ -224,7 +209,7 @@ class _Restore:
             for key, item in zip(node["leaf"], items.values(), strict=True):
                 base.__setitem__(target, key, item)  # not the user's method
         self.restored.append(path)
-        return {key: child for key, child in node["slots"].items() if key[0] != "["}
+        return {key: child for key, child in node["slots"].items() if key not in slots}
 
     def fill_other_slots(self, slots: dict[str, Any], target: Any, path: str, *, force: bool) -> None:
         for key, child in slots.items():
@@ -236,18 +221,6 @@ class _Restore:
                 self.failed[path + key] = type_name(item) if item is not MISSING else "missing"
             elif path + key not in self.restored:
                 self.restored.append(path + key)
-
-    def find_removed(self) -> dict[int, list[str]]:
-        removed: dict[int, list[str]] = {}
-        slots = walk(self.graph)
-        references = {path: value["ref"] for path, value in slots if isinstance(value, dict) and "ref" in value}
-        for path in self.paths:
-            owner, _, name = path.rpartition(".")
-            node = self.nodes[references[owner]] if owner in references else {"kind": ""}
-            is_gone = node["kind"] in ("object", "module") and f".{name}" not in node["slots"]
-            if is_gone and name not in MODULE_ATTRIBUTES:
-                removed.setdefault(references[owner], []).append(name)
-        return removed
 
     def build(self, number: int, live: Any, path: str, *, force: bool) -> Any:
         node = self.nodes[number]
@@ -319,12 +292,8 @@ class _Restore:
             return live
         flat = np.frombuffer(content.cpu().numpy().tobytes(), dtype=leaf[0])
         array = np.array(flat.reshape(leaf[1], order=leaf[2]), order=leaf[2])  # with new memory
-        if (
-            isinstance(live, np.ndarray)
-            and live.shape == array.shape
-            and live.dtype == array.dtype
-            and live.flags.writeable
-        ):
+        same_kind = isinstance(live, np.ndarray) and (live.shape, live.dtype) == (array.shape, array.dtype)
+        if same_kind and live.flags.writeable:
             if not same(np.ascontiguousarray(live), np.ascontiguousarray(array)):
                 live[...] = array
                 self.restored.append(path)
@@ -336,17 +305,11 @@ class _Restore:
         dtype, shape, stride, offset, needs_grad, *source = node["leaf"]
         if not force and live is not MISSING:
             return live
-        if not source:
-            base = self.made.get(node["slots"][".base"]["ref"], MISSING)
-            return base if base is MISSING else base.detach().as_strided(shape, stride, offset)
-        source_path, is_base = source
-        if source_path is not None:
-            source_tensor = self.tensors.get(source_path, MISSING)
-            return (
-                source_tensor
-                if source_tensor is MISSING or is_base
-                else source_tensor.detach().as_strided(shape, stride, offset)
-            )
+        source_path, is_base = source or (None, False)
+        if not source or source_path is not None:
+            owners: Any = self.tensors if source else self.made
+            base = owners.get(source_path if source else node["slots"][".base"]["ref"], MISSING)
+            return base if base is MISSING or is_base else base.detach().as_strided(shape, stride, offset)
         content = self.graph.contents.get(number, MISSING)
         if content is MISSING:
             return live
@@ -358,9 +321,8 @@ class _Restore:
                 self.restored.append(path)
                 return live
         fresh = content.clone().as_strided(shape, stride, offset)
-        return (
-            nn.Parameter(fresh, needs_grad) if node["type"].endswith("Parameter") else fresh.requires_grad_(needs_grad)
-        )
+        is_parameter = node["type"].endswith("Parameter")
+        return nn.Parameter(fresh, needs_grad) if is_parameter else fresh.requires_grad_(needs_grad)
 
 
 def find_class(name: str) -> Any:

@@ -19,17 +19,20 @@ from ...events.checks import describe as describe_function
 from ...plugins.plugin import marked_methods
 from ..data.users_code import is_ours, is_users
 from .equality import sums
-from .graph import LISTENERS, Graph, Namespace, Roots, capture_graph, compare, describe, untracked, user_hooks
+from .graph import LISTENERS, Comparison, Graph, Namespace, Roots, capture_graph, describe, untracked, user_hooks
 from .program import (
+    Value,
     affects_training,
     compare_programs,
     describe_program,
+    differing,
+    encode_data,
     encode_options,
     encode_scheduler_options,
     list_overridden,
+    show_both,
 )
 from .restore import restore
-from .values import Value, differing, encode_data, show_both
 
 logger = logging.getLogger("heliograph")
 MODULE: Final = "module "
@@ -41,13 +44,6 @@ _SGD: Final = frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])),
 _SCHEDULER: Final = frozenset({"optimizer", "_get_lr_called_within_step", "_is_initial", "_schedulers"})
 FUNCTIONS: Final = frozenset({"lr_lambda", "lr_lambdas"})  # a scheduler's `state_dict` holds no closures
 OPTIMIZER_HOOKS: Final = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-
-
-class Attributes:
-    """Holds attributes of an object whose remaining state is in the checkpoint."""
-
-    def __init__(self, attributes: dict[str, Any]) -> None:
-        self.__dict__ = attributes
 
 
 @dataclass(slots=True)
@@ -77,7 +73,7 @@ class ObjectState:
     def state_dict(self, run: Run) -> dict[str, Any]:
         """Return the objects, the paths that the training has changed, the data objects and the program."""
         graph = capture_graph(find_roots(run), self.changed)
-        difference = compare(self.baseline, graph, self.changed)
+        difference = Comparison(self.baseline, graph, self.changed)
         self.changed |= difference.paths
         for path, kind in untracked(graph, self.changed).items():
             run.data.report_untracked(path, kind)
@@ -111,7 +107,7 @@ class ObjectState:
             The restored paths, and the paths that the program now sets differently.
         """
         self.changed |= set(saved["changed"])
-        roots, graph = find_roots(run), Graph.of_state(saved["graph"])
+        roots, graph = find_roots(run), Graph(**saved["graph"])
         paths = {path for path in saved["changed"] if not (is_roll_back and path.startswith((MODULE, "plugins.")))}
         restored, failed = restore(roots, graph, paths)
         _write_back(run, roots)
@@ -125,7 +121,7 @@ class ObjectState:
             if path not in untracked_now:  # a later resume finds no trace of it: differences are saved, too
                 run.data.report_difference(f"{path} ({kind}) was not restored")
         edited = list[str]()
-        for path in sorted(compare(graph, present).paths - failed.keys()):
+        for path in sorted(Comparison(graph, present).paths - failed.keys()):
             if path not in self.changed:
                 edited.append(path)
             elif path not in graph.untracked and path not in present.untracked:
@@ -194,7 +190,7 @@ def _compare_start(run: Run, saved: Mapping[str, Any], before: Graph, weights: M
     now = learning_rates(run)
     if now != saved["rates"]:
         run.data.report_difference(f"{handlers}: the learning rates are {now} and were {saved['rates']}")
-    changed = compare(before, capture_graph(find_roots(run))).paths
+    changed = Comparison(before, capture_graph(find_roots(run))).paths
     if weights:
         changed |= {path for path, value in _sums(run).items() if value != weights.get(path)}
     for path in sorted(changed):
@@ -253,35 +249,36 @@ def find_roots(run: Run) -> Roots:
             objects[f"plugins.{name}"] = plugin
         else:
             saved[f"plugins.{name}"] = plugin
-    objects[LISTENERS[:-1]] = Attributes(_connected_functions(run))
+    objects[LISTENERS[:-1]] = Namespace(_connected_functions(run))
     if not isinstance(run.task, nn.Module):
         objects["run.task" if "task" in run.modules else "task"] = run.task
-    objects |= {MODULE + name: Namespace(module) for name, module in user_modules().items()}
+    objects |= {MODULE + name: Namespace(vars(module)) for name, module in user_modules().items()}
     owned = {
         id(parameter)
         for optimizer in run.optimizers.values()
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    gradients = {
-        f"{name}.{key}": parameter.grad
-        for name, module in run.modules.items()
-        for key, parameter in module.named_parameters()
-        if id(parameter) not in owned and parameter.grad is not None
-    }
-    objects[GRADIENTS] = Attributes(gradients)
-    named = {id(parameter) for module in run.modules.values() for parameter in module.parameters()}
-    return Roots(objects, saved, tuple(_data_objects(run)), frozenset(owned | named), run.phase == "train")
+    parameters = _named_parameters(run)
+    gradients = {name: parameter.grad for name, parameter in parameters.items() if id(parameter) not in owned}
+    objects[GRADIENTS] = Namespace({name: gradient for name, gradient in gradients.items() if gradient is not None})
+    owned |= set(map(id, parameters.values()))
+    return Roots(objects, saved, tuple(_data_objects(run)), frozenset(owned), run.phase == "train")
 
 
-def _unsaved_attributes(part: Any, skipped: frozenset[str]) -> Attributes:
+def _named_parameters(run: Run) -> dict[str, nn.Parameter]:
+    modules = run.modules.items()
+    return {f"{name}.{key}": parameter for name, module in modules for key, parameter in module.named_parameters()}
+
+
+def _unsaved_attributes(part: Any, skipped: frozenset[str]) -> Namespace:
     # of torch's optimizers and schedulers only the user's functions
     hooks_by_name: dict[str, Any] = {name: hooks for name in OPTIMIZER_HOOKS if (hooks := user_hooks(part, name))}
     if type(part).__module__.startswith("torch."):
         names = FUNCTIONS & vars(part).keys()
     else:
         names = vars(part).keys() - skipped - (part.state_dict().keys() - FUNCTIONS) - set(OPTIMIZER_HOOKS)
-    return Attributes(
+    return Namespace(
         hooks_by_name | {name: item for name, item in vars(part).items() if name in names and name[:2] != "__"}
     )
 
@@ -322,11 +319,9 @@ def _write_back(run: Run, roots: Roots) -> None:
             attributes = vars(roots.objects[kind + name]).items()
             vars(part).update({key: item for key, item in attributes if key not in OPTIMIZER_HOOKS})
     gradients = vars(roots.objects[GRADIENTS])
-    for name, module in run.modules.items():
-        for key, parameter in module.named_parameters():
-            gradient = gradients.get(f"{name}.{key}")
-            if isinstance(gradient, Tensor):
-                parameter.grad = gradient
+    for name, parameter in _named_parameters(run).items():
+        if isinstance(gradients.get(name), Tensor):
+            parameter.grad = gradients[name]
 
 
 def _data_objects(run: Run) -> Iterator[object]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import signal
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import chain
 from types import CellType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType, NoneType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,22 +24,29 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..data import rng
 from ..data.generators import KINDS
+from ..data.users_code import cell_content
 
-PLAIN = frozenset({bool, int, float, complex, str, bytes, NoneType, type(Ellipsis), range, slice})
-NOT_ENTERED = (type, ModuleType, Enum, np.generic)
-OPEN = {"__main__", "collections", "types", "argparse"}  # modules of the standard library whose objects are entered
-MOST_OF_DATA = 1_000_000  # objects of the data
-MISSING = object()
-Restore = Callable[[], None]
-LARGE = 2**20  # bytes: a larger tensor of the data is only watched
+NOT_ENTERED: Final = (
+    bool, int, float, complex, str, bytes, NoneType, type(Ellipsis), range, slice, type, ModuleType, Enum, np.generic,
+)  # fmt: skip
+CONTAINERS: Final[tuple[Any, ...]] = (OrderedDict, dict, list, deque, set, bytearray)
+REFERENCES: Final[dict[type, tuple[str, ...]]] = {
+    FunctionType: ("__closure__", "__defaults__", "__kwdefaults__", "__dict__"),
+    MethodType: ("__self__", "__func__"),
+    partial: ("func", "args", "keywords"),
+}
+OPEN: Final = {"__main__", "collections", "types", "argparse"}  # of the standard library; their objects are entered
+MOST_OF_DATA: Final = 1_000_000  # objects of the data
+LARGE: Final = 2**20  # bytes: a larger tensor of the data is only watched
+MISSING: Final = object()
 
 
 class KeptObjects:
-    """The saved contents of objects and of all that they refer to, including closures and tensors.
+    """The saved contents of objects and of all that they refer to, and the states of random generators.
 
-    The walk enters containers, functions, and objects of Python classes; of Python's standard library only containers,
-    and no classes or modules. It starts with the data: large tensors and arrays in them are not copied, and at most a
-    million objects are visited.
+    The walk enters containers, functions, closures, tensors, and objects of Python classes; of Python's standard
+    library only containers, and no classes or modules. It starts with the data: large tensors and arrays in them are
+    not copied, and at most a million objects are visited.
 
     Args:
         users: the user's objects, at which the walk starts.
@@ -49,115 +57,109 @@ class KeptObjects:
     Attributes:
         iterators: the kinds of the user's iterators: items read from them cannot be restored.
         is_cut: whether the data hold more objects than are saved.
-        tensors: the tensors and arrays.
+        changed: messages on tensors that were written to but not copied; complete after `restore`.
     """
 
     def __init__(
-        self,
-        users: Iterable[Any],
-        data: Iterable[Any] = (),
-        ours: Iterable[Any] = (),
-        leave: Iterable[Any] = (),
+        self, users: Iterable[Any], data: Iterable[Any] = (), ours: Iterable[Any] = (), leave: Iterable[Any] = ()
     ) -> None:
-        self.iterators: set[str] = set()
         self.is_cut = False
-        self.tensors = KeptTensors()
-        self._undo: list[Restore] = []
+        self.changed: list[str] = []
+        self._undo: list[Callable[[], object]] = [partial(rng.restore, rng.capture())]
         self._excluded = {id(item) for item in leave}
         self._objects_by_id: dict[int, Any] = {}  # kept alive, so that ids stay unique
-        self._is_data = True
-        self._walk(data)
-        self._is_data = False
+        self._memory = set[tuple[str, int]]()
+        self._walk(data, is_data=True)
         self._walk(users)
-        iterators = set(self.iterators)
+        kinds = {type(value) for value in self._objects_by_id.values() if _is_closed(type(value))}
+        names = (f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if hasattr(kind, "__next__"))
+        self.iterators = {name.removeprefix("builtins.") for name in names}
         self._walk(ours)
-        self.iterators = iterators
 
     def found(self, kind: type) -> Iterator[Any]:
         yield from (item for item in self._objects_by_id.values() if isinstance(item, kind))
 
     def restore(self) -> None:
-        for undo in self._undo:
-            undo()
-        self.tensors.restore()
+        with _interrupts_postponed():
+            for undo in self._undo:
+                undo()
 
-    def _walk(self, roots: Iterable[Any]) -> None:
+    def _walk(self, roots: Iterable[Any], *, is_data: bool = False) -> None:
         stack, visited = list(roots), self._objects_by_id
         while stack:
             value = stack.pop()
-            if type(value) in PLAIN or id(value) in visited or id(value) in self._excluded:
+            if isinstance(value, NOT_ENTERED) or id(value) in visited or id(value) in self._excluded:
                 continue
-            if self._is_data and len(visited) >= MOST_OF_DATA:
+            if is_data and len(visited) >= MOST_OF_DATA:
                 self.is_cut = True
                 return
             visited[id(value)] = value
-            stack.extend(self._parts(value))
+            stack.extend(self._parts(value, is_data=is_data))
 
-    def _parts(self, value: Any) -> Iterator[Any]:
-        if isinstance(value, NOT_ENTERED):
-            return
+    def _parts(self, value: Any, *, is_data: bool) -> Iterable[Any]:
+        """Return the parts of an object, after planning how its own content is restored."""
+        for kind, names in REFERENCES.items():
+            if isinstance(value, kind):
+                return [getattr(value, name) for name in names]
         if isinstance(value, KINDS):
-            self._generator(value)
-        elif isinstance(value, Tensor):
-            yield from self.tensors.keep(value, is_data=self._is_data)
-            yield from self._attributes(value)
-        elif isinstance(value, np.ndarray):
-            self.tensors.keep_array(value, is_data=self._is_data)
-            yield from value.reshape(-1).tolist() if value.dtype.hasobject else ()
-        elif isinstance(value, FunctionType):
-            yield from (value.__closure__ or (), value.__defaults__, value.__kwdefaults__, value.__dict__)
-        elif isinstance(value, MethodType):
-            yield from (value.__self__, value.__func__)
-        elif isinstance(value, CellType):
-            yield self._cell(value)
-        elif isinstance(value, partial):
-            yield from (value.func, value.args, value.keywords)
-        else:
-            yield from self._contents(value)
-            yield from self._attributes(value)
-
-    def _contents(self, value: Any) -> Iterator[Any]:
-        if isinstance(value, dict):
-            items = list(dict.items(value))
-            self._undo.append(partial(_restore_dict, value, items))
-            for pair in items:
-                yield from pair
-        elif isinstance(value, list | deque | set | bytearray):
-            content = list(iter(value))
-            self._undo.append(partial(_restore_content, value, content))
-            yield from content
+            if not isinstance(value, random.SystemRandom):
+                self._undo.append(partial(rng.set_generator_state, value, rng.generator_state(value)))
+            return ()
+        if isinstance(value, CellType):
+            content = cell_content(value)
+            self._undo.append(partial(setattr, value, "cell_contents", content))
+            return (content,)
+        if isinstance(value, np.ndarray):
+            is_copied = value.flags.writeable and not isinstance(value, np.memmap)
+            if is_copied and not (is_data and value.nbytes > LARGE):
+                self._undo.append(partial(np.copyto, value, value.copy()))
+            return value.reshape(-1).tolist() if value.dtype.hasobject else ()
+        parts: list[Any] = []
+        if isinstance(value, Tensor):
+            parts = self._keep_tensor(value, is_data=is_data)
+        elif isinstance(value, CONTAINERS):
+            parts = _content(value)
+            self._undo.append(partial(_restore_content, value, parts))
         elif isinstance(value, tuple | frozenset):
-            yield from tuple(value)
+            parts = list(value)
         elif isinstance(value, MappingProxyType):
-            yield from value.values()
-        elif hasattr(type(value), "__next__") and _is_closed(type(value)):
-            name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-            self.iterators.add(name)
+            parts = list(value.values())
+        return chain(parts, () if _is_closed(type(value)) else self._keep_attributes(value))
 
-    def _attributes(self, value: Any) -> Iterator[Any]:
+    def _keep_attributes(self, value: Any) -> list[Any]:
         kind = type(value)
-        if _is_closed(kind):
-            return
-        if kind.__dictoffset__ and isinstance(variables := value.__dict__, dict):
-            items = list(variables.items())
-            self._undo.append(partial(_restore_dict, variables, items))
-            yield from (item for _, item in items)
-        if slots := list(_slots(value)):
-            self._undo.append(partial(_restore_slots, value, slots))
-        yield from (item for _, item in slots if item is not MISSING)
-        self._undo.append(partial(_restore_class, value, kind))
+        descriptors = [item for base in kind.__mro__ for item in vars(base).values()]
+        slots = {slot: _read(value, slot) for slot in descriptors if isinstance(slot, MemberDescriptorType)}
+        self._undo.append(partial(_restore_attributes, value, kind, slots))
+        return [*slots.values(), value.__dict__ if kind.__dictoffset__ else None]
 
-    def _generator(self, value: Any) -> None:
-        if not isinstance(value, random.SystemRandom):
-            self._undo.append(partial(rng.set_generator_state, value, rng.generator_state(value)))
+    def _keep_tensor(self, tensor: Tensor, *, is_data: bool) -> list[Any]:
+        # returns the parts of a sharded tensor, and the gradient
+        parts: list[Any] = []
+        if is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            parts = [getattr(tensor, name) for name in names]
+        elif tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested:
+            self._keep_memory(tensor, is_data=is_data)
+        if tensor.is_leaf:
+            self._undo.append(partial(_restore_tensor, tensor, tensor.data, tensor.grad, tensor.requires_grad))
+            parts.append(tensor.grad)
+        return parts
 
-    def _cell(self, cell: CellType) -> Any:
-        try:
-            content = cell.cell_contents
-        except ValueError:  # not filled yet
-            return None
-        self._undo.append(partial(setattr, cell, "cell_contents", content))
-        return content
+    def _keep_memory(self, tensor: Tensor, *, is_data: bool) -> None:
+        storage = tensor.untyped_storage()
+        place = str(tensor.device), storage.data_ptr()
+        if is_data and storage.nbytes() > LARGE:
+            self._undo.append(partial(self._check_version, tensor, tensor._version))
+        elif place[1] and place not in self._memory:
+            self._memory.add(place)
+            copied = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+            self._undo.append(partial(_restore_memory, storage, copied.copy_(storage)))
+
+    def _check_version(self, tensor: Tensor, version: int) -> None:
+        text = f"a tensor of the data, {list(tensor.shape)}, was modified during the rehearsal"
+        if tensor._version != version and text not in self.changed:
+            self.changed.append(text)
 
 
 def _is_closed(kind: type) -> bool:
@@ -165,153 +167,70 @@ def _is_closed(kind: type) -> bool:
     return (root in sys.stdlib_module_names and root not in OPEN) or issubclass(kind, _BaseDataLoaderIter)
 
 
-def _slots(value: Any) -> Iterator[tuple[Any, Any]]:
-    for base in type(value).__mro__:
-        for descriptor in vars(base).values():
-            if isinstance(descriptor, MemberDescriptorType):
-                try:
-                    yield descriptor, descriptor.__get__(value)
-                except AttributeError:  # not set
-                    yield descriptor, MISSING
-
-
-def _restore_dict(target: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
-    now = list(dict.items(target))
-    if len(now) == len(items) and all(a is c and b is d for (a, b), (c, d) in zip(now, items, strict=True)):
-        return
-    base: Any = OrderedDict if isinstance(target, OrderedDict) else dict
-    base.clear(target)
-    for key, value in items:
-        base.__setitem__(target, key, value)
+def _content(value: Any) -> list[Any]:
+    # of a dict, its keys and values by turns
+    return list(chain.from_iterable(dict.items(value)) if isinstance(value, dict) else value)
 
 
 def _restore_content(target: Any, content: list[Any]) -> None:
-    if len(target) == len(content) and all(a is b for a, b in zip(target, content, strict=True)):
+    now = _content(target)
+    if len(now) == len(content) and all(map(operator.is_, now, content)):
         return
-    base: Any = next(kind for kind in (list, deque, set, bytearray) if isinstance(target, kind))
-    base.clear(target)
-    (base.update if base is set else base.extend)(target, content)
+    base = next(kind for kind in CONTAINERS if isinstance(target, kind))
+    base.clear(target)  # not by methods of the user's class
+    if issubclass(base, dict):
+        for key, value in zip(content[::2], content[1::2], strict=True):
+            base.__setitem__(target, key, value)
+    else:
+        (base.update if base is set else base.extend)(target, content)
 
 
-def _restore_slots(value: Any, slots: Collection[tuple[Any, Any]]) -> None:
-    for descriptor, before in slots:
-        try:
-            now = descriptor.__get__(value)
-        except AttributeError:
-            now = MISSING
-        if now is before:
-            continue
-        if before is MISSING:
-            descriptor.__delete__(value)
-        else:
-            descriptor.__set__(value, before)
+def _read(value: Any, slot: MemberDescriptorType) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:  # not set
+        return MISSING
 
 
-def _restore_class(value: Any, kind: type) -> None:
+def _restore_attributes(value: Any, kind: type, slots: dict[MemberDescriptorType, Any]) -> None:
     if type(value) is not kind:
         value.__class__ = kind
+    for slot, before in slots.items():
+        if _read(value, slot) is before:
+            continue
+        if before is MISSING:
+            slot.__delete__(value)
+        else:
+            slot.__set__(value, before)
 
 
-class KeptTensors:
-    """Tensors, with copies of their memory on the CPU.
-
-    Attributes:
-        changed: messages on tensors that were written to but not copied; complete after `restore`.
-    """
-
-    def __init__(self) -> None:
-        self.changed: list[str] = []
-        self._tensors: list[tuple[Tensor, Tensor, Tensor | None, bool]] = []
-        self._memory: dict[tuple[str, int], tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self._watched: list[tuple[Tensor, int]] = []
-        self._arrays: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
-
-    def keep(self, tensor: Tensor, *, is_data: bool) -> Iterator[Any]:
-        # yields the objects of the tensor: the parts of a sharded one, and its gradient
-        if is_traceable_wrapper_subclass(tensor):
-            names, _ = tensor.__tensor_flatten__()
-            yield from (getattr(tensor, name) for name in names)
-        elif tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested:
-            self._keep_memory(tensor, is_data=is_data)
-        if tensor.is_leaf:
-            self._tensors.append((tensor, tensor.data, tensor.grad, tensor.requires_grad))
-            yield tensor.grad
-
-    # neither large arrays of the data, nor arrays on a disk, are copied
-    def keep_array(self, array: np.ndarray[Any, Any], *, is_data: bool) -> None:
-        if isinstance(array, np.memmap) or not array.flags.writeable or (is_data and array.nbytes > LARGE):
-            return
-        self._arrays.append((array, array.copy()))
-
-    def restore(self) -> None:
-        for tensor, data, grad, requires_grad in self._tensors:
-            if not _is_same_memory(tensor.data, data):
-                tensor.data = data
-            if tensor.grad is not grad:
-                tensor.grad = grad
-            if tensor.requires_grad != requires_grad:
-                tensor.requires_grad_(requires_grad)
-        for storage, copied in self._memory.values():
-            if storage.nbytes() != copied.nbytes():
-                storage.resize_(copied.nbytes())
-            storage.copy_(copied)
-        for array, before in self._arrays:
-            array[...] = before
-        for tensor, version in self._watched:
-            if tensor._version != version:
-                self.changed.append(f"a tensor of the data, {list(tensor.shape)}, was modified during the rehearsal")
-
-    def _keep_memory(self, tensor: Tensor, *, is_data: bool) -> None:
-        storage = tensor.untyped_storage()
-        if is_data and storage.nbytes() > LARGE:
-            self._watched.append((tensor, tensor._version))
-            return
-        place = str(tensor.device), storage.data_ptr()
-        if place[1] and place not in self._memory:
-            copied = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
-            self._memory[place] = storage, copied.copy_(storage)
+def _restore_tensor(tensor: Tensor, data: Tensor, grad: Tensor | None, requires_grad: bool) -> None:
+    tensor.data, tensor.grad = data, grad
+    if tensor.requires_grad != requires_grad:
+        tensor.requires_grad_(requires_grad)
 
 
-def _is_same_memory(first: Tensor, second: Tensor) -> bool:
-    if is_traceable_wrapper_subclass(first) or is_traceable_wrapper_subclass(second):
-        return first is second
-    same_kind = (first.dtype, first.device, first.shape, first.stride()) == (
-        second.dtype,
-        second.device,
-        second.shape,
-        second.stride(),
-    )
-    return same_kind and first.data_ptr() == second.data_ptr()
-
-
-@dataclass(frozen=True, slots=True)
-class Former:
-    """The saved contents of objects, and the states of the global random generators."""
-
-    objects: KeptObjects
-    draws: dict[str, Any]
-
-    def restore(self) -> None:
-        # Ctrl-C takes effect afterwards
-        with _interrupts_postponed():
-            self.objects.restore()
-            rng.restore(self.draws)
+def _restore_memory(storage: torch.UntypedStorage, copied: torch.UntypedStorage) -> None:
+    if storage.nbytes() != copied.nbytes():
+        storage.resize_(copied.nbytes())
+    storage.copy_(copied)
 
 
 @contextmanager
 def restored(
     users: Iterable[Any], data: Iterable[Any] = (), ours: Iterable[Any] = (), leave: Iterable[Any] = ()
-) -> Iterator[Former]:
+) -> Iterator[KeptObjects]:
     """Restore everything when this context ends, also by an exception; see `KeptObjects` for the arguments."""
-    backup = Former(KeptObjects(users, data, ours, leave), rng.capture())
+    objects = KeptObjects(users, data, ours, leave)
     try:
-        yield backup
+        yield objects
     finally:
-        backup.restore()
+        objects.restore()
 
 
 @contextmanager
 def _interrupts_postponed() -> Iterator[None]:
+    # Ctrl-C takes effect afterwards
     if threading.current_thread() is not threading.main_thread():
         yield
         return

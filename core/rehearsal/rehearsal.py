@@ -1,13 +1,12 @@
-"""The rehearsal: a short run that does everything a long one does and leaves no trace."""
+"""The rehearsal: a short run that does everything a long one does, and restores everything."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
-from io import BytesIO
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +20,7 @@ from ...events import catalogue as ev
 from ...plugins.filters import Filter
 from ...plugins.plugin import Plugin
 from .. import loop
+from ..checkpoint.verified import record_verified
 from ..data.batch_size import find_executable_batch_size
 from ..data.loaders import samples_at_most
 from ..engines.contract import LoopEngine
@@ -28,12 +28,11 @@ from ..host import hosted_by
 from ..settings import FitOptions
 from ..task import check_step
 from ..trainer import Trainer
-from .objects import Former, KeptObjects, restored
+from .objects import KeptObjects, restored
 from .report import STEPS, Planned, Rehearsal, Seen, plan_of, predict
 from .trace import RECORDED, Difference, Tracer
 
 BY = "the rehearsal"
-STATE_FILE = "state.pth"
 AT_SAVE = "when it was saved"
 # Depends on the clock, has no effect, or does not exist after a mere load.
 IGNORED = frozenset((part, "") for part in ("metrics", "means", "draws", "at_save_point"))
@@ -42,13 +41,16 @@ IGNORED = frozenset((part, "") for part in ("metrics", "means", "draws", "at_sav
 def rehearse(
     trainer: Trainer, task: Any, train: Any, *, folder: str | Path | None = None, **options: Unpack[FitOptions]
 ) -> Rehearsal:
-    """Run a short version of a training that leaves no trace.
+    """Run a short version of a training, and restore everything.
 
     The rehearsal makes two steps of each phase of the data, two batches of each validation set, a log, a save and the
     events of the end, with all plugins. Then a second run resumes from the save and is compared bit by bit. Filters
     such as `Every(epochs=10)` fire at the first occasion. Files go to a temporary folder, which is removed. Weights,
     gradients, modes, optimizers, plugins, datasets and random generators are restored afterwards, also after an error
     and after Ctrl-C. On several ranks, call it on each rank.
+
+    If there is no problem, one line in `.verified.jsonl` beside the checkpoints remains: `result.resume` of a later
+    resume quotes it.
 
     Args:
         trainer: the trainer with its plugins.
@@ -65,9 +67,13 @@ def rehearse(
         ValueError: the data can be read only once. Errors of the training or of a plugin leave as they would leave
             `fit`, with a note that says where they happened.
     """
-    check_step(task, "training_step")
     with hosted_by(None):
-        return _rehearse(trainer, task, train, options, folder)
+        rehearsal = _rehearse(trainer, task, train, options, folder)
+    steps = rehearsal.resumed_events.count("step_end")
+    for name, folders in rehearsal.redirected.items() if rehearsal.ok and trainer.engine.is_main else ():
+        if steps and keeps_states(trainer.plugins[name]):
+            record_verified(folders[0], rehearsal.name, steps, "rehearse")
+    return rehearsal
 
 
 def find_batch_size(trainer: Trainer, task: Any, train: Any, *, largest: int, smallest: int = 1, **options: Any) -> int:
@@ -95,80 +101,98 @@ def find_batch_size(trainer: Trainer, task: Any, train: Any, *, largest: int, sm
 
     def attempt(size: int) -> None:
         params = {**(options.get("loader_params") or {}), "batch_size": size}
-        rehearse(trainer, task, train, **{**options, **length, "loader_params": params})
+        with hosted_by(None):
+            _rehearse(trainer, task, train, {**options, **length, "loader_params": params}, None)
 
     return find_executable_batch_size(attempt, samples_at_most(train, largest), smallest=smallest)[0]
 
 
-def _rehearse(trainer: Trainer, task: Any, train: Any, options: FitOptions, folder: str | Path | None) -> Rehearsal:
+def _rehearse(
+    trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any], folder: str | Path | None
+) -> Rehearsal:
+    check_step(task, "training_step")
     data = [train, options.get("validation")]
     refuse_iterators(data)
     leave = [plugin for plugin in trainer.plugins if not getattr(plugin, "rehearses", True)]
-    engine, users = trainer.engine, [task, options, *trainer.plugins]
     with (
-        engine.process(),
-        temporary_folder(engine, folder) as place,
-        trainer.plugins.disabled(*leave),
-        restored(users, data, ours(trainer), [engine, *leave]) as restorer,
+        restored_trainer(trainer, task, data, options, leave) as objects,
+        temporary_folder(trainer.engine, folder) as place,
     ):
         unredirected = tuple(name for name in trainer.plugins.unredirected() if _has_path(trainer.plugins[name]))
         with placed("while the run was planned"):
-            planned = _plan(trainer, task, train, options)
-        runs = _Runs(trainer, (task, train, options), planned, restorer, place)
-        first, result = runs.go("whole")
-        resumed, resumed_result = runs.go("resumed") if first.facts else (None, None)
-        report = _report(runs, (first, result), (resumed, resumed_result), unredirected)
-        names = tuple(name for name in trainer.plugins.names() if trainer.plugins[name] in leave)
-        restorer.restore()
-        changed = restorer.objects.tensors.changed
-        return _shared(engine, report, [*report["problems"], *changed], names)
+            run = trainer.run(task, train, **options)
+            try:
+                planned = plan_of(run)
+            finally:
+                run.hooks.closing.close()
+        runs = _Runs(trainer, (task, train, options), planned, objects, place)
+        whole = runs.go("whole")
+        resumes = whole[0].facts and any(map(keeps_states, trainer.plugins))
+        resumed = runs.go("resumed") if resumes else None
+        left_out = tuple(name for name in trainer.plugins.names() if trainer.plugins[name] in leave)
+        return _report(runs, whole, resumed, unredirected=unredirected, left_out=left_out)
 
 
+@contextmanager
+def restored_trainer(
+    trainer: Trainer, task: Any, data: list[Any], options: Mapping[str, Any], leave: list[Any]
+) -> Iterator[KeptObjects]:
+    """Disable some plugins, and restore the trainer and the objects of a run when this context ends."""
+    engine = trainer.engine
+    ours = [trainer, getattr(engine, "precision", None)]  # the rest of the engine is in a process group: not copied
+    with (
+        engine.process(),
+        trainer.plugins.disabled(*leave),
+        restored([task, options, *trainer.plugins], data, ours, [engine, *leave]) as objects,
+    ):
+        yield objects
+
+
+def complete(run: Any) -> Any:
+    """Train, and return the result."""
+    with run:
+        loop.fit(run)
+    return run.result_or_raise(exits=False)
+
+
+@dataclass(slots=True)
 class _Runs:
     """The runs of a rehearsal; all start from the same state."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        arguments: tuple[Any, Any, Mapping[str, Any]],
-        planned: Planned,
-        restorer: Former,
-        place: Path,
-    ) -> None:
-        self.trainer, self.planned, self.restorer, self.place = trainer, planned, restorer, place
-        self.targets: dict[str, list[Path]] = {}
-        self.gpu_bytes: int | None = None
-        self._task, self._train, options = arguments
-        self._options = {**options, **planned.short}
-        if self._options.get("steps") is None:
-            self._options.pop("steps", None)
+    trainer: Trainer
+    arguments: tuple[Any, Any, Mapping[str, Any]]
+    planned: Planned
+    objects: KeptObjects
+    place: Path
+    targets: dict[str, list[Path]] = field(default_factory=dict)
+    gpu_bytes: int | None = None
 
     def go(self, name: str) -> tuple[Seen, Any]:
         """Run `whole`, or `resumed` from its first save; return the facts and the result."""
-        self.restorer.restore()
+        self.objects.restore()
         plugins, resumes = self.trainer.plugins, name == "resumed"
         self.targets = plugins.redirect(self.place / name)
-        shorten(self.restorer.objects)
+        for condition in list(self.objects.found(Filter)):
+            condition.shorten()
         director = Director(
             self.place / "whole",
             self.place / "resumed",
             logs="log" in plugins.declared("asks"),
             saves=plugins.writes_saves(),
-            keeps_own=not any(map(keeps_states, plugins)),
             resumes=resumes,
         )
-        device = self.trainer.engine.device
+        device, (task, train, options) = self.trainer.engine.device, self.arguments
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        with placed(f"in the {name} run of a rehearsal"), director.subscribed(self.trainer.bus):
-            run = self.trainer.run(self._task, self._train, **self._options)
+        director.subscribe(self.trainer.bus)
+        with placed(f"in the {name} run of a rehearsal"):
+            run = self.trainer.run(task, train, **{**options, **self.planned.short})
             limits = {name: _shorter(run.settings.limits.get(name), run.engine) for name in run.data.validation_loaders}
             run.settings, run.report.is_strict = replace(run.settings, limits=limits), False  # warnings are reported
-            with run:
-                loop.fit(run)
+            result = complete(run)
         if device.type == "cuda" and not resumes:
             self.gpu_bytes = torch.cuda.max_memory_allocated(device)
-        return director.seen, run.result_or_raise(exits=False)
+        return director.seen, result
 
 
 def _shorter(limit: float | None, engine: LoopEngine) -> int:
@@ -176,66 +200,54 @@ def _shorter(limit: float | None, engine: LoopEngine) -> int:
     return min(limit, few) if isinstance(limit, int) else few
 
 
-def _plan(trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any]) -> Planned:
-    run = trainer.run(task, train, **options)
-    try:
-        return plan_of(run)
-    finally:
-        run.hooks.closing.close()
-
-
-def _report(
-    runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, Any], unredirected: tuple[str, ...]
-) -> dict[str, Any]:
-    (seen, result), (again, resumed_result) = first, resumed
-    plugins = [runs.trainer.plugins[name] for name in runs.trainer.plugins.names()]
-    runs.restorer.restore()  # the forecast needs the original filters
-    prediction = predict(runs.planned, seen, plugins)
-    count = _checkpoints_at_once(plugins, prediction.saves)
+def _report(runs: _Runs, whole: tuple[Seen, Any], resumed: tuple[Seen, Any] | None, **names: Any) -> Rehearsal:
+    (seen, result), trainer, objects = whole, runs.trainer, runs.objects
+    objects.restore()  # the forecast needs the original filters
+    plugins = {name: trainer.plugins[name] for name in trainer.plugins.names()}
+    prediction = predict(runs.planned, seen, plugins.values())
+    count = _checkpoints_at_once(list(plugins.values()), prediction.saves)
     size = None if seen.bytes is None or count is None else seen.bytes * (count + 1)
-    writers = [name for name in runs.targets if keeps_states(runs.trainer.plugins[name])]
-    rooms = {name: [(path, *room(path)) for path in paths] for name, paths in runs.targets.items()}
-    free = [space for name in writers for _, space, reason in rooms[name] if not reason]
-    problems = [*_of_runs(seen, result, again, resumed_result)]
-    problems += [
-        f"plugin {name!r} could not write to {path}: {reason}."
-        for name, places in rooms.items()
-        for path, _, reason in places
-        if reason
-    ]
+    problems, free = [*_of_runs(whole, resumed)], list[int]()
+    for name, path in ((name, path) for name, paths in runs.targets.items() for path in paths):
+        space, reason = room(path)
+        if reason:
+            problems.append(f"plugin {name!r} could not write to {path}: {reason}.")
+        elif keeps_states(plugins[name]):
+            free.append(space)
     if size is not None and free and size > min(free):
         problems.append(f"the checkpoints would take {size:,} bytes, and {min(free):,} are free.")
-    if runs.trainer.strict:
-        problems += result.warnings
     notes = [note for note in result.notes if str(runs.place) not in note]  # those files are removed
-    notes += [f"the position of {kind} objects is not restored" for kind in sorted(runs.restorer.objects.iterators)]
-    if runs.restorer.objects.is_cut:
+    notes += [f"the position of {kind} objects is not restored" for kind in sorted(objects.iterators)]
+    if objects.is_cut:
         notes.append("the data contain too many objects: changes in some of them are not restored")
-    return {
-        "name": runs.planned.name,
-        "problems": problems,
-        "warnings": () if runs.trainer.strict else result.warnings,
-        "notes": tuple(notes),
-        "plan": runs.planned.text,
-        "prediction": prediction,
-        "resume": "" if resumed_result is None else str(resumed_result.resume),
-        "checkpoint_bytes": seen.bytes,
-        "bytes": size,
-        "free_bytes": min(free, default=None),
-        "gpu_bytes": runs.gpu_bytes,
-        "redirected": runs.targets,
-        "unredirected": unredirected,
-        "events": tuple(seen.events),
-        "resumed_events": () if again is None else tuple(again.events),
-    }
+    problems += [*(result.warnings if trainer.strict else ()), *objects.changed]
+    return Rehearsal(
+        name=runs.planned.name,
+        problems=_of_ranks(trainer.engine, problems),
+        warnings=() if trainer.strict else result.warnings,
+        notes=tuple(notes),
+        plan=runs.planned.text,
+        prediction=prediction,
+        resume="" if resumed is None else str(resumed[1].resume),
+        checkpoint_bytes=seen.bytes,
+        bytes=size,
+        free_bytes=min(free, default=None),
+        gpu_bytes=runs.gpu_bytes,
+        redirected=runs.targets,
+        events=tuple(seen.events),
+        resumed_events=() if resumed is None else tuple(resumed[0].events),
+        **names,
+    )
 
 
-def _of_runs(seen: Seen, result: Any, again: Seen | None, resumed_result: Any) -> Iterator[str]:
+def _of_runs(whole: tuple[Seen, Any], resumed: tuple[Seen, Any] | None) -> Iterator[str]:
+    seen, result = whole
     if result.status == "stopped":
         yield f"plugin {result.stopped_by!r} stopped the short run: {result.reason}."
     for name, errors in result.plugin_errors.items():
         yield f"plugin {name!r} failed, though the run continued: {errors[0]}"
-    if again is not None:
+    if resumed is not None:
+        again, resumed_result = resumed
         difference: object = "no plugin resumed from the save"
         if again.facts:
             difference = next(Difference.between(seen.facts, again.facts, aside=IGNORED), None)
@@ -251,16 +263,11 @@ def _checkpoints_at_once(plugins: list[Any], saves: int | None) -> int | None:
     return None if None in limits else sum(limit or 0 for limit in limits)
 
 
-def _shared(engine: LoopEngine, report: dict[str, Any], problems_here: list[str], names: tuple[str, ...]) -> Rehearsal:
+def _of_ranks(engine: LoopEngine, problems_here: list[str]) -> tuple[str, ...]:
     problems = dict.fromkeys(problems_here)
     for rank, texts in enumerate(engine.gather_objects(problems_here) if engine.world_size > 1 else []):
         problems |= dict.fromkeys(text if text in problems_here else f"On rank {rank}: {text}" for text in texts)
-    return Rehearsal(**{**report, "problems": tuple(problems), "left_out": names})
-
-
-def ours(trainer: Trainer) -> list[Any]:
-    # The rest of the engine is in a process group: it cannot be copied.
-    return [trainer, getattr(trainer.engine, "precision", None)]
+    return tuple(problems)
 
 
 @contextmanager
@@ -290,11 +297,6 @@ def temporary_folder(engine: LoopEngine, parent: str | Path | None) -> Iterator[
         return
     with TemporaryDirectory(prefix="heliograph-rehearsal-", dir=parent, ignore_cleanup_errors=True) as folder:
         yield Path(engine.broadcast(folder))
-
-
-def shorten(objects: KeptObjects) -> None:
-    for condition in list(objects.found(Filter)):
-        condition.shorten()
 
 
 def keeps_states(plugin: Any) -> bool:
@@ -327,38 +329,29 @@ class Director:
         copied: where their files are copied after the first save, for the run that resumes from there.
         logs: whether a log is planned.
         saves: whether a save is planned.
-        keeps_own: whether the state is saved without the plugins, because none of them resumes.
         resumes: whether the run starts at the first save.
     """
 
-    def __init__(self, folder: Path, copied: Path, *, logs: bool, saves: bool, keeps_own: bool, resumes: bool) -> None:
+    def __init__(self, folder: Path, copied: Path, *, logs: bool, saves: bool, resumes: bool) -> None:
         self._folder, self._copied, self._logs, self._saves = folder, copied, logs, saves
-        self._keeps_own, self.resumes, self.seen = keeps_own, resumes, Seen()
+        self._resumes, self.seen = resumes, Seen()
         self._tracer = Tracer(self.seen.facts.append)
         self._is_staged = self._is_copied = resumes
         self._windows = int(resumes)
         self._clock = self._save_began = self._validation_began = 0.0
-        self._overhead = 0.0  # seconds of this class's work during a save
 
-    @contextmanager
-    def subscribed(self, bus: Bus) -> Iterator[None]:
-        events = dict.fromkeys([*ev.CATALOGUE, *(signal.event for signal in bus.signals())])
-        handlers: list[tuple[type[Event], Callable[[Any, Any], None], Lane]] = [
-            *((event, self.note, Lane.MEASURE if event is ev.SavePoint else Lane.REPORT) for event in events),
-            (ev.TrainStart, self.begin, Lane.REPORT),
-            (ev.CheckpointLoaded, self.compare, Lane.REPORT),
-            (ev.EpochStart, self.begin_epoch, Lane.REPORT),
-            (ev.BatchEnd, self.direct, Lane.REPORT),
-            (ev.ValidationStart, self.begin_validation, Lane.TRANSFORM),
-            (ev.ValidationEnd, self.end_validation, Lane.REPORT),
-            (ev.SavePoint, self.save, Lane.MEASURE),
-            (ev.ShouldStop, self.end_boundary, Lane.TRANSFORM),
-            (ev.EpochEnd, self.end_epoch, Lane.REPORT),
-        ]
-        with ExitStack() as stack:
-            for event, handler, lane in handlers:
-                stack.callback(bus.on(event, handler, lane=lane).remove)
-            yield
+    def subscribe(self, bus: Bus) -> None:
+        """Connect all handlers; whoever restores the bus removes them."""
+        for event in dict.fromkeys([*ev.CATALOGUE, *(signal.event for signal in bus.signals())]):
+            bus.on(event, self.note, lane=Lane.MEASURE if event is ev.SavePoint else Lane.REPORT)
+        bus.on(ev.CheckpointLoaded, self.compare, lane=Lane.REPORT)
+        bus.on(ev.EpochStart, self.begin_epoch, lane=Lane.REPORT)
+        bus.on(ev.BatchEnd, self.direct, lane=Lane.REPORT)
+        bus.on(ev.ValidationStart, self.begin_validation, lane=Lane.TRANSFORM)
+        bus.on(ev.ValidationEnd, self.end_validation, lane=Lane.REPORT)
+        bus.on(ev.SavePoint, self.save, lane=Lane.MEASURE)
+        bus.on(ev.ShouldStop, self.end_boundary, lane=Lane.TRANSFORM)
+        bus.on(ev.EpochEnd, self.end_epoch, lane=Lane.REPORT)
 
     def note(self, run: Any, event: Event) -> None:
         # the time to record facts is excluded from the run's
@@ -368,14 +361,8 @@ class Director:
             self._tracer.record(run, event)
             self._clock += _now(run) - began
 
-    def begin(self, run: Any, event: ev.TrainStart) -> None:
-        path = self._folder / STATE_FILE
-        if self.resumes and self._keeps_own and not run.checkpoints.is_resuming:
-            content = run.engine.broadcast(path.read_bytes() if run.engine.is_main else b"")
-            run.resume(torch.load(BytesIO(content), weights_only=True), path)
-
     def compare(self, run: Any, event: ev.CheckpointLoaded) -> None:
-        if self.resumes and not self.seen.facts:
+        if self._resumes and not self.seen.facts:
             self._tracer.state(run, AT_SAVE)
 
     def begin_epoch(self, run: Any, event: ev.EpochStart) -> None:
@@ -407,25 +394,19 @@ class Director:
         self.seen.validations.append((_now(run) - self._validation_began, run.progress.evaluated))
 
     def save(self, run: Any, event: ev.SavePoint) -> None:
-        self._save_began = _now(run)
-        if self._is_staged and not self.seen.facts and not self.resumes:
+        if self._is_staged and not self.seen.facts and not self._resumes:
             self._tracer.state(run, AT_SAVE)
-            if self._keeps_own:
-                state = run.state_dict()
-                if run.engine.is_main:
-                    self._folder.mkdir(parents=True, exist_ok=True)
-                    torch.save(state, self._folder / STATE_FILE)
-            self._overhead = _now(run) - self._save_began
+        self._save_began = _now(run)
 
     def end_boundary(self, run: Any, event: ev.ShouldStop) -> None:
         if self._save_began:
-            self.seen.saves.append(_now(run) - self._save_began - self._overhead)
-            self._save_began = self._overhead = 0.0
+            self.seen.saves.append(_now(run) - self._save_began)
+            self._save_began = 0.0
         if self.seen.facts and not self._is_copied:
             self._is_copied = True
             run.hooks.settle()
             run.engine.barrier()
-            if run.engine.is_main:
+            if run.engine.is_main and self._folder.exists():  # a plugin wrote there
                 self.seen.bytes = _size(run.checkpoints.last)
                 shutil.copytree(self._folder, self._copied, copy_function=_link_or_copy)
         self._clock = _now(run)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from math import ceil
 from pathlib import Path
 from statistics import mean
 from textwrap import TextWrapper
 from typing import Any
 
+from tqdm.std import tqdm
+
+from ...events.checks import count
 from ..checkpoint.compatibility import batch_factors, global_batch
 from ..system.extras import printable_lines
 from .trace import Fact
 
 WRAPPED = TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+format_sizeof = tqdm.format_sizeof
 STEPS = 2  # of each epoch of a rehearsal, and batches of each validation set
-UNITS = (("days", 86400.0), ("h", 3600.0), ("min", 60.0))
 
 
 @dataclass(slots=True)
@@ -52,7 +56,7 @@ class Rehearsal:
         plan: what the run would do, as `run.report.plan()` says.
         prediction: its duration; rough, because each figure is measured once or twice.
         seconds: the total duration; None if its length is unknown.
-        resume: the report of the resume in a line; empty if nothing saves.
+        resume: the report of the resume in a line; empty if no plugin resumes.
         checkpoint_bytes: the size of one checkpoint; None if no plugin wrote one.
         bytes: the size of the checkpoints that exist at once, with the one being written; None if unknown.
         free_bytes: free space on the disk of the checkpoints, before the run.
@@ -98,67 +102,50 @@ class Rehearsal:
     def __str__(self) -> str:
         lines = [f"rehearsed: {self._done()}", f"would take: {self._duration()}", f"would write: {self._size()}"]
         if self.gpu_bytes is not None:
-            lines += [f"GPU memory: {_bytes(self.gpu_bytes)} at most"]
-        lines += [f"left out: {', '.join(self.left_out)}"] * bool(self.left_out)
-        lines += [f"not redirected: {', '.join(self.unredirected)}"] * bool(self.unredirected)
+            lines.append(f"GPU memory: {format_sizeof(self.gpu_bytes, 'B')} at most")
+        if self.left_out:
+            lines.append(f"left out: {', '.join(self.left_out)}")
+        if self.unredirected:
+            lines.append(f"not redirected: {', '.join(self.unredirected)}")
         lines += [*self.notes, *(f"WARNING: {warning}" for warning in self.warnings)]
         lines += [f"PROBLEM: {problem}" for problem in self.problems] or ["no problems"]
         return printable_lines("\n".join([f"rehearsal of {self.plan}", *map(WRAPPED.fill, lines)]))
 
     def _done(self) -> str:
-        counts = [
-            (self.events.count("step_end"), "step"),
-            (self.events.count("log"), "log"),
-            (self.events.count("validation_end"), "validation"),
-            (self.events.count("save_point"), "save"),
-        ]
-        parts = [f"{number} {word}{'s' * (number != 1)}" for number, word in counts if number]
-        return ", ".join([*parts, f"a resume ({self.resume})" if self.resume else "no resume, because nothing saves"])
+        names = {"step": "step_end", "log": "log", "validation": "validation_end", "save": "save_point"}
+        numbers = {word: self.events.count(event) for word, event in names.items()}
+        parts = [count(number, word, f"{word}s") for word, number in numbers.items() if number]
+        return ", ".join([*parts, f"a resume ({self.resume})" if self.resume else "no resume: no plugin can do it"])
 
     def _duration(self) -> str:
         times = self.prediction
-        parts = [
-            f"{_number(times.steps)} steps of {_time(times.step_seconds)}, the first {_time(times.first_step_seconds)}",
-            *_counted(times.validations, "validations", times.validation_seconds),
-            *_counted(times.saves, "saves", times.save_seconds),
-        ]
+        counts = (
+            ("validations", times.validations, times.validation_seconds),
+            ("saves", times.saves, times.save_seconds),
+        )
+        parts = [f"{_number(times.steps, 'steps')} of {_time(times.step_seconds)}"]
+        parts[0] += f", the first {_time(times.first_step_seconds)}"
+        for plural, number, seconds in counts:
+            if number != 0:
+                parts.append(_number(number, plural) + ("" if seconds is None else f" of {_time(seconds)}"))
         total = "an unknown time" if self.seconds is None else f"about {_time(self.seconds)}"
         return f"{total}, roughly: {'; '.join(parts)}"
 
     def _size(self) -> str:
+        places = ", ".join(dict.fromkeys(str(path) for paths in self.redirected.values() for path in paths))
         if self.checkpoint_bytes is None:
-            return "no checkpoints" if not self.redirected else f"to {self._places()}"
-        most = "" if self.bytes is None else f", {_bytes(self.bytes)} at most"
-        free = "" if self.free_bytes is None else f"; {_bytes(self.free_bytes)} are free"
-        return f"checkpoints of {_bytes(self.checkpoint_bytes)}{most}{free}; to {self._places()}"
-
-    def _places(self) -> str:
-        return ", ".join(dict.fromkeys(str(path) for paths in self.redirected.values() for path in paths))
+            return f"to {places}" if places else "no checkpoints"
+        most = "" if self.bytes is None else f", {format_sizeof(self.bytes, 'B')} at most"
+        free = "" if self.free_bytes is None else f"; {format_sizeof(self.free_bytes, 'B')} are free"
+        return f"checkpoints of {format_sizeof(self.checkpoint_bytes, 'B')}{most}{free}; to {places}"
 
 
-def _number(value: int | None) -> str:
-    return "an unknown number of" if value is None else f"{value:,}"
-
-
-def _counted(number: int | None, plural: str, seconds: float | None) -> list[str]:
-    if number == 0:
-        return []
-    word = plural.removesuffix("s") if number == 1 else plural
-    return [f"{_number(number)} {word}" + ("" if seconds is None else f" of {_time(seconds)}")]
+def _number(value: int | None, plural: str) -> str:
+    return f"an unknown number of {plural}" if value is None else f"{value:,} {plural}"
 
 
 def _time(seconds: float) -> str:
-    for word, size in UNITS:
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {word}"
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def _bytes(size: int) -> str:
-    value, units = float(size), ["bytes", "kB", "MB", "GB", "TB"]
-    while value >= 1000 and len(units) > 1:
-        value, _ = value / 1000, units.pop(0)
-    return f"{value:.3g} {units[0]}"
+    return f"{seconds:.2g} s" if seconds < 100 else str(timedelta(seconds=round(seconds)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,40 +168,36 @@ class Planned:
 
 
 def plan_of(run: Any) -> Planned:
-    factors = batch_factors(run)
-    limits = run.settings.limits
-    lengths = [
-        run.data.evaluation_length(loader, limits.get(name)) for name, loader in run.data.validation_loaders.items()
-    ]
+    phases, limits = len(run.settings.train), run.settings.limits
+    loaders = run.data.validation_loaders.items()
+    lengths = [run.data.evaluation_length(loader, limits.get(name)) for name, loader in loaders]
+    short: dict[str, int | None] = {"epochs": phases}
+    if (
+        run.length.max_epochs is None and None in run.data.lengths
+    ):  # a scheduler that needs a length cannot count epochs
+        short = {"epochs": None, "steps": min(run.length.max_steps, STEPS * phases)}
     return Planned(
         text=run.report.plan(),
         name=run.name,
-        short=_short(run, len(run.settings.train)),
-        totals=_totals(run, factors["accumulation"], global_batch(factors)),
+        short=short,
+        totals=_totals(run),
         validation_batches=None if None in lengths else sum(lengths),
     )
 
 
-def _short(run: Any, phases: int) -> dict[str, int | None]:
-    if (
-        run.length.max_epochs is None and None in run.data.lengths
-    ):  # a scheduler that needs a length cannot count epochs
-        return {"epochs": None, "steps": min(run.length.max_steps, STEPS * phases)}
-    return {"epochs": phases}
-
-
-def _totals(run: Any, window: int | None, samples: int | None) -> dict[str, float]:
-    batches = run.length.batches_per_epoch if len(run.settings.train) == 1 else None
+def _totals(run: Any) -> dict[str, float]:
+    length, factors = run.length, batch_factors(run)
+    window, samples = factors["accumulation"], global_batch(factors)
+    batches = length.batches_per_epoch if len(run.settings.train) == 1 else None
     steps_per_epoch = None if window is None or batches is None else ceil(batches / min(window, batches))
-    totals: dict[str, float] = (
-        {} if run.length.planned_steps is None else {"steps": run.length.planned_steps, "fraction": 1.0}
-    )
-    if run.length.max_epochs is not None and (run.length.max_steps is None or steps_per_epoch):
-        totals["epochs"] = run.length.max_epochs
+    totals: dict[str, float] = {}
+    if length.planned_steps is not None:
+        totals = {"steps": length.planned_steps, "fraction": 1.0}
+    if length.max_epochs is not None and (length.max_steps is None or steps_per_epoch):
+        totals["epochs"] = length.max_epochs
     if "steps" in totals and steps_per_epoch and batches is not None:
-        totals["epochs"] = totals["steps"] // steps_per_epoch
-        remaining_batches = totals["steps"] % steps_per_epoch * (window or 1)
-        totals["batches"] = totals["epochs"] * batches + min(remaining_batches, batches)
+        totals["epochs"], remaining_steps = divmod(totals["steps"], steps_per_epoch)
+        totals["batches"] = totals["epochs"] * batches + min(remaining_steps * (window or 1), batches)
         if samples is not None and window:
             totals["samples"] = totals["batches"] * samples // window
     return totals
@@ -246,19 +229,17 @@ class Prediction:
 
 
 def predict(planned: Planned, seen: Seen, plugins: Iterable[Any]) -> Prediction:
-    first, later_steps = seen.steps[0], seen.steps[1:] or seen.steps
-    steps, step = planned.totals.get("steps"), mean(later_steps)
+    first, step = seen.steps[0], mean(seen.steps[1:] or seen.steps)
+    steps = planned.totals.get("steps")
     training = None if steps is None else first + (steps - 1) * step
-    totals = planned.totals | ({} if training is None else {"seconds": training})
-    times = _forecasts(plugins, totals)
-    validation = _validation_seconds(planned, seen)
-    save = min(seen.saves, default=None)
-    counts = times.get("validation", 0), times.get("save", 0)
-    validations, saves = (counts[0] if seen.validations else 0), (counts[1] if seen.saves else 0)
-    parts = [
-        training,
-        *(_product(number, seconds) for number, seconds in ((validations, validation), (saves, save))),
-    ]
+    times = _forecasts(plugins, planned.totals | ({} if training is None else {"seconds": training}))
+    validations = times.get("validation", 0) if seen.validations else 0
+    saves = times.get("save", 0) if seen.saves else 0
+    validation, save = None, min(seen.saves, default=None)
+    if seen.validations and planned.validation_batches is not None:
+        seconds, batches = min(seen.validations)
+        validation = seconds / max(batches, 1) * planned.validation_batches
+    parts = [training, _product(validations, validation), _product(saves, save)]
     return Prediction(
         steps=None if steps is None else int(steps),
         step_seconds=step,
@@ -267,7 +248,7 @@ def predict(planned: Planned, seen: Seen, plugins: Iterable[Any]) -> Prediction:
         validation_seconds=validation,
         saves=saves,
         save_seconds=save,
-        seconds=None if None in parts else sum(seconds or 0.0 for seconds in parts),
+        seconds=None if None in parts else sum(part or 0.0 for part in parts),
     )
 
 
@@ -283,13 +264,6 @@ def _forecasts(plugins: Iterable[Any], totals: Mapping[str, float]) -> dict[str,
             elif word in getattr(plugin, "asks", ()) and "stop" not in getattr(plugin, "asks", ()):
                 times[word] = None
     return times
-
-
-def _validation_seconds(planned: Planned, seen: Seen) -> float | None:
-    if not seen.validations or planned.validation_batches is None:
-        return None
-    seconds, batches = min(seen.validations)
-    return seconds / max(batches, 1) * planned.validation_batches
 
 
 def _product(number: int | None, seconds: float | None) -> float | None:

@@ -48,7 +48,10 @@ def first_difference(folder: Path, undisturbed: Path) -> str | None:
 
 
 def _differences(folder: Path, undisturbed: Path) -> Iterator[str]:
-    names, expected = (sorted(path.name for path in checkpoints(each).iterdir()) for each in (folder, undisturbed))
+    names, expected = (
+        sorted(path.name for path in checkpoints(each).iterdir() if path.name != ".verified.jsonl")
+        for each in (folder, undisturbed)
+    )
     if names != expected:
         yield f"the checkpoint folder holds {names}, not {expected}"
         return

@@ -67,7 +67,7 @@ def names(folder: Path) -> list[str]:
     found = {path.name for path in folder.iterdir()}
     data = sorted(name for name in found if name.endswith(".pth"))
     belonging = {f"{name.removesuffix('.pth')}{end}" for name in data for end in (".pth", ".pinned")}
-    assert {name for name in found - belonging if not name.endswith((".last", ".best", ".steps"))} == set()
+    assert {name for name in found - belonging if not name.endswith((".last", ".best", ".steps", ".jsonl"))} == set()
     return data
 
 

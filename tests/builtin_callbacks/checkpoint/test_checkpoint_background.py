@@ -151,7 +151,7 @@ def make(task: Make, batches: Make, sgd: Any, disk: Disk) -> Callable[..., tuple
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.suffix not in (".last", ".best", ".steps"))
+    return sorted(path.name for path in folder.iterdir() if path.suffix not in (".last", ".best", ".steps", ".jsonl"))
 
 
 # The cut.

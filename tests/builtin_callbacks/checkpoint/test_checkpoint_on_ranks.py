@@ -165,6 +165,7 @@ def test_a_resumed_run_is_bit_equal_on_every_rank(ranks: Pool, tmp_path: Path, b
     if not background:
         assert [batches for batches, _ in first["saved"]] == [8, 10]
     assert sorted(path.name for path in (tmp_path / "halves").iterdir()) == [
+        ".verified.jsonl",
         "run.last",
         "run_epoch_1_iter_10.pth",
     ]

@@ -15,16 +15,14 @@ from torch import Tensor
 class Arrival:
     """A copy that comes when it is asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, losses: Tensor) -> None:
+        self.losses = losses.clone()
         self.is_there = False
         self.waits = 0
 
-    def query(self) -> bool:
-        return self.is_there
-
-    def synchronize(self) -> None:
-        self.waits += 1
-        self.is_there = True
+    def read(self) -> Any:
+        self.waits += not self.is_there
+        return self.losses.tolist()
 
 
 class Device:
@@ -34,9 +32,9 @@ class Device:
         self.arrivals: list[Arrival] = []
         self.rows = RowReader()
 
-    def fetch(self, losses: Tensor) -> tuple[Tensor, Arrival]:
-        self.arrivals.append(Arrival())
-        return losses.clone(), self.arrivals[-1]
+    def fetch(self, losses: Tensor) -> Arrival:
+        self.arrivals.append(Arrival(losses))
+        return self.arrivals[-1]
 
     def add(self, number: int, *values: float) -> list[tuple[int, float]]:
         losses = [torch.tensor(value) for value in values]
@@ -54,8 +52,8 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
-    monkeypatch.setattr(verify_resume, "start_fetch", made.fetch)
-    monkeypatch.setattr(RowReader, "_reads_at_once", lambda self, losses: False)
+    monkeypatch.setattr(verify_resume, "Fetched", made.fetch)
+    monkeypatch.setattr(verify_resume, "on_host", lambda losses: False)
     return made
 
 

@@ -105,18 +105,21 @@ def test_a_row_out_of_its_place_is_not_believed(tmp_path: Path) -> None:
     assert rows_of(path) == [row(1)]
 
 
-def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_not_written_through(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("mine")
     (tmp_path / "link").symlink_to(other)
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
-    for name in ("link", "broken", "folder", "fifo"):
-        for work in (lambda path: Ring.open_existing(path, TRAINING), lambda path: Ring.new(path, OWNER)):
-            with pytest.raises(OSError, match="not a regular file"):
-                work(tmp_path / name)
+    for name in ("link", "broken", "fifo"):
+        assert Ring.open_existing(tmp_path / name, TRAINING) is None
+        assert rows_of(written(tmp_path / name, row(1))) == [row(1)]
     assert other.read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
+    (tmp_path / "folder").mkdir()
+    assert Ring.open_existing(tmp_path / "folder", TRAINING) is None
+    with pytest.raises(OSError, match="folder"):
+        Ring.new(tmp_path / "folder", OWNER)
 
 
 def test_another_name_of_a_file_is_not_written_through(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_run_continues_from_shards(ranks: Pool, tmp_path: Path, background: bo
         assert each["saved"] == ["run_epoch_0_iter_2.pth", "run_epoch_0_iter_4.pth"]
         assert each["first"] == tmp_path / "parts" / "run_epoch_0_iter_4.pth"
         assert each["last"] == tmp_path / "parts" / "run_epoch_1_iter_8.pth"
-    names = sorted(re.sub(r"\.\w{8}\.", ".", path.name) for path in (tmp_path / "parts").iterdir())
+    names = sorted(re.sub(r"\.\w{8}\.", ".", path.name) for path in (tmp_path / "parts").glob("run*"))
     places = ("0_iter_4", "1_iter_6", "1_iter_8")
     assert names == ["run.last", *(f"run_epoch_{place}.{end}" for place in places for end in ("pth", "shards"))]
     last = tmp_path / "parts" / "run_epoch_1_iter_8.pth"

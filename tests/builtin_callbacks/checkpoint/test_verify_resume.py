@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pickle
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,30 @@ def test_what_was_found_equal_is_compared_with_again(tmp_path: Path) -> None:
     result = fit(tmp_path, 12)
     assert report(result) == (3, None)
     assert_facts(result.resume, "step 5", "verified", "3 repeated steps", "identical")
+
+
+def test_a_resume_quotes_the_newest_earlier_comparison(tmp_path: Path) -> None:
+    fit(tmp_path, 9)
+    first, second = fit(tmp_path, 8).resume, fit(tmp_path, 7).resume
+    assert first is not None
+    assert second is not None
+    assert first.verified_before is None
+    assert second.verified_before == f"{date.today()}, 3 steps"
+    assert_facts(second, "verified: 2 repeated", f"verified before: {date.today()}, 3 steps")
+    fit(tmp_path, 9)
+    different = fit(tmp_path, 9, at=2).resume  # it leaves no line
+    assert different is not None
+    assert_facts(different, "DIVERGED", f"verified before: {date.today()}, 4 steps")
+    lines = [json.loads(line) for line in (tmp_path / ".verified.jsonl").read_text().splitlines()]
+    assert [(line["steps"], line["by"]) for line in lines] == [(number, "VerifyResume") for number in (3, 2, 4)]
+
+
+def test_a_damaged_file_of_comparisons_is_ignored(tmp_path: Path) -> None:
+    fit(tmp_path, 9)
+    (tmp_path / ".verified.jsonl").write_bytes(b"\xff{")
+    result = fit(tmp_path, 9)
+    assert result.resume is not None
+    assert (result.resume.verified_steps, result.resume.verified_before) == (4, None)
 
 
 def test_after_a_difference_the_new_way_counts(tmp_path: Path) -> None:
@@ -292,15 +317,21 @@ def test_a_row_that_is_not_whole_is_not_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
-def test_what_is_no_file_of_ours_switches_the_proof_off(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_file_of_ours_is_replaced_but_never_written_to(tmp_path: Path, kind: str) -> None:
     path, other = tmp_path / ".run.steps", tmp_path / "other"
     other.write_text("mine")
     path.symlink_to(other) if kind == "link" else os.mkfifo(path)
+    assert report(fit(tmp_path, 8)) == (0, None)
+    assert report(fit(tmp_path, 8)) == (3, None)
+    assert other.read_text() == "mine"
+
+
+def test_a_folder_of_that_name_switches_the_comparison_off(tmp_path: Path) -> None:
+    (tmp_path / ".run.steps").mkdir()
     for _ in range(2):
         result = fit(tmp_path, 8)
-        assert any(has_facts(note, "replayed steps", "[Errno 17]", path) for note in result.notes)
+        assert any(has_facts(note, "replayed steps", "[Errno", tmp_path / ".run.steps") for note in result.notes)
         assert report(result) == (0, None)
-    assert other.read_text() == "mine"
 
 
 def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,19 +372,20 @@ def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     from heliograph.builtin_callbacks.checkpoint import verify_resume
 
     class Arrival:
-        def __init__(self) -> None:
-            self.asked = 0
+        def __init__(self, losses: Tensor) -> None:
+            self.losses, self.asked = losses, 0
 
-        def query(self) -> bool:
+        @property
+        def is_there(self) -> bool:
             self.asked += 1
             return self.asked > 1
 
-        def synchronize(self) -> None:
-            pass
+        def read(self) -> Any:
+            return self.losses.tolist()
 
-    monkeypatch.setattr(verify_resume.RowReader, "_reads_at_once", lambda self, losses: False)
+    monkeypatch.setattr(verify_resume, "on_host", lambda losses: False)
     monkeypatch.setattr(module, "is_plain", lambda run: False)
-    monkeypatch.setattr(verify_resume, "start_fetch", lambda losses: (losses, Arrival()))
+    monkeypatch.setattr(verify_resume, "Fetched", Arrival)
     monkeypatch.setattr(verify_resume, "CHUNK", 2)
     fit(tmp_path, 9)
     assert report(fit(tmp_path, 9)) == (4, None)

@@ -340,6 +340,11 @@ CHANGED: Mapping[str, tuple[Job, Job, str]] = {
         Job(plugins=lambda: [h.GradientClipping(0.2)]),
         "plugin 'gradient_clipping' had norm = 0.1 and has 0.2",
     ),
+    "another order of plugins": (
+        Job(plugins=lambda: [h.GradientClipping(0.1), h.GradientAccumulation(2)]),
+        Job(plugins=lambda: [h.GradientAccumulation(2), h.GradientClipping(0.1)]),
+        "was rng_capture, gradient_clipping, gradient_accumulation and is rng_capture, gradient_accumulation, grad",
+    ),
     "another precision": (Job(), Job(precision="bf16"), "the precision was fp32 and is bf16"),
     "accumulation": (
         Job(plugins=lambda: [h.GradientAccumulation(1)]),

@@ -13,7 +13,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
-from heliograph.core.objects.values import differing, encode, show_both
+from heliograph.core.objects.program import differing, encode, show_both
 from heliograph.tests.messages import assert_each
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler

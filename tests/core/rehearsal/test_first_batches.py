@@ -26,7 +26,7 @@ from heliograph import (
     on,
     tuning,
 )
-from heliograph.core.rehearsal.first_batches import Overfitting
+from heliograph.core.rehearsal.probes import Overfitting
 from heliograph.tests.core.rehearsal.pair import Pair
 from heliograph.tests.kit import adam, class_batches, linear_classifier, random_batches, sgd
 from heliograph.tests.messages import assert_facts

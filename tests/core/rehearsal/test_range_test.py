@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph import BatchEnd, Every, GradientAccumulation, LogSchedule, Plugin, Run, Supervised, Trainer, on, tuning
-from heliograph.core.rehearsal.range_test import LearningRateSearch, Ramp
+from heliograph.core.rehearsal.probes import LearningRateSearch, Ramp
 from heliograph.tests.kit import adam, class_batches, linear_classifier, sgd
 from heliograph.tests.messages import assert_facts
 from torch import nn

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from datetime import date
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,43 @@ def test_the_events_of_a_rehearsal(tmp_path: Path) -> None:
     assert found.ok
     assert found.resume == RESUMED_EQUAL
     assert found.problems == found.warnings == ()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "runs" / ".verified.jsonl"]
+
+
+def test_a_resume_quotes_the_rehearsal(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"optimizer": adam(), "validation": class_batches(3), "epochs": 20}
+    for before in (None, f"{date.today()}, 1 step"):
+        if before is not None:
+            found = tuning.rehearse(
+                Trainer(planned(tmp_path), device="cpu"), linear_classifier(), class_batches(5), **options
+            )
+            assert found.ok
+        trainer = Trainer(planned(tmp_path, resume="auto"), device="cpu")
+        trainer.fit(linear_classifier(), class_batches(5), **{**options, "epochs": 10})
+        trainer = Trainer(planned(tmp_path, resume="auto"), device="cpu")
+        result = trainer.fit(linear_classifier(), class_batches(5), **options)
+        assert result.resume is not None
+        assert result.resume.verified_before == before
+        assert (f"verified before: {before}" in str(result)) == (before is not None)
+    (line,) = map(json.loads, (tmp_path / "runs" / ".verified.jsonl").read_text().splitlines())
+    assert line == {
+        "date": str(date.today()), "run": "run", "steps": 1, "result": "identical", "by": "rehearse",
+    }  # fmt: skip
+
+
+def test_a_rehearsal_with_a_problem_and_a_search_for_a_batch_size_leave_no_line(tmp_path: Path) -> None:
+    class Stops(Plugin):
+        asks = ("stop",)
+
+        @on(BatchEnd)
+        def stop(self, run: Run, event: BatchEnd) -> None:
+            run.control.stop("enough")
+
+    assert not rehearse(planned(tmp_path, Stops())).ok
+    assert list(tmp_path.iterdir()) == []
+    data = torch.utils.data.TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
+    trainer = Trainer([RNGCapture(), Checkpoint(tmp_path / "runs", every=Every(epochs=1))], device="cpu")
+    assert tuning.find_batch_size(trainer, linear_classifier(), data, largest=4, optimizer=adam()) == 4
     assert list(tmp_path.iterdir()) == []
 
 
@@ -327,13 +366,13 @@ def test_the_checkpoints_of_the_run_are_neither_resumed_nor_touched(tmp_path: Pa
     task = linear_classifier()
     options: dict[str, Any] = {"optimizer": adam(), "validation": class_batches(3)}
     Trainer(plugins, device="cpu").fit(task, class_batches(5), epochs=2, **options)
-    before = {path: path.read_bytes() for path in (tmp_path / "runs").iterdir()}
+    before = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*.pth")}
     found = tuning.rehearse(
         Trainer(planned(tmp_path, resume="auto"), device="cpu"), task, class_batches(5), epochs=100, **options
     )
     assert found.ok
     assert list(found.events) == WHOLE
-    assert {path: path.read_bytes() for path in (tmp_path / "runs").iterdir()} == before
+    assert {path: path.read_bytes() for path in (tmp_path / "runs").glob("*.pth")} == before
 
 
 def test_a_plugin_that_writes_where_it_always_does_is_named(tmp_path: Path) -> None:
@@ -366,8 +405,8 @@ def test_a_plugin_that_takes_no_part(tmp_path: Path) -> None:
     assert trainer.plugins.is_enabled(report)
 
 
-def test_a_saver_of_ones_own_is_resumed_from_the_state_that_it_could_save() -> None:
-    """It has no way to resume, so the run's own state is saved and loaded."""
+def test_a_saver_of_ones_own_is_not_resumed() -> None:
+    """It has no way to resume: `verify-resume` compares such a program."""
 
     class Saver(Plugin):
         @on(SavePoint)
@@ -376,9 +415,8 @@ def test_a_saver_of_ones_own_is_resumed_from_the_state_that_it_could_save() -> N
 
     found = rehearse([RNGCapture(), SaveSchedule(Every(epochs=1)), Saver()], validation=None)
     assert found.ok
-    assert found.resume == RESUMED_EQUAL
-    assert found.checkpoint_bytes is None
-    assert "checkpoint_loaded" in found.resumed_events
+    assert (found.resume, found.checkpoint_bytes, found.resumed_events) == ("", None, ())
+    assert "no resume: no plugin can do it" in " ".join(str(found).split())
 
 
 def test_a_place_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
@@ -475,7 +513,6 @@ def test_streams_and_a_checkpoint_that_requests_its_saves(tmp_path: Path) -> Non
     assert found.prediction.saves == 2
     assert found.bytes is not None
     assert found.free_bytes is not None
-    assert list(tmp_path.iterdir()) == []
     overfitting = tuning.overfit(trainer, Streams(), **streams, steps=5)
     assert overfitting.last_loss < overfitting.first_loss
     assert overfitting.metrics == {}

@@ -129,14 +129,14 @@ def test_large_tensors_of_the_data_are_watched_and_small_ones_put_back() -> None
         small.add_(1)
         large.add_(1)
     assert small.sum() == 0
-    assert_each(former.objects.tensors.changed, ("tensor of the data", "[524288]", "modified"))
+    assert_each(former.changed, ("tensor of the data", "[524288]", "modified"))
 
 
 def test_iterators_are_named() -> None:
     holder = {"stream": (number for number in range(3)), "it": iter([1])}
     with restored([holder]) as former:
         pass
-    assert set(former.objects.iterators) == {"generator", "list_iterator"}
+    assert set(former.iterators) == {"generator", "list_iterator"}
 
 
 def _seeded(seed: int) -> torch.Generator:

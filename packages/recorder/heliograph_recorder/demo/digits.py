@@ -31,6 +31,7 @@ CHECKPOINTS = ("checkpoints", f"{UNINTERRUPTED}/checkpoints")
 OUTPUTS = (
     *(f"{folder}/{NAME}_epoch_*.{end}" for folder in CHECKPOINTS for end in ("pth", "json", "pinned")),
     *(f"{folder}/{NAME}.{pointer}" for folder in CHECKPOINTS for pointer in ("last", "best")),
+    "checkpoints/.verified.jsonl",
     "tensorboard/**/events.out.tfevents.*",
     f"{NAME}_*.log",
     f"{NAME}_*.recording*",

@@ -187,6 +187,7 @@ class ReplayRun(Unrecorded, LineVerbs):
     tracks = False  # recorded logs contain the tracked values
     queue = None
     verified_steps = 0  # only the event of the comparison is recorded
+    verified_before: str | None = None
     difference: str | None = None
     source: CheckpointSource | None = None
     has_left_group = False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 AT_THE_END = "at the end of the run"
 PARTS = ("modules", "optimizers", "schedulers", "control", "epoch_begun", "at_save_point")
-OF_A_PROCESS = (".lock", ".holder", ".steps")  # files that stay after a kill
+OF_A_PROCESS = (".lock", ".holder", ".steps", ".verified.jsonl")  # files that stay after a kill
 HEEDED = 10  # step boundaries after a SIGTERM until the process must end: a plugin may veto some stops
 RUNS = ("the reference", "the other run")
 Aside = frozenset[tuple[str, str]]

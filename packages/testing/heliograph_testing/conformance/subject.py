@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from heliograph import EpochEnd, Lane, Plugin, Run, RunResult, Supervised, Trainer, TrainStart, on
-from heliograph.core.objects.values import show_both
+from heliograph.core.objects.program import show_both
 from heliograph.spi import describe_error, differing, encode, seed_all
 from torch import Tensor, nn
 

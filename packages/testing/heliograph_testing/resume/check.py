@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
-from heliograph import Lane, Progress, Run, Trainer
+from heliograph import Lane, Progress, Run, Trainer, VerifyResume
 from heliograph import events as ev
 from heliograph.events import CATALOGUE, Position
 from heliograph.spi import (
@@ -485,7 +485,13 @@ class _ResumeCheck:
                     f"last save before the previous kill point."
                 )
             saved = attempt.saved or saved
+        self._record(reference[-1].place[2])
         return check
+
+    def _record(self, steps: int) -> None:
+        for plugin in self._trainer.plugins:
+            if VerifyResume in getattr(plugin, "brings", ()):  # it writes checkpoints
+                self._make.record_verified(plugin.folder, self._folder / "interrupted", self._run_name, steps)
 
     def _attempt(
         self, folder: str, number: int = 0, origin: SavedState | None = None, kill: Moment | None = None
@@ -493,7 +499,9 @@ class _ResumeCheck:
         seed_all(number if origin else 0)  # a resume must not depend on the seed
         attempt = CheckedAttempt(self._save_every, origin, kill)
         try:
-            attempt.run(*self._make(self._folder / folder))
+            self._trainer, options = self._make(self._folder / folder)
+            self._run_name = options.get("name") or "run"
+            attempt.run(self._trainer, options)
         except Exception as error:
             if origin is not None:
                 where = "epoch {}, batch {}, step {}".format(*origin.counters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -97,6 +98,17 @@ def test_plugins_may_write_to_the_folder() -> None:
 
     check = assert_resume_exact(make_trainer)
     assert len(check.kills) == 3
+
+
+def test_a_later_resume_quotes_the_check(tmp_path: Path) -> None:
+    def make(folder: Path = tmp_path / "usual") -> Made:
+        return training(*saving(folder / "deep", h.Every(steps=2)), name="it")
+
+    assert check_resume(make, resumes=1).is_exact
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file())  # the runs wrote elsewhere
+    assert path.parent == tmp_path / "usual" / "deep"
+    line = json.loads(path.read_text())
+    assert (line["run"], line["steps"], line["by"]) == ("it", 21, "verify-resume")
 
 
 def test_background_saves_and_roll_backs_are_exact() -> None:

@@ -18,4 +18,5 @@ def test_files_of_built_ins_go_elsewhere(tmp_path: Path) -> None:
     found = rehearse(planned(tmp_path, *loggers, Recorder(tmp_path / "recordings")))
     assert found.ok
     assert set(found.redirected) == {"checkpoint", "jsonl_log", "tensorboard", "file_log", "recorder"}
-    assert list(tmp_path.iterdir()) == []
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == [tmp_path / "runs" / ".verified.jsonl"]

@@ -1,9 +1,12 @@
-"""The learning-rate range test: train with a rising rate and watch the loss."""
+"""Short runs that restore everything: overfit the first batches, and the learning-rate range test."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -11,17 +14,199 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from ...events import BatchStart, Log
-from ...events.checks import check_number, check_path, check_whole_number, count
-from ..metrics.log_rows import new_figure
-from ..task import check_step
+from ...events import BatchEnd, BatchStart, Engine, Lane, LastBoundary, Log, Run
+from ...events.checks import check_flag, check_number, check_path, check_whole_number, count, printable
+from ...plugins.plugin import Plugin, on
+from ..data.sizes import Share
+from ..data.source import Reading, Source, Sourced
+from ..data.streams import Streams
+from ..task import can_validate, check_step
 from ..trainer import Trainer
-from .probe import Probe, refuse
+from .rehearsal import complete, placed, refuse_iterators, restored_trainer
 
 BY = "the search for a learning rate"
 ROUNDING = 1e-6
 SURE = 2.5  # standard deviations: 1 of 20 curves of 100 losses of pure noise falls by more
 FEWEST = 5  # steps before a loss counts as diverging
+LEFT_OUT: Set[str] = {"stop", "validation", "validation data", "save", "log"}
+
+
+class Requests(Plugin):
+    name = "probe"
+    asks = ("log", "validation")
+
+    @on(BatchEnd)
+    def log(self, run: Run, event: BatchEnd) -> None:
+        if not run.stepping.window:
+            run.control.request_log("the loss of each step is read")
+
+    @on(LastBoundary)
+    def validate(self, run: Run, event: LastBoundary) -> None:
+        if run.data.validation_sets:
+            run.control.request_validation("at the end")
+
+
+def refuse(options: Mapping[str, Any], method: str, instead: str) -> None:
+    if names := [name for name in ("epochs", "validation", "limit_validation") if options.get(name) is not None]:
+        raise TypeError(f"{method} trains for {instead}: leave {', '.join(f'{name}=' for name in names)} out.")
+
+
+@contextmanager
+def probing(
+    trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any], purpose: str
+) -> Iterator[tuple[Any, dict[str, list[float]]]]:
+    """Yield a run, not entered yet, and a dict for the loss of each step by name; restore everything afterwards.
+
+    Plugins that request or need a log, a validation, a save or a stop, that write files, or that only observe are
+    disabled.
+
+    Args:
+        trainer: the trainer with its plugins.
+        task: see `Trainer.fit`.
+        train: see `Trainer.fit`.
+        options: the other arguments of `fit`.
+        purpose: the words for a note on errors.
+    """
+    refuse_iterators([train])
+    words = LEFT_OUT if options.get("scheduler") is not None else LEFT_OUT | {"scheduler"}
+    plugins, losses = trainer.plugins, dict[str, list[float]]()
+    out = [name for name in plugins.names() if plugins.is_enabled(name) and not _shapes_training(plugins[name], words)]
+
+    def read(run: Any, event: Log) -> None:
+        for name in run.optimizers:
+            label = run.stepping.label("loss", name)
+            if f"train/{label}" in event.metrics:
+                losses.setdefault(label, []).append(event.metrics[f"train/{label}"])
+
+    with restored_trainer(trainer, task, [train], options, [plugins[name] for name in out]), placed(purpose):
+        plugins.register(Requests())  # removed afterwards, as are the handlers
+        trainer.bus.on(Log, read, lane=Lane.REPORT)
+        yield trainer.run(task, train, **options), losses
+
+
+def _shapes_training(plugin: Any, left_out: Set[str]) -> bool:
+    words = {*getattr(plugin, "asks", ()), *getattr(plugin, "needs", ())}
+    writes = isinstance(plugin, Plugin) and type(plugin).rehearse is not Plugin.rehearse
+    changes = getattr(plugin, "policy", "") != "observer" and getattr(plugin, "affects_training", True)
+    return changes and not writes and not words & left_out and getattr(plugin, "rehearses", True)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Overfitting:
+    """The losses while a few batches were overfitted; print it.
+
+    Attributes:
+        losses: the mean loss of every step, by name: `loss`, or for example `generator_loss` if optimizers have names.
+        metrics: the validation metrics on the same batches after the last step; empty without a validation.
+        batches: how many batches there were.
+        seconds: the duration of the training.
+    """
+
+    losses: Mapping[str, tuple[float, ...]]
+    metrics: Mapping[str, float]
+    batches: int
+    seconds: float
+
+    @property
+    def first_loss(self) -> float:
+        """The loss of the first step; with several optimizers, that of the first one."""
+        return next(iter(self.losses.values()))[0]
+
+    @property
+    def last_loss(self) -> float:
+        """The loss of the last step; with several optimizers, that of the first one."""
+        return next(iter(self.losses.values()))[-1]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {str(self).splitlines()[0]}>"
+
+    def __str__(self) -> str:
+        batches = count(self.batches, "batch", "batches")
+        lines = [
+            f"{name}: {loss[0]:.6g} at first, {loss[-1]:.6g} after {count(len(loss), 'step', 'steps')} on {batches}"
+            for name, loss in self.losses.items()
+        ]
+        lines += [f"{name} {value:.6g}" for name, value in sorted(self.metrics.items())]
+        return "\n".join(map(printable, lines))
+
+
+class _BatchList(Source):
+    def open(self, reading: Reading) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+class FirstBatches(Sourced):
+    """A loader of the first batches of the training data; each rank keeps its share of them."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._batches = count, list[Any]()
+
+    def __iter__(self) -> Iterator[Any]:
+        return (deepcopy(batch) for batch in self._batches)
+
+    def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> Source:
+        return _BatchList(self, {"source": "first batches"}, share)
+
+    @property
+    def size(self) -> int:  # no __len__: the loader is still empty when the run checks it
+        return len(self._batches)
+
+    def in_place_of(self, run: Any) -> Callable[..., Iterator[Any]]:
+        """Return a function that opens an epoch of as many batches, all of them from the first ones."""
+        opens = run.data.open
+
+        def open_again(*arguments: Any, **options: Any) -> Iterator[Any]:
+            if not self._batches:
+                batches = opens(*arguments, **options)
+                self._batches = list(islice(batches, self._count))
+                del batches  # ends the workers
+            return (deepcopy(batch) for batch in islice(cycle(self._batches), run.length.batches_per_epoch))
+
+        return open_again
+
+
+def overfit(
+    trainer: Trainer,
+    task: Any,
+    train: Any,
+    *,
+    batches: int = 1,
+    steps: int = 100,
+    validate: bool = True,
+    **options: Any,
+) -> Overfitting:
+    """Train on the first batches again and again; a loss that stays high shows a mistake.
+
+    Plugins that log, validate, save, stop or only observe do not take part. At the end a task with a validation step
+    is validated on the same batches, unless these come from several streams by name. Everything is restored
+    afterwards.
+
+    Args:
+        trainer: the trainer with its plugins.
+        task: see `Trainer.fit`.
+        train: see `Trainer.fit`.
+        batches: how many batches.
+        steps: how many optimizer steps.
+        validate: False if the task's validation step takes other batches than its training step.
+        **options: the other arguments of `Trainer.fit`, without `epochs`, `validation` and `limit_validation`.
+
+    Returns:
+        The loss of every step, and the metrics at the end.
+    """
+    check_step(task, "training_step")
+    check_flag("validate=", validate)
+    batches = check_whole_number("batches=", batches, at_least=1)
+    refuse(options, "overfit", "steps= of the first batches, on which it is validated, too")
+    first = FirstBatches(batches)
+    validation = first if validate and can_validate(task) else None
+    short = {**options, "epochs": None, "steps": steps, "validation": validation}
+    with probing(trainer, task, train, short, "while the first batches were overfitted") as (run, losses):
+        if any(isinstance(getattr(loader, "loader", loader), Streams) for loader in run.settings.train):
+            run.settings = replace(run.settings, evaluations={})  # the validation step takes no dict of batches
+        run.data.open = first.in_place_of(run)
+        result, size = complete(run), first.size  # read before the batches are restored
+    metrics = {name: value for name, value in result.metrics.items() if name.startswith("validation/")}
+    return Overfitting({name: tuple(values) for name, values in losses.items()}, metrics, size, result.seconds)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -70,7 +255,10 @@ class LearningRateSearch:
         axes.plot(self.rates, self.smoothed)
         if self.suggestion is not None:
             axes.axvline(self.suggestion, linestyle="--")
-        axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+        # The loss grows a hundredfold at the end: on a linear axis its fall would be invisible.
+        axes.set(
+            xscale="log", xlabel="learning rate", ylabel="loss", yscale="log" if min(self.losses) > 0 else "linear"
+        )
         if path is not None:
             figure.savefig(path)
         return figure
@@ -198,9 +386,10 @@ def find_learning_rate(
     spaced = np.geomspace if ramp == "log" else np.linspace
     climb = Ramp(spaced(lowest, highest, steps).tolist(), smoothing, diverging)
     short = {**options, "epochs": None, "steps": steps, "validation": None}
-    probe = Probe(trainer, (task, train, short), "while a learning rate was searched for")
-    with probe.begun([(BatchStart, climb.set), (Log, climb.read)]) as run:
-        probe.train(run)
+    with probing(trainer, task, train, short, "while a learning rate was searched for") as (run, _):
+        run.bus.on(BatchStart, climb.set, lane=Lane.REPORT)
+        run.bus.on(Log, climb.read, lane=Lane.REPORT)
+        complete(run)
     if not climb.used:
         raise ValueError(f"The first loss is not a finite number, at the rate {lowest:g}: see NaNGuard().")
     return LearningRateSearch(
