@@ -61,6 +61,8 @@ def is_users(name: str) -> bool:
 
 def is_ours(name: str) -> bool:
     # True for heliograph and its packages; their tests count as user code.
+    if name == "__main__":  # of `python -m heliograph`, too
+        name = getattr(getattr(sys.modules[name], "__spec__", None), "name", name)
     return is_first_party(name) and "tests" not in name.split(".")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from heliograph.core.data.users_code import is_ours, is_users
@@ -27,3 +29,11 @@ def test_a_module_beside_installed_ones_is_a_library(
 )
 def test_modules_of_heliograph_are_ours(name: str, ours: bool) -> None:
     assert is_ours(name) is ours
+
+
+@pytest.mark.parametrize(("spec", "ours"), [("heliograph.__main__", True), ("train", False), (None, False)])
+def test_the_program_is_ours_if_it_is_a_command(spec: str | None, ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = ModuleType("__main__")
+    main.__spec__ = None if spec is None else ModuleSpec(spec, None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert is_ours("__main__") is ours
