@@ -200,7 +200,11 @@ def test_an_unchanged_program_is_equal(golden: Path) -> None:
     assert_facts(check, str(STEPS))
 
 
-@pytest.mark.parametrize(("options", "what", "step", "change"), PLANTED, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("options", "what", "step", "change"),
+    PLANTED,
+    ids=[", ".join(row[0]) + str(number) for number, row in enumerate(PLANTED)],
+)
 def test_a_change_is_named_with_its_step_and_cause(
     golden: Path, options: dict[str, Any], what: str, step: int, change: str
 ) -> None:
