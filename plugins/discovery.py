@@ -1,25 +1,28 @@
-"""Plugins of installed packages, found by their entry points in `heliograph.plugins`.
+"""Plugins of installed packages, found by their entry points in `heliograph.plugins`, and plugins in single files.
 
 Discovery reads metadata only: a plugin is imported when it is loaded, and never enabled just because it is installed.
-Other groups, such as `heliograph.engines`, are read in the same way.
+Other groups, such as `heliograph.engines`, are read in the same way. A file in the folder `heliograph_plugins` beside
+the program, or in a folder of the variable `HELIOGRAPH_PLUGIN_PATH`, is a plugin with the name of the file.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint, distributions
+from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.utils import canonicalize_name
 
 from ..events import Run, RunClosed
 from ..events.checks import describe_error, known_names
-from .plugin import on
+from .plugin import Plugin, on
 from .providers import DISTRIBUTIONS, ENTRY_POINTS, KEYWORD, how_to_install
 
 VARIABLE = "HELIOGRAPH_PLUGINS"
@@ -88,7 +91,42 @@ def _words() -> tuple[list[str], list[str]]:
 
 
 GROUP = "heliograph.plugins"
+FOLDER, PATH_VARIABLE = "heliograph_plugins", "HELIOGRAPH_PLUGIN_PATH"
 NOT_INSTALLED = f"Heliograph is imported but not installed. Run `pip install -e {Path(__file__).parents[1]}`."
+
+
+class PluginFile(NamedTuple):
+    """A file with one plugin class, in place of an entry point."""
+
+    path: Path
+    group: str = GROUP
+    attr: str = ""
+    dist: Distribution | None = None
+
+    def load(self) -> type[Plugin]:
+        """Import the file, and return its plugin class.
+
+        Raises:
+            ImportError: it has none or several.
+        """
+        name = f"{FOLDER}.{self.path.stem}"
+        if name not in sys.modules:
+            spec = spec_from_file_location(name, self.path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = sys.modules[name] = module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[name]
+                raise
+        members = vars(sys.modules[name]).values()
+        classes = [kind for kind in members if isinstance(kind, type) and issubclass(kind, Plugin)]
+        classes = [kind for kind in classes if kind.__module__ == name and kind.__name__[0] != "_"]
+        if len(classes) != 1:
+            found = ", ".join(kind.__name__ for kind in classes) or "none"
+            raise ImportError(f"a file must define one subclass of heliograph.Plugin, and this one has {found}")
+        return classes[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +138,7 @@ class Discovered:
     version: str
     target: str
     switched_off: bool
-    entry_point: EntryPoint = field(repr=False)
+    entry_point: EntryPoint | PluginFile = field(repr=False)
 
     def load(self) -> Callable[..., Any]:
         """Import the class or factory.
@@ -155,7 +193,26 @@ def discover(group: str = GROUP) -> list[Discovered]:
             off = group == GROUP and switched_off(point.name, package)
             key = point.name, package
             discovered.setdefault(key, Discovered(point.name, package, version, point.value, off, point))
+    for file in _plugin_files() if group == GROUP else ():
+        name, package = file.path.stem, canonicalize_name(FOLDER)
+        off = switched_off(name, package)
+        discovered.setdefault((name, package), Discovered(name, package, "file", str(file.path), off, file))
     return [discovered[key] for key in sorted(discovered)]
+
+
+def _plugin_files() -> list[PluginFile]:
+    """Return the plugins in files; those beside the program come first.
+
+    Raises:
+        ValueError: a folder in the variable does not exist.
+    """
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    folders = [Path(program).resolve().parent / FOLDER] if program else []
+    for name in filter(None, os.environ.get(PATH_VARIABLE, "").split(os.pathsep)):
+        if not Path(name).is_dir():
+            raise ValueError(f"{PATH_VARIABLE} contains {name!r}, which is not a folder.")
+        folders.append(Path(name))
+    return [PluginFile(path) for folder in folders for path in sorted(folder.glob("[!_]*.py"))]
 
 
 def find(name: str, group: str = GROUP) -> Discovered:

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+import heliograph
 import pytest
 from heliograph.plugins import Discovered, discover
 from heliograph.plugins.discovery import find
+from heliograph.tests.kit import class_batches, linear_classifier, sgd
+from heliograph.tests.messages import assert_facts
 
 BUILT_IN = {
     "batch_transform": "batch_transforms:BatchTransform",
@@ -200,3 +203,82 @@ def test_entry_points_that_cannot_be_read_harm_no_other_package(tmp_path: Path, 
         found = discover()
     assert {each.name for each in found} >= set(BUILT_IN)
     assert "garbled-plugins" not in {each.package for each in found}
+
+
+SLOW = """
+import time
+
+import heliograph as h
+
+
+class Slow(h.Plugin):
+    def __init__(self, seconds=0.0):
+        self.seconds, self.steps = seconds, 0
+
+    @h.on(h.StepEnd)
+    def wait(self, run, event):
+        self.steps += 1
+        time.sleep(self.seconds)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder for plugins in single files."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    monkeypatch.setenv("HELIOGRAPH_PLUGIN_PATH", str(folder))
+    for name in [name for name in sys.modules if name.startswith("heliograph_plugins.")]:
+        monkeypatch.delitem(sys.modules, name)
+    return folder
+
+
+def test_a_file_is_a_plugin_that_is_off_until_it_is_loaded(folder: Path) -> None:
+    (folder / "slow.py").write_text(SLOW, encoding="utf-8")
+    (folder / "_shared.py").write_text("raise OSError('not a plugin')", encoding="utf-8")
+    trainer = heliograph.Trainer(device="cpu")
+    (found,) = [plugin for plugin in discover() if plugin.package == "heliograph-plugins"]
+    assert (found.name, found.target) == ("slow", str(folder / "slow.py"))
+    assert "slow" not in trainer.plugins.names()
+    plugin = trainer.plugins.load("slow", seconds=0.001)
+    trainer.fit(linear_classifier(), class_batches(3), optimizer=sgd(), epochs=1)
+    assert (plugin.seconds, plugin.steps) == (0.001, 3)
+    assert find("slow").load() is type(plugin)
+
+
+def test_the_environment_adds_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "slow.py").write_text(SLOW, encoding="utf-8")
+    monkeypatch.setenv("HELIOGRAPH_PLUGINS", "+slow")
+    trainer = heliograph.Trainer(device="cpu")
+    trainer.fit(linear_classifier(), class_batches(3), optimizer=sgd(), epochs=1)
+    assert trainer.plugins["slow"].steps == 3
+
+
+def test_the_folder_beside_the_program_is_read(tmp_path: Path) -> None:
+    (tmp_path / "heliograph_plugins").mkdir()
+    (tmp_path / "heliograph_plugins" / "slow.py").write_text(SLOW, encoding="utf-8")
+    program = tmp_path / "train.py"
+    program.write_text("from heliograph.plugins.discovery import find\nprint(find('slow').load().__name__)\n")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.split() == ["Slow"]
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("import heliograph", ("slow.py", "one subclass", "none")),
+        (f"{SLOW}\n\nclass Other(Slow):\n    pass\n", ("slow.py", "one subclass", "Slow, Other")),
+        ("raise OSError('no')", ("slow", "OSError", "no")),
+    ],
+)
+def test_a_file_that_is_no_plugin_is_an_error(folder: Path, text: str, facts: tuple[str, ...]) -> None:
+    (folder / "slow.py").write_text(text, encoding="utf-8")
+    with pytest.raises(ImportError) as error:
+        find("slow").load()
+    assert_facts(error.value, *facts)
+
+
+def test_a_missing_folder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELIOGRAPH_PLUGIN_PATH", "/nowhere")
+    with pytest.raises(ValueError, match=r"HELIOGRAPH_PLUGIN_PATH.*/nowhere"):
+        discover()

@@ -30,6 +30,8 @@ def write_package(text: str, parent: Path) -> tuple[Path, dict[str, str]]:
         "pyproject.toml.in": "pyproject.toml",
         "README.md.in": "README.md",
         "gitignore.in": ".gitignore",
+        "tests.yml.in": ".github/workflows/tests.yml",
+        "release.yml.in": ".github/workflows/release.yml",
         "plugin.py.in": f"src/{names['module']}/__init__.py",
         "test_plugin.py.in": f"tests/test_{names['name']}.py",
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import heliograph
 import pytest
+import yaml
 from heliograph.__main__ import main
 from heliograph.packages.tests.facts import assert_facts
 from heliograph_testing.new_plugin import command as new_plugin_command
@@ -30,6 +31,8 @@ def test_the_command_writes_a_package_and_says_what_to_do_next(
     monkeypatch.chdir(tmp_path)
     assert main(["new-plugin", "loss-report"]) == 0
     assert files(tmp_path) == [
+        "heliograph-loss-report/.github/workflows/release.yml",
+        "heliograph-loss-report/.github/workflows/tests.yml",
         "heliograph-loss-report/.gitignore",
         "heliograph-loss-report/README.md",
         "heliograph-loss-report/pyproject.toml",
@@ -40,7 +43,11 @@ def test_the_command_writes_a_package_and_says_what_to_do_next(
     said = capsys.readouterr().out
     assert_facts(said, "'loss_report'", "heliograph-loss-report", "Next:\n")
     assert "trainer.plugins.load('loss_report')" in said
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and "$" in path.read_text(encoding="utf-8")]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file()}
+    assert not [name for name, text in texts.items() if "$" in text.replace("${{ matrix.", "")]
+    jobs = yaml.safe_load(texts["tests.yml"])["jobs"]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert "heliograph-loss-report" in texts["release.yml"]
     assert (tmp_path / "heliograph-loss-report").stat().st_mode == tmp_path.stat().st_mode | 0o055
 
 
