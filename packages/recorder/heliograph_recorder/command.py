@@ -1,4 +1,4 @@
-"""The commands `explain` and `timeline`."""
+"""The commands `explain`, `status` and `timeline`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,35 @@ from pathlib import Path
 
 def explain(arguments: Sequence[str]) -> int:
     """Explain a recorded run: its end, the requests, and the saved and pruned checkpoints."""
-    parser = _parser("explain", "Exit status 0: explained; 2: the recording is missing or unreadable.")
+    return _tell("explain", "Exit status 0: explained; 2: the recording is missing or unreadable.", arguments)
+
+
+def status(arguments: Sequence[str]) -> int:
+    """Show whether a recorded run is running, finished or killed, since when, its step and last checkpoint."""
+    text = "Exit status 0: shown, whatever the state of the run; 2: the recording is missing or unreadable."
+    return _tell("status", text, arguments)
+
+
+def _tell(name: str, description: str, arguments: Sequence[str]) -> int:
+    parser = _parser(name, description)
+    parser.add_argument("--json", action="store_true", help="print all facts as one JSON object")
     options = parser.parse_args(arguments)
-    from .explain.story import story  # after the parser: torch is slow to import
+    from .explain.facts import as_json, describe_status, facts_of  # after the parser: torch is slow to import
+    from .explain.story import story
     from .format.reader import gc_paused, is_being_written, read
 
     try:
         with gc_paused():
             recording = read(options.recording)
-            text = story(recording, is_running=is_being_written(recording.path))
+            is_running = is_being_written(recording.path)
+            if options.json:
+                text = as_json(facts_of(recording, is_running=is_running))
+            elif name == "status":
+                text = describe_status(facts_of(recording, is_running=is_running))
+            else:
+                text = story(recording, is_running=is_running)
     except (OSError, ValueError) as error:
-        return _print_error("explain", error)
+        return _print_error(name, error)
     print(text)  # outside the try, since an OSError here is that of the terminal or pipe
     return 0
 

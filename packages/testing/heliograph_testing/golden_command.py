@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from heliograph.spi import describe_error
 
@@ -25,6 +27,7 @@ def golden(arguments: Sequence[str]) -> int:
         command.add_argument("file", metavar="FILE", help="for example tests/golden.json")
     record.add_argument("--steps", type=int, default=50, metavar="N", help="optimizer steps to record (%(default)s)")
     record.add_argument("--every", type=int, default=10, metavar="N", help="steps between records of all weights")
+    check.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
     check.add_argument("--rtol", type=float, default=0.0, metavar="X", help="relative tolerance, for other hardware")
     return _run(parser.parse_args(arguments))
 
@@ -48,5 +51,6 @@ def _run(options: argparse.Namespace) -> int:
         traceback.print_exc()
         print(f"heliograph golden: {options.function} raised {describe_error(error)}", file=sys.stderr)
         return 2
-    print(check)
+    facts = {"schema": "heliograph.golden/1", "equal": check.is_equal, **asdict(check)}
+    print(json.dumps(facts, indent=1) if options.json else check)
     return 0 if check.is_equal else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,8 +42,10 @@ def diverge(arguments: Sequence[str]) -> int:
         help="for --drill of a fork: the module:function that changed it; give a second one if another function "
         "changed the other run",
     )
+    parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
     options = parser.parse_args(arguments)
     from ..divergence.compare import Divergence, diverge
+    from ..explain.facts import as_json
     from .drill import Drill, drill
 
     if len(options.drill) > 2 or len(options.change) > 2 * bool(options.drill):
@@ -56,7 +59,10 @@ def diverge(arguments: Sequence[str]) -> int:
     if isinstance(compared, int):
         return compared
     divergence = compared.divergence if isinstance(compared, Drill) else compared
-    print(compared)
+    if options.json:
+        print(as_json({"schema": "heliograph.diverge/1", "equal": divergence.is_equal, **asdict(divergence)}))
+    else:
+        print(compared)
     return 1 if divergence.first is not None else 0 if divergence.is_equal else 2
 
 

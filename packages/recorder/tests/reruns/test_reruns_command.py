@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -76,7 +77,17 @@ def runs(tmp_path: Path) -> Path:
 
 def test_diverge(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diverge", str(runs / "a"), str(runs / "b")]) == 1
-    assert capsys.readouterr().out == f"{diverge(runs / 'a', runs / 'b')}\n"
+    divergence = diverge(runs / "a", runs / "b")
+    assert capsys.readouterr().out == f"{divergence}\n"
+    assert main(["diverge", str(runs / "a"), str(runs / "b"), "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert divergence.first is not None
+    assert (facts["schema"], facts["equal"], facts["first"]["kind"], facts["first"]["step"]) == (
+        "heliograph.diverge/1",
+        False,
+        divergence.first.kind,
+        divergence.first.step,
+    )
 
 
 def test_diverge_of_equal_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,14 @@ def test_record_and_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert golden(["check", "golden_program:faster", "golden.json"]) == 1
     assert_facts(capsys.readouterr().out, "learning_rate", "lr of optimizer was 0.1 and is 0.2")
     assert golden(["check", "golden_program:faster", "golden.json", "--rtol", "9"]) == 0
+    capsys.readouterr()
+    assert golden(["check", "golden_program:faster", "golden.json", "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["schema"], facts["equal"], facts["difference"]["what"]) == (
+        "heliograph.golden/1",
+        False,
+        "learning_rate",
+    )
 
 
 @pytest.mark.parametrize(

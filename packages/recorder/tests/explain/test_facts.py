@@ -1,0 +1,119 @@
+"""The facts of a recorded run as JSON, and its status."""
+
+from __future__ import annotations
+
+import json
+from functools import reduce
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+import torch
+from heliograph.packages.recorder.tests.explain.factory import killed_and_resumed
+from heliograph.packages.tests.facts import assert_facts
+from heliograph_recorder import Recorder
+from heliograph_recorder.command import explain, status
+from heliograph_recorder.explain.facts import SCHEMA, as_json, describe_status, facts_of
+from torch import nn
+
+
+def ask(facts: Any, question: str) -> Any:
+    """Answer a question such as `attempts.1.status` from JSON alone."""
+    return reduce(lambda value, key: value[int(key) if key.isdigit() else key], question.split("."), facts)
+
+
+QUESTIONS = {
+    "schema": SCHEMA,
+    "run": "digits",
+    "status": "stopped",
+    "by": "early_stopping",
+    "reason": "validation/loss has not improved",
+    "began": "2026-01-01T10:00:00+00:00",
+    "progress.epoch": 1,
+    "progress.batch": 6,
+    "progress.step": 14,
+    "progress.samples": 56,
+    "metrics.train/loss": 0.9,
+    "best_checkpoint": "ckpt/step_8.pth",
+    "last_checkpoint": "ckpt/step_8.pth",
+    "attempts.0.number": 1,
+    "attempts.0.status": "killed",
+    "attempts.0.progress.step": 11,
+    "attempts.1.status": "stopped",
+    "attempts.1.restores.0.path": "ckpt/step_4.pth",
+    "attempts.1.restores.0.is_roll_back": False,
+    "attempts.1.restores.1.step": 8,
+    "attempts.1.restores.1.is_roll_back": True,
+    "checkpoints.0.step": 4,
+    "checkpoints.0.pruned": "keep_last=1",
+    "checkpoints.1.pruned": None,
+    "checkpoints.1.requested_by.0": "save_schedule",
+    "notes.0": "attempt 2: rolled back at step 10",
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_questions_about_a_killed_and_resumed_run(question: str) -> None:
+    facts = json.loads(as_json(facts_of(killed_and_resumed(), is_running=False)))
+    assert ask(facts, question) == QUESTIONS[question]
+
+
+def test_requests_say_who_asked_and_whether_they_were_served() -> None:
+    facts = facts_of(killed_and_resumed(), is_running=False)
+    stop = next(request for request in facts["requests"] if request["verb"] == "stop")
+    assert (stop["by"], stop["epoch"], stop["batch"], stop["step"]) == ("early_stopping", 1, 4, 12)
+    unserved = [request for request in facts["requests"] if request["served"] is False]
+    assert any((request["by"], request["verb"]) == ("someone", "save") for request in unserved)
+
+
+def test_the_status_has_the_end_the_place_and_the_checkpoint() -> None:
+    text = describe_status(facts_of(killed_and_resumed(), is_running=False))
+    assert_facts(text, "digits: stopped", "since 2026-01-01T12:00:1", "has not improved (early_stopping)", "step 14")
+    assert_facts(text, "train/loss 0.9", "last checkpoint: ckpt/step_8.pth")
+
+
+def test_json_has_no_bare_nan() -> None:
+    assert json.loads(as_json({"a": nan, "b": [inf, {"c": -inf}], "d": 1.5})) == {
+        "a": "nan",
+        "b": ["inf", {"c": "-inf"}],
+        "d": 1.5,
+    }
+
+
+class Fails(h.Plugin):
+    @h.on(h.BatchEnd)
+    def fail(self, run: h.Run, event: h.BatchEnd) -> None:
+        if run.progress.batch == 2:
+            raise OSError("the disk is gone")
+
+
+def train(folder: Path, *plugins: h.Plugin) -> None:
+    batches = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(4)]
+    trainer = h.Trainer([Recorder(folder), *plugins], device="cpu")
+    trainer.fit(h.Supervised(nn.Linear(2, 1), nn.functional.mse_loss), batches, optimizer=torch.optim.SGD, epochs=1)
+
+
+def test_the_commands_print_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path)
+    for command in (status, explain):
+        assert command([str(tmp_path), "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert (facts["schema"], facts["status"], facts["progress"]["step"]) == (SCHEMA, "completed", 4)
+    assert status([str(tmp_path)]) == 0
+    assert_facts(capsys.readouterr().out, "run: completed", "step 4", "last checkpoint: none")
+
+
+def test_a_failed_run_has_its_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OSError, match="the disk is gone"):
+        train(tmp_path, Fails())
+    assert status([str(tmp_path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["status"] == "failed"
+    assert_facts(facts["reason"], "OSError", "the disk is gone")
+
+
+def test_a_missing_recording_has_status_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status([str(tmp_path / "nowhere")]) == 2
+    assert_facts(capsys.readouterr().err, "heliograph status", "nowhere")
