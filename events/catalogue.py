@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import FrozenInstanceError, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, dataclass_transform
 
@@ -20,6 +20,7 @@ Status = Literal["completed", "stopped", "interrupted", "failed"]
 
 
 @dataclass_transform(frozen_default=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Event:
     """Base class of all events.
 
@@ -35,8 +36,29 @@ class Event:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        dataclass(frozen=True)(cls)
+        if "__annotations__" in vars(cls):  # each function that `dataclass` generates takes 0.1 ms of the import
+            dataclass(frozen=True, repr=False, eq=False)(cls)
         cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+    def __repr__(self) -> str:
+        values = (f"{part.name}={getattr(self, part.name)!r}" for part in fields(self) if part.repr)
+        return f"{type(self).__qualname__}({', '.join(values)})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.__class__ is other.__class__ and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, part.name) for part in fields(self) if part.compare)
+
+
+def _refuse(_event: Event, name: str, *_value: object) -> None:
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+Event.__setattr__ = Event.__delattr__ = _refuse  # type: ignore[assignment, method-assign]  # for events without fields
 
 
 class TrainStart(Event):

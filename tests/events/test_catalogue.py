@@ -59,7 +59,7 @@ def test_the_catalogue_is_a_frozen_surface_in_the_order_of_emission() -> None:
 
 
 def test_the_fields_are_a_frozen_surface() -> None:
-    fields = {kind.name: [field.name for field in dataclasses.fields(kind)] for kind in CATALOGUE}  # type: ignore[arg-type]
+    fields = {kind.name: [field.name for field in dataclasses.fields(kind)] for kind in CATALOGUE}
     assert {name: names for name, names in fields.items() if names} == {
         "checkpoint_loaded": ["path"],
         "epoch_start": ["epoch", "resumed"],

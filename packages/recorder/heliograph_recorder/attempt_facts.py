@@ -53,7 +53,7 @@ def plan_of(bus: Bus) -> dict[str, tuple[str, ...]]:
 
 
 def fields_of(event: Event) -> dict[str, Any]:
-    names = [field.name for field in fields(event)]  # type: ignore[arg-type]  # subclasses are dataclasses
+    names = [field.name for field in fields(event)]
     return {**to_plain({name: getattr(event, name) for name in names})}
 
 

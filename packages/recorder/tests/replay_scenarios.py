@@ -333,7 +333,7 @@ class Listener(h.Plugin):
         self.events.append(
             (
                 event.name,
-                {each.name: str(getattr(event, each.name)) for each in fields(event) if each.name != "weights"},  # type: ignore[arg-type]
+                {each.name: str(getattr(event, each.name)) for each in fields(event) if each.name != "weights"},
                 counters,
                 None if isinstance(event, UNTIMED) else progress.seconds,
                 run.origin.steps,

@@ -174,7 +174,7 @@ class OpenTelemetry(h.Plugin):
 
     @h.on(*ADDED, lane=h.Lane.REPORT, optional=True)
     def add(self, run: h.Run, event: Event) -> None:
-        facts = {**asdict(event), "step": run.progress.steps}  # type: ignore[call-overload]  # subclasses are dataclasses
+        facts = {**asdict(event), "step": run.progress.steps}
         self._root(run).add_event(event.name, _attributes(facts))
 
     @h.on(h.RunFailed)

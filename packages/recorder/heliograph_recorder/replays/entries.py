@@ -103,7 +103,7 @@ def make_event(entry: EventEntry) -> Event | None:
     kind = KINDS.get(entry.event)
     if kind is None:
         return None
-    recorded = [field.name for field in fields(kind) if field.default_factory is MISSING]  # type: ignore[arg-type]  # a dataclass
+    recorded = [field.name for field in fields(kind) if field.default_factory is MISSING]
     return kind(**{name: _field(name, entry.data) for name in recorded})
 
 
