@@ -43,8 +43,7 @@ def checkpoint(arguments: Sequence[str]) -> int:
     The exit status is 1 if a checkpoint is damaged or could not be processed.
     """
     options = _parser().parse_args(arguments)
-    command: Callable[[Namespace], int] = options.run
-    return command(options)
+    return int(options.run(options))
 
 
 def _parser() -> ArgumentParser:
@@ -57,7 +56,11 @@ def _parser() -> ArgumentParser:
     )
     verify = commands.add_parser("verify", help="check every byte against its digest, and load it")
     migrate = commands.add_parser("migrate", help="convert checkpoints of Helios")
-    for command, act in ((inspect, _inspect), (verify, _verify), (migrate, _migrate)):
+    for command, act in (
+        (inspect, lambda options: _process(options.paths, _inspected)),
+        (verify, lambda options: _process_files(options.paths, _verified)),
+        (migrate, _migrate),
+    ):
         command.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="a checkpoint or a folder of them")
         command.set_defaults(run=act)
     migrate.add_argument("--dry-run", action="store_true", help="print what would be done, and change nothing")
@@ -110,14 +113,6 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
-
-
-def _inspect(options: Namespace) -> int:
-    return _process(options.paths, _inspected)
-
-
-def _verify(options: Namespace) -> int:
-    return _process_files(options.paths, _verified)
 
 
 def _migrate(options: Namespace) -> int:

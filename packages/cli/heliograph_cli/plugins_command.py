@@ -172,12 +172,8 @@ def plugin_page(name: str) -> str:
 
 def _find(name: str) -> Discovered:
     installed = discover()
-    matches = [f"{plugin.package}:{plugin.name}" for plugin in installed if plugin.entry_point.attr == name]
-    if not matches or any(plugin.name == name for plugin in installed):
-        return find(name)
-    if len(matches) > 1:
-        raise LookupError(f"Several installed plugins have the class {name!r}: choose one of {', '.join(matches)}.")
-    return find(matches[0])
+    matches = [plugin for plugin in installed if plugin.entry_point.attr == name]
+    return find(matches[0].name if matches and all(plugin.name != name for plugin in installed) else name)
 
 
 def argument_texts(factory: Callable[..., Any]) -> dict[str, str]:

@@ -320,7 +320,7 @@ def test_an_unknown_name_names_the_nearest(lay: Lay, capsys: pytest.CaptureFixtu
     lay(WELL)
     lay(WELL, package="beta")
     assert main(["plugins", "Weather"]) == 2
-    assert_facts(capsys.readouterr().err, "heliograph plugins: ", "'Weather'", "acme:weather, beta:weather")
+    assert_facts(capsys.readouterr().err, "heliograph plugins: ", "'weather'", "acme:weather, beta:weather")
 
 
 LACKS_EXTRA = """
