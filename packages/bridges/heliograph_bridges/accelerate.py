@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
 States = tuple[dict[str, Any], dict[str, Any]]
-MIXED = {"bf16": "bf16", "fp16": "fp16"}
 PREPARED = ("forward", "_original_forward", "_is_accelerate_prepared")  # attributes that `prepare` sets on a module
 REFUSED = {
     "FSDP": "FSDPEngine does it",
@@ -86,7 +85,7 @@ class AccelerateEngine(ProcessEngine):
             grace=grace,
         )
         if precision is not None:
-            options["mixed_precision"] = MIXED.get(precision, "no")
+            options["mixed_precision"] = precision if precision in ("bf16", "fp16") else "no"
         self.accelerator = self._given = accelerator
         self._options = options
         self._prepared: Prepared | None = None

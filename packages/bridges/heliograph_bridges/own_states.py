@@ -119,9 +119,7 @@ class Unsaved:
 def _read(holder: Any, trained: Iterable[nn.Module]) -> Mapping[str, Any]:
     trained_ids = {id(module) for module in trained}
     return {
-        name: _encode(value) for name, value in getattr(holder, "__dict__", {}).items() if id(value) not in trained_ids
+        name: encode(value.state_dict() if isinstance(value, nn.Module) else value)
+        for name, value in getattr(holder, "__dict__", {}).items()
+        if id(value) not in trained_ids
     }
-
-
-def _encode(value: Any) -> Mapping[str, Any]:
-    return encode(value.state_dict() if isinstance(value, nn.Module) else value)

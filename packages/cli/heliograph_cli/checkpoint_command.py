@@ -29,6 +29,7 @@ from heliograph.spi import (
 from torch import Tensor
 
 from .helios import SUFFIX, migrate_file
+from .tables import format_table
 from .weights_export import export_weights
 
 T = TypeVar("T")
@@ -42,8 +43,7 @@ def checkpoint(arguments: Sequence[str]) -> int:
     The exit status is 1 if a checkpoint is damaged or could not be processed.
     """
     options = _parser().parse_args(arguments)
-    command: Callable[[Namespace], int] = options.run
-    return command(options)
+    return int(options.run(options))
 
 
 def _parser() -> ArgumentParser:
@@ -56,7 +56,11 @@ def _parser() -> ArgumentParser:
     )
     verify = commands.add_parser("verify", help="check every byte against its digest, and load it")
     migrate = commands.add_parser("migrate", help="convert checkpoints of Helios")
-    for command, act in ((inspect, _inspect), (verify, _verify), (migrate, _migrate)):
+    for command, act in (
+        (inspect, lambda options: _process(options.paths, _inspected)),
+        (verify, lambda options: _process_files(options.paths, _verified)),
+        (migrate, _migrate),
+    ):
         command.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="a checkpoint or a folder of them")
         command.set_defaults(run=act)
     migrate.add_argument("--dry-run", action="store_true", help="print what would be done, and change nothing")
@@ -111,14 +115,6 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _inspect(options: Namespace) -> int:
-    return _process(options.paths, _inspected)
-
-
-def _verify(options: Namespace) -> int:
-    return _process_files(options.paths, _verified)
-
-
 def _migrate(options: Namespace) -> int:
     def act(path: Path) -> list[str]:
         keep = not options.no_backup
@@ -129,6 +125,7 @@ def _migrate(options: Namespace) -> int:
 
 def _consolidate(options: Namespace) -> int:
     def act(path: Path) -> list[str]:
+        _check_exists(path)
         entry = consolidate(path, options.out or path)
         return [f"{path}: written as one file, {entry.path} ({entry.size / 1e6:,.3f} MB)"]
 
@@ -163,6 +160,7 @@ def consolidate(path: Path, out: Path) -> Entry:
 
 def _export(options: Namespace) -> int:
     def act(path: Path) -> list[str]:
+        _check_exists(path)
         file = find_weights(path, options.which, options.run_name)
         average: str | Literal[False] | None = False if options.trained else options.average
         written = export_weights(file, options.out, module=options.module, average=average, overwrite=options.force)
@@ -179,15 +177,22 @@ def files_in(path: Path) -> list[Path]:
     """Return the files with the name of a checkpoint in a folder, or a path that is not a folder.
 
     Raises:
-        FileNotFoundError: there is none in the folder.
+        FileNotFoundError: there is none in the folder, or no such folder.
         OSError: the folder cannot be read.
     """
     if not path.is_dir():
+        _check_exists(path)
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix == SUFFIX and not file.is_dir())
     if not files:
         raise FileNotFoundError(f"There is no checkpoint in {path}.")
     return files
+
+
+def _check_exists(path: Path) -> None:
+    needed = path.parent if path.suffix == SUFFIX else path  # the reader of a missing file names the others
+    if not needed.exists():
+        raise FileNotFoundError(f"{needed} does not exist.")
 
 
 def _process_files(paths: Iterable[Path], act: Callable[[Path], Iterable[str]]) -> int:
@@ -318,6 +323,7 @@ def _verified(path: Path) -> list[str]:
 
 
 def _inspected(path: Path) -> list[str]:
+    _check_exists(path)
     if path.is_dir():
         return _table(path)
     print(printable_lines(describe(path)))  # also if it is damaged
@@ -339,10 +345,8 @@ def _table(folder: Path) -> list[str]:
     # Only truncated files and missing shards count as damaged here: the digests are not verified.
     entries, problems = _read_manifests(folder)
     entries.sort(key=lambda entry: (entry.run_name, -entry.sequence, -entry.saved_at, entry.path.name))
-    rows = [HEAD, *(tuple(map(printable, _row(entry))) for entry in entries)] if entries else []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
+    if entries:
+        print(format_table([HEAD, *map(_row, entries)], optional=("BATCH", "RUN", "SIZE", "SAVED", "EPOCH")))
     for problem in problems.values():
         print(printable(problem))
     bad = [path.name for path, problem in problems.items() if not isinstance(problem, MissingManifestError)]

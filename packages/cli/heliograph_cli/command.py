@@ -7,25 +7,12 @@ import sys
 from argparse import ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
-from heliograph import (
-    Checkpoint,
-    Lane,
-    Plugin,
-    PredictStart,
-    Run,
-    TestStart,
-    Trainer,
-    TrainStart,
-    ValidationStart,
-    WeightsCheckpoint,
-    launch,
-    on,
-)
+from heliograph import Checkpoint, Lane, Plugin, Run, Trainer, WeightsCheckpoint, launch, on
+from heliograph import events as ev
 from heliograph.core.checkpoint.storage.files import prepare_folder, write_whole
 from heliograph.core.settings import FitOptions
 from heliograph.core.system.numbered_files import find_numbered, make_numbered
@@ -57,8 +44,8 @@ class ConfigFile(Plugin):
     ) -> None:
         self.text, self.values, self.folder, self._load, self._started = text, values, folder, load, started
 
-    @on(TrainStart, lane=Lane.REPORT)
-    def save(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart, lane=Lane.REPORT)
+    def save(self, run: Run, event: ev.TrainStart) -> None:
         self._started.append(True)
         folder = self.folder
         if folder is None:
@@ -133,15 +120,8 @@ FITTED = ("optimizer", "scheduler")  # created by fit
 NULLS = FitOptions.__annotations__.keys() - set(OBJECTS)  # passed even if they are null
 
 
-@dataclass(frozen=True)
-class ConfiguredObjects:
-    """The trainer and the other objects of a configuration; missing keys are omitted."""
-
-    trainer: Trainer
-    values: dict[str, Any]
-
-
-def make(parser: ArgumentParser, config: Namespace, verb: Verb) -> ConfiguredObjects:
+def make(parser: ArgumentParser, config: Namespace, verb: Verb) -> tuple[Trainer, dict[str, Any]]:
+    # The trainer and the other objects of a configuration; missing keys are omitted.
     wanted = config.clone()
     for key in set(OBJECTS) - set(NEEDED[verb]):
         wanted.pop(key, None)
@@ -158,11 +138,7 @@ def make(parser: ArgumentParser, config: Namespace, verb: Verb) -> ConfiguredObj
     values = {key: value for key, value in created.items() if value is not None or key in NULLS}
     for key in values.keys() & set(NEEDED[verb]) - set(FITTED):
         values[key] = _create(values[key], key)
-    return ConfiguredObjects(trainer, values)
-
-
-def fit_options(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key in FitOptions.__annotations__ or key == "on_interrupt"}
+    return trainer, values
 
 
 def _check(config: Namespace, verb: Verb) -> None:
@@ -199,9 +175,6 @@ def refusals(title: str) -> Iterator[None]:
             raise ConfigurationError(f"{title}: {root}") from error
         root.add_note(f"heliograph: while creating {title}")
         raise root from None
-
-
-VERBS: tuple[Verb, ...] = get_args(Verb)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -263,26 +236,31 @@ def _parse(verb: Verb, words: Sequence[str]) -> tuple[ArgumentParser, Namespace]
 
 
 def _run(verb: Verb, parser: ArgumentParser, config: Namespace) -> None:
-    objects = make(parser, config, verb)
+    trainer, values = make(parser, config, verb)
     started = list[bool]()
     try:
-        result = _fit(parser, config, objects, started) if verb == "fit" else _evaluate(objects, verb, started)
+        if verb == "fit":
+            result = _fit(parser, config, trainer, values, started)
+        else:
+            result = _evaluate(trainer, values, verb, started)
     except Exception as error:
         if started or not is_refusal(error):
             raise
         raise ConfigurationError(str(error)) from error
-    if objects.trainer.engine.is_main:
+    if trainer.engine.is_main:
         print(result)
 
 
-def _fit(parser: ArgumentParser, config: Namespace, objects: ConfiguredObjects, started: list[bool]) -> Any:
+def _fit(
+    parser: ArgumentParser, config: Namespace, trainer: Trainer, objects: dict[str, Any], started: list[bool]
+) -> Any:
     import yaml
 
     written = config.clone()
     for key in ("config", "folder", "ranks"):  # not part of the training
         written.pop(key, None)
     text = parser.dump(written, format="yaml")
-    values, trainer = flat_values(yaml.safe_load(text)), objects.trainer
+    values = flat_values(yaml.safe_load(text))
     folders = [
         config.folder,
         *(plugin.folder for plugin in trainer.plugins if isinstance(plugin, Checkpoint | WeightsCheckpoint)),
@@ -291,15 +269,13 @@ def _fit(parser: ArgumentParser, config: Namespace, objects: ConfiguredObjects, 
     if folder is not None and trainer.engine.is_main:
         prepare_folder(folder)
     trainer.plugins.register(ConfigFile(text, values, folder, lambda text: flat_values(yaml.safe_load(text)), started))
-    options = fit_options(objects.values)
+    options = {key: objects[key] for key in objects if key in FitOptions.__annotations__ or key == "on_interrupt"}
     options["hyper_parameters"] = {**values, **(options.get("hyper_parameters") or {})}
-    data = objects.values.get("data", objects.values.get("train"))
-    return trainer.fit(objects.values["task"], data, **options)
+    return trainer.fit(objects["task"], objects.get("data", objects.get("train")), **options)
 
 
-def _evaluate(objects: ConfiguredObjects, verb: Verb, started: list[bool]) -> Any:
-    values, trainer = objects.values, objects.trainer
-    for event in (ValidationStart, TestStart, PredictStart):
+def _evaluate(trainer: Trainer, values: dict[str, Any], verb: Verb, started: list[bool]) -> Any:
+    for event in (ev.ValidationStart, ev.TestStart, ev.PredictStart):
         trainer.bus.on(event, lambda run, event: started.append(True))  # noqa: ARG005  # the form of handlers
     data = values.get("data", values.get(DATA[verb]))
     shared: dict[str, Any] = {

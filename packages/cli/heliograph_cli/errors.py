@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from heliograph.plugins import discover
-from heliograph.spi import is_first_party, known_names
+from heliograph.spi import is_first_party, known_names, with_article
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -28,9 +28,8 @@ WRONG_KIND = re.compile(
 )
 INNER, OUTER = re.compile(r"given class_path '([\w.]+)'"), re.compile(r"class_path='([\w.]+)'")
 OPTION = re.compile(r"NestedArg\(key='([\w.]+)', val='?(.*?)'?\)")
-SPEC = re.compile(r"(?:Namespace\(class_path=|\{'class_path': )'([^']+)'.*")
 CLASS_ONLY = re.compile(r"Namespace\(class_path=('[\w.]+')\)")
-MAPPING = re.compile(r"\{'?([^':]+)'?: .{60,}")  # too long to be shown
+SPEC = re.compile(r"(?:Namespace\(class_path=|\{'class_path': )'([^']+)'.*")
 
 
 def innermost(text: str) -> str:
@@ -66,8 +65,6 @@ def shown(value: str) -> str:
     value = CLASS_ONLY.sub(r"\1", value)
     if value.startswith("Namespace("):
         return f"only its options {value.removeprefix('Namespace(').removesuffix(')')}"
-    if mapping := MAPPING.fullmatch(value):
-        return f"{{{mapping[1]}: ...}}"
     return {"None": "null", "": "''"}.get(value, value)
 
 
@@ -140,7 +137,8 @@ def _no_argument(path: str, name: str, parser: ArgumentParser) -> str:
     if first != name and first in sys.modules:
         return f"arguments of {name} must be a mapping: {{{name}: {{option: value}}}}."
     options = type(parser)().add_argument_group()
-    factory = _imported(path)
+    module, _, attribute = path.rpartition(".")
+    factory: Callable[..., object] = getattr(import_module(module), attribute)
     add = options.add_class_arguments if isinstance(factory, type) else options.add_function_arguments
     allowed = set(add(factory))
     if first[0].isupper() and first.lower() not in allowed and not any(option[0].isupper() for option in allowed):
@@ -162,12 +160,6 @@ def _no_key(name: str, keys: set[str]) -> str:
     return f"Unknown key {path!r}.{known_names(path, siblings)}"
 
 
-def _imported(path: str) -> Callable[..., object]:
-    module, _, name = path.rpartition(".")
-    factory: Callable[..., object] = getattr(import_module(module), name)
-    return factory
-
-
 def _no_module(match: re.Match[str]) -> str:
     return f"no module named {match[1]!r}.{_nearest(match[1], _modules(match[1]))}"
 
@@ -176,21 +168,12 @@ def _no_attribute(match: re.Match[str]) -> str:
     return f"module {match[1]!r} has no {match[2]!r}.{_nearest(match[2], dir(import_module(match[1])))}"
 
 
-def _required(match: re.Match[str]) -> str:
-    return f"{class_at(match) or 'it'} needs {match[1]}."
-
-
 def _returns(match: re.Match[str]) -> str:
     return f"the function {match[1]} needs the return annotation {CLASS.sub(NAME, match[2])}."
 
 
 def _no_subclass(match: re.Match[str]) -> str:
-    article = "an" if match[2][0] in "AEIOU" else "a"
-    return f"{match[1]} is neither {article} {match[2]} nor a function whose return annotation is one."
-
-
-def _no_option(match: re.Match[str]) -> str:
-    return f"{match[1]} is not an option: options have the form --KEY=VALUE, and files must precede them."
+    return f"{match[1]} is neither {with_article(match[2])} nor a function whose return annotation is one."
 
 
 def _no_path(match: re.Match[str]) -> str:
@@ -217,7 +200,7 @@ SENTENCES: dict[str, Words] = {
     r"module '([\w.]+)' has no attribute '(\w+)'": _no_attribute,
     rf"heliograph has no '\w+'\.{HINT}": lambda match: match[0],
     r"Not of type \w+: (.+?)(?:\. Got value|$)": lambda match: shown(match[1]),
-    r"following arguments are required: (.+?)(?:\. Got|$)": _required,
+    r"arguments are required: (.+?)(?:\. Got|$)": lambda match: f"{class_at(match) or 'it'} needs {match[1]}.",
     r"Expected '([\w.]+)' to be a function that returns (.+?)\.": _returns,
     NO_SUBCLASS: _no_subclass,
     r"Unexpected import object <?(.+?)(?: from .+?)?>?(?:\. Got|$)": _no_path,
@@ -225,7 +208,7 @@ SENTENCES: dict[str, Words] = {
     r"Key must be a string, got: (.+?)\.(?: |\.|$)": lambda match: f"keys must be words, got {shown(match[1])}.",
     rf"(?:{NO_PATH}) (.+?)(?:\. Got|$)": _no_path,
     r"argument (--[\w.+-]+): expected one argument": lambda match: f"{match[1]} needs a value: {match[1]}=VALUE.",
-    r"unrecognized arguments: (.+)": _no_option,
+    r"unrecognized arguments: .+": lambda match: f"{match[0]}: options have the form --KEY=VALUE, files precede them.",
 }
 
 

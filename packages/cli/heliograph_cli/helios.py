@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-import os
 import random
 import re
-import shutil
 from collections.abc import Collection, Mapping
 from contextlib import closing, suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from shutil import copyfile, copystat
 from typing import Any
 
 import numpy as np
 import torch
+from heliograph.core.checkpoint.storage.files import write_whole
 from heliograph.core.checkpoint.storage.untrusted_files import read_foreign
 from heliograph.plugins import discover
 from heliograph.spi import MissingManifestError, Store, as_plain, capture, restore
@@ -74,11 +74,7 @@ def migrate_file(
 def _back_up(path: Path) -> str:
     backup = path.with_name(path.name + BACKUP)
     if not backup.exists():
-        hidden = backup.with_name(f".{backup.name}.tmp")
-        shutil.copy2(path, hidden)
-        with hidden.open("r+b") as file:  # Windows syncs only a file that may be written
-            os.fsync(file.fileno())
-        hidden.replace(backup)
+        write_whole(backup, lambda hidden: copystat(path, copyfile(path, hidden)))
     elif not filecmp.cmp(path, backup, shallow=False):
         raise ValueError(f"{backup} exists with other content: move it away first.")
     return backup.name

@@ -18,7 +18,7 @@ from heliograph.spi import known_names, require
 
 from .errors import ConfigurationError
 from .names import ENGINES, OBJECTS, PLUGINS, TRAINER, Load, full_arguments, full_forms, path_of
-from .texts import check_file, check_options, check_yaml
+from .texts import check_file, load_unique, read_yaml
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
@@ -61,41 +61,44 @@ class PluginSpec:
     options: list[str] = field(default_factory=list)
 
 
-def by_name(files: Iterable[Path], arguments: Sequence[str], load: Load) -> list[str]:
+def by_name(arguments: Sequence[str], load: Load) -> list[str]:
     plugins: list[PluginSpec] = []
-    for path in files:
-        if (entries := _of_file(path, load)) is not None:
-            plugins = entries
-    remaining, words, added, named = list[str](), iter(arguments), False, False
+    remaining, words, added, named = list[str](), iter(arguments), False, ""
     for word in words:
         option, equals, value = word.partition("=")
-        if option == "--config":
-            value = value if equals else next(words, "")
-            plugins = _replaced(plugins, _of_file(Path(value), load))
-            remaining.append(f"{option}={value}")
-        elif option == f"--{TRAINER}":
-            value = value if equals else next(words, "")
-            plugins = _replaced(plugins, _plugins_of(load(value)))
-            remaining.append(f"{option}={value}")
-        elif option in (OPTION, f"{OPTION}+") and isinstance(specs := load(value), list):
-            additions = [*map(PluginSpec, specs)]
-            plugins = [*plugins, *additions] if option.endswith("+") else _replaced(plugins, additions)
-            added = True
+        is_named = option.startswith(f"{OPTION}.") and option != f"{OPTION}.help"
+        if not is_named and option not in ("--config", f"--{TRAINER}", OPTION, f"{OPTION}+"):
             remaining.append(word)
-        elif option.startswith(f"{OPTION}.") and option != f"{OPTION}.help":
-            value = value if equals else next(words, "")
+            continue
+        value = value if equals else next(words, "")
+        if is_named:
             entry, key = _addressed(option.removeprefix(f"{OPTION}."), plugins, added=added)
-            entry.options.append(f"{OPTION}.{key}={value}")
-            named = True
+            named = f"{OPTION}.{key}={value}"
+            entry.options.append(named)
+            continue
+        remaining.append(f"{option}={value}")
+        specs = _specs(option, value, load)
+        if not isinstance(specs, list):
+            continue
+        if option == f"{OPTION}+":
+            specs = [*plugins, *map(PluginSpec, specs)]
+        elif named:
+            raise ConfigurationError(f"{named} has no effect, as the plugins are replaced later: move it to the end.")
         else:
-            remaining.append(word)
+            specs = [*map(PluginSpec, specs)]
+        plugins, added = specs, added or option in (OPTION, f"{OPTION}+")
     return [*remaining, *_in_order(plugins)] if named else remaining
 
 
-def _replaced(plugins: list[PluginSpec], replacement: list[PluginSpec] | None) -> list[PluginSpec]:
-    if replacement and (lost := [option for entry in plugins for option in entry.options]):
-        raise ConfigurationError(f"{lost[0]} has no effect, as the plugins are replaced later: move it to the end.")
-    return replacement or plugins
+def _specs(option: str, value: str, load: Load) -> Any:
+    if option == "--config":
+        check_file(Path(value))
+        config = load(Path(value).read_text(encoding="utf-8")).get(TRAINER)
+    else:
+        config = load(value)
+    if option.startswith(OPTION):
+        return config
+    return config.get("plugins") if isinstance(config, dict) else None
 
 
 def _in_order(plugins: Iterable[PluginSpec]) -> list[str]:
@@ -104,16 +107,6 @@ def _in_order(plugins: Iterable[PluginSpec]) -> list[str]:
         words += [f"{OPTION}{sign}={json.dumps([entry.spec])}", *entry.options]
         sign = "+"
     return words
-
-
-def _of_file(path: Path, load: Load) -> list[PluginSpec] | None:
-    config = load(path.read_text(encoding="utf-8"))
-    return _plugins_of(config.get(TRAINER))
-
-
-def _plugins_of(trainer: Any) -> list[PluginSpec] | None:
-    specs = trainer.get("plugins") if isinstance(trainer, dict) else None
-    return [PluginSpec(spec) for spec in specs] if isinstance(specs, list) else None
 
 
 def _addressed(words: str, plugins: Sequence[PluginSpec], *, added: bool) -> tuple[PluginSpec, str]:
@@ -211,44 +204,8 @@ def make_parser(verb: Verb) -> ArgumentParser:
     jsonargparse = require("jsonargparse", f"heliograph {verb}", extra="cli")
     yaml = require("yaml", f"heliograph {verb}", extra="cli")
     jsonargparse.set_parsing_settings(validate_subclass_spec_in_any=True, instantiate_subclass_spec_in_any=True)
-    jsonargparse.set_loader(MODE, full_forms(jsonargparse.get_loader("yaml")), (yaml.YAMLError,))
+    jsonargparse.set_loader(MODE, full_forms(load_unique), (yaml.YAMLError,))
     jsonargparse.typing.register_type(Filter, plain_form, filter_of, type_check=isinstance)
-    return _parser(jsonargparse, verb)
-
-
-def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
-    from jsonargparse import get_loader
-
-    words = list(arguments)
-    count = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
-    for path in map(Path, words[:count]):
-        check_file(path)
-    check_options(words[count:])
-    files = [word for path in words[:count] for word in ("--config", path)]
-    options = full_arguments(words[count:], check_yaml(get_loader("yaml")))
-    config = parser.parse_args([*files, *by_name(map(Path, words[:count]), options, get_loader(MODE))])
-    _check_nulls(parser, config)
-    return config
-
-
-def _check_nulls(parser: ArgumentParser, config: Namespace) -> None:
-    # jsonargparse does not check a null whose default is None.
-    from jsonargparse import set_parsing_settings
-
-    values = config.clone()
-    for action in parser._actions:
-        if action.default is None and values.get(action.dest) is None:
-            values.pop(action.dest, None)
-    set_parsing_settings(unset_sentinel=True)
-    try:
-        parser.validate(values)
-    except TypeError as error:
-        raise ArgumentError(None, str(error)) from error
-    finally:
-        set_parsing_settings(unset_sentinel=False)
-
-
-def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:
     parser: ArgumentParser = jsonargparse.ArgumentParser(
         prog=f"heliograph {verb}",
         usage=f"heliograph {verb} CONFIG.yaml ... [--KEY=VALUE ...]",
@@ -278,15 +235,6 @@ def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:
     for action in parser._actions:
         action.help = action.help or texts.get(action.dest)
     parser.add_class_arguments(Trainer, "trainer", skip={"plugins", "engine"})
-    _add_trainer(parser)
-    return parser
-
-
-def _fit_options(*, on_interrupt: Literal["raise", "return"] = "raise", **options: Unpack[FitOptions]) -> None:
-    pass
-
-
-def _add_trainer(parser: ArgumentParser) -> None:
     installed = ", ".join(plugin.name for plugin in discover())
     parser.add_argument(
         "--trainer.plugins",
@@ -298,3 +246,35 @@ def _add_trainer(parser: ArgumentParser) -> None:
         type=Made | Literal[tuple(engine.name for engine in discover(ENGINES))] | None,
         help="an engine: the name of an installed one, its class path, or {NAME: {option: value}}",
     )
+    return parser
+
+
+def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
+    words = list(arguments)
+    count = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
+    files = [f"--config={path}" for path in words[:count]]
+    options = full_arguments(words[count:], read_yaml)
+    config = parser.parse_args(by_name([*files, *options], full_forms(load_unique)))
+    _check_nulls(parser, config)
+    return config
+
+
+def _check_nulls(parser: ArgumentParser, config: Namespace) -> None:
+    # jsonargparse does not check a null whose default is None.
+    from jsonargparse import set_parsing_settings
+
+    values = config.clone()
+    for action in parser._actions:
+        if action.default is None and values.get(action.dest) is None:
+            values.pop(action.dest, None)
+    set_parsing_settings(unset_sentinel=True)
+    try:
+        parser.validate(values)
+    except TypeError as error:
+        raise ArgumentError(None, str(error)) from error
+    finally:
+        set_parsing_settings(unset_sentinel=False)
+
+
+def _fit_options(*, on_interrupt: Literal["raise", "return"] = "raise", **options: Unpack[FitOptions]) -> None:
+    pass

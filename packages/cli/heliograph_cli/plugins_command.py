@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, cleandoc, formatannotation, signature
-from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any
 
 from docstring_parser import parse
 from heliograph import Bus
 from heliograph.plugins import Discovered, Plugins, discover, marked_methods
-from heliograph.spi import describe_error, find, is_first_party, printable, printable_lines, version
-from packaging.requirements import Requirement
+from heliograph.spi import describe_error, find, is_first_party, printable_lines
+
+from .tables import format_table
 
 NOT_IMPORTED = "not imported"
 DECLARATIONS = {"asks": "Asks for", "needs": "Needs", "exclusive": "Exclusive"}
@@ -67,17 +66,12 @@ class PluginState:
 
 
 def _list_plugins(*, verbose: bool, check: bool) -> int:
-    installed = discover()
-    counts = Counter(plugin.name for plugin in installed)
-    states = [_state(plugin, check=check, is_twin=counts[plugin.name] > 1) for plugin in installed]
-    if verbose:
-        print(_details(states))
-    else:
-        print(_tables(states, get_terminal_size().columns if sys.stdout.isatty() else None))
+    states = [_state(plugin, check=check) for plugin in discover()]
+    print(_details(states) if verbose else _tables(states))
     return int(check and any(state.word == "broken" for state in states))
 
 
-def _tables(states: Sequence[PluginState], width: int | None) -> str:
+def _tables(states: Sequence[PluginState]) -> str:
     ours, foreign = [("NAME", "WHAT IT DOES")], [("OTHER PACKAGES", "VERSION", "HEALTH")]
     for state in states:
         plugin = state.plugin
@@ -85,19 +79,10 @@ def _tables(states: Sequence[PluginState], width: int | None) -> str:
             ours.append((plugin.name, state.text if state.word == "available" else state.health))
         else:
             foreign.append((f"{plugin.package}:{plugin.name}", plugin.version, state.health))
-    lines = _table(ours, width)
-    if len(foreign) > 1:
-        lines += ["", *_table(foreign, width)]
+    parts = [format_table(rows) for rows in (ours, foreign) if len(rows) > 1]
     if any(state.word == NOT_IMPORTED for state in states):
-        lines += ["", "`python -m heliograph plugins --check` imports them."]
-    return "\n".join(lines)
-
-
-def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
-    cells = [tuple(map(printable, row)) for row in rows]
-    columns = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join([*map(str.ljust, row[:-1], columns), row[-1]]) for row in cells]
-    return [line if width is None or len(line) <= width else f"{line[: width - 3].rstrip()}..." for line in lines]
+        parts.append("`python -m heliograph plugins --check` imports them.")
+    return "\n\n".join(parts)
 
 
 def _details(states: Sequence[PluginState]) -> str:
@@ -119,35 +104,14 @@ def _is_ours(plugin: Discovered) -> bool:
     return is_first_party(plugin.package.replace("-", "_"))
 
 
-def _state(plugin: Discovered, *, check: bool, is_twin: bool) -> PluginState:
+def _state(plugin: Discovered, *, check: bool) -> PluginState:
     if plugin.switched_off:
-        state = PluginState(plugin, "switched off", "not imported: HELIOGRAPH_PLUGINS names it")
-    elif not _is_ours(plugin) and (misfit := _misfit(plugin)):
-        state = PluginState(plugin, "broken", misfit)
-    elif _is_ours(plugin) or check:
-        state = state_of(plugin)
-    else:
-        distribution = plugin.entry_point.dist
-        summaries = distribution.metadata.get_all("Summary") if distribution is not None else None
-        state = PluginState(plugin, NOT_IMPORTED, (summaries or [""])[0])
-    if _is_ours(plugin) or not is_twin:
-        return state
-    twin = f"another package has a plugin of this name: load it as {plugin.package}:{plugin.name}"
-    return PluginState(plugin, state.word, f"{state.text} ({twin})" if state.text else twin, state.events)
-
-
-def _misfit(plugin: Discovered) -> str:
+        return PluginState(plugin, "switched off", "not imported: HELIOGRAPH_PLUGINS names it")
+    if _is_ours(plugin) or check:
+        return state_of(plugin)
     distribution = plugin.entry_point.dist
-    for text in (distribution is not None and distribution.requires) or ():
-        try:
-            needed = Requirement(text)
-            is_met = needed.specifier.contains(version(), prereleases=True)
-        except ValueError:  # not comparable
-            continue
-        applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
-        if needed.name.lower() == "heliograph" and applies and not is_met:
-            return f"it needs heliograph{needed.specifier}, but {version()} is installed"
-    return ""
+    summaries = distribution.metadata.get_all("Summary") if distribution is not None else None
+    return PluginState(plugin, NOT_IMPORTED, (summaries or [""])[0])
 
 
 def state_of(plugin: Discovered) -> PluginState:
@@ -208,12 +172,8 @@ def plugin_page(name: str) -> str:
 
 def _find(name: str) -> Discovered:
     installed = discover()
-    matches = [f"{plugin.package}:{plugin.name}" for plugin in installed if plugin.entry_point.attr == name]
-    if not matches or any(plugin.name == name for plugin in installed):
-        return find(name)
-    if len(matches) > 1:
-        raise LookupError(f"Several installed plugins have the class {name!r}: choose one of {', '.join(matches)}.")
-    return find(matches[0])
+    matches = [plugin for plugin in installed if plugin.entry_point.attr == name]
+    return find(matches[0].name if matches and all(plugin.name != name for plugin in installed) else name)
 
 
 def argument_texts(factory: Callable[..., Any]) -> dict[str, str]:

@@ -62,13 +62,13 @@ def test_a_built_in_is_made_of_a_configuration_and_of_what_is_saved_of_it(
     (folder / "rules.yaml").write_text(RULES)
     (folder / "one.yaml").write_text(f"{REST}trainer: {json.dumps({'plugins': {name: OPTIONS.get(name)}})}\n")
     config = parse(parser, ["one.yaml"])
-    plugin, *_ = make(parser, config, "fit").trainer.plugins
+    plugin, *_ = make(parser, config, "fit")[0].plugins
     assert plugin.name == name
     saved = parser.dump(config, format="yaml")
     (folder / "two.yaml").write_text(saved)
     again = parse(parser, ["two.yaml"])
     assert parser.dump(again, format="yaml") == saved
-    other, *_ = make(parser, again, "fit").trainer.plugins
+    other, *_ = make(parser, again, "fit")[0].plugins
     assert type(other) is type(plugin)
 
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from inspect import signature
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import torch
 from heliograph import BatchStart, Lane, NotRecorded, Plugin, Run, RunClosed, TrainStart, on
+from heliograph.core.checkpoint.storage.files import prepare_folder, write_whole
+from heliograph.core.data.generators import isolated
 from heliograph.events import Handle
 from heliograph.spi import (
-    capture,
     check_flag,
     check_number,
     check_path,
@@ -26,7 +24,6 @@ from heliograph.spi import (
     ended_for_good,
     known_names,
     require,
-    restore,
     with_article,
 )
 from torch import Tensor, nn
@@ -113,8 +110,8 @@ class Export(Plugin):
         if tolerance is not None:
             if not isinstance(tolerance, Sequence) or len(tolerance) != 2:
                 raise TypeError(f"tolerance is (relative, absolute), such as (1e-3, 1e-5); got {tolerance!r}.")
-            relative, absolute = (check_number(f"tolerance[{i}]", tolerance[i], at_least=0) for i in range(2))
-            tolerance = relative, absolute
+            for number in tolerance:
+                check_number("tolerance", number, at_least=0)
         self.tolerance = tolerance
         self._format = FORMATS[self.path.suffix]
         for package in self._format.needs:
@@ -147,7 +144,7 @@ class Export(Plugin):
                 f"Checkpoint, and export it from one process, after load_weights."
             )
         self._refuse_existing()
-        _check_folder(self.path.parent)
+        prepare_folder(self.path.parent)
         if self.example is None:
             self._handle = run.bus.on(BatchStart, self._keep_inputs, lane=Lane.REPORT)
         else:
@@ -168,16 +165,20 @@ class Export(Plugin):
                 f"and start the program again."
             )
             return
-        name = self._module_name(run)
+        name, outcomes = self._module_name(run), list[str]()
+
+        def write(path: Path) -> None:
+            outcomes.append(self._export(run, path, module, arguments))
+
         try:
-            with run.engine.writing(), _for_export(run.modules[name]) as module, _written_whole(self.path) as path:
-                outcome = self._export(run, path, module, arguments)
+            with run.engine.writing(), _for_export(run.modules[name]) as module:
+                write_whole(self.path, write)
         except OSError as error:
             raise OSError(
                 error.errno,
                 f"{name} could not be exported to {self.path}: {error.strerror or error}. Nothing is left of it.",
             ) from error
-        run.note(f"exported {name} to {self.path}, {self.path.stat().st_size / 1e6:,.3f} MB{outcome}")
+        run.note(f"exported {name} to {self.path}, {self.path.stat().st_size / 1e6:,.3f} MB{outcomes[0]}")
 
     def close(self) -> None:
         """Stop waiting for a batch, and drop its inputs."""
@@ -210,24 +211,20 @@ class Export(Plugin):
     def _try_example(self, run: Run, name: str) -> None:
         """Call a copy of the module as at the end; the random generators are restored."""
         args, kwargs = self._arguments(self.example)
-        generators = capture()
-        try:
-            with run.engine.writing():
-                try:
-                    twin = deepcopy(run.modules[name]).cpu()
-                except Exception as error:  # noqa: BLE001  # the end may need no copy
-                    run.note(f"example= is not tried before the end: {name} cannot be copied ({_first_lines(error)})")
-                    return
-                try:
-                    with _for_export(twin) as module:
-                        module(*args, **kwargs)
-                except Exception as error:  # code of the user's
-                    raise ValueError(
-                        f"{self.name}: {name} cannot be called with example=: {_first_lines(error)} Give what its "
-                        f"forward takes: {CALL}."
-                    ) from error
-        finally:
-            restore(generators)
+        with isolated(one_thread=False), run.engine.writing():
+            try:
+                twin = deepcopy(run.modules[name]).cpu()
+            except Exception as error:  # noqa: BLE001  # the end may need no copy
+                run.note(f"example= is not tried before the end: {name} cannot be copied ({_first_lines(error)})")
+                return
+            try:
+                with _for_export(twin) as module:
+                    module(*args, **kwargs)
+            except Exception as error:  # code of the user's
+                raise ValueError(
+                    f"{self.name}: {name} cannot be called with example=: {_first_lines(error)} Give what its forward "
+                    f"takes: {CALL}."
+                ) from error
 
     def _refuse_existing(self) -> None:
         if self.path.exists() and not (self.overwrite and self.path.is_file()):
@@ -304,34 +301,6 @@ def _for_export(module: nn.Module) -> Iterator[nn.Module]:
     finally:
         for part, mode in modes.items():
             part.training = mode
-
-
-@contextmanager
-def _written_whole(path: Path) -> Iterator[Path]:
-    """Yield a path in a hidden folder; then move all files of that folder to the place of `path`, itself last."""
-    folder = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
-    folder.mkdir()
-    try:
-        yield folder / path.name
-        files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
-        for file in files:
-            with file.open("rb+") as opened:
-                os.fsync(opened.fileno())
-        for file in files:
-            file.replace(path.with_name(file.name))
-    finally:
-        shutil.rmtree(folder)
-
-
-def _check_folder(folder: Path) -> None:
-    """Create a folder and write to it once, so that a training does not fail at its end."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"Nothing can be saved in {folder} ({error}). Choose a folder that you may write.") from error
 
 
 def _first_lines(error: BaseException) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from heliograph import BatchStart, Control, Lane, Plugins, Progress, SavePoint
+from heliograph import BatchStart, Control, Lane, Plugins, SavePoint
 from heliograph.core.distributed.shared_control import SharedControl
 from heliograph.events import Event, Request, Verb
 from heliograph.plugins import marked_methods
@@ -131,32 +131,17 @@ def _enabled(plugins: Plugins) -> Iterator[tuple[str, Any]]:
 
 
 class HostedControl(Control):
-    """The control of a single process."""
+    """A control that refuses what the loop does not support."""
 
-    __slots__ = ("_host",)
-
-    def __init__(self, progress: Progress, host: HostLoop) -> None:
-        self._host = host
-        super().__init__(progress)
+    host: HostLoop
 
     def record(self, verb: Verb, reason: str, by: str | None) -> Request:
-        check_verb(self._host, verb)
+        host = self.host
+        if not (verb in (DONE_BY_ALL - host.cannot) | host.verbs or verb.startswith(TAKES_BACK)):
+            remedy = host.remedy(verb) if verb in REMEDIES else "train with heliograph.Trainer"
+            raise RuntimeError(f"control.{verb} is not supported in {host.name}. Instead, {remedy}.")
         return super().record(verb, reason, by)
 
 
-class HostedSharedControl(SharedControl):
-    """The control of several processes, which exchange their requests at each step boundary."""
-
-    def __init__(self, run: Any, host: HostLoop) -> None:
-        super().__init__(run)
-        self._host = host
-
-    def record(self, verb: Verb, reason: str, by: str | None) -> Request:
-        check_verb(self._host, verb)
-        return super().record(verb, reason, by)
-
-
-def check_verb(host: HostLoop, verb: Verb) -> None:
-    if not (verb in DONE_BY_ALL - host.cannot or verb in host.verbs or verb.startswith(TAKES_BACK)):
-        remedy = host.remedy(verb) if verb in REMEDIES else "train with heliograph.Trainer"
-        raise RuntimeError(f"control.{verb} is not supported in {host.name}. Instead, {remedy}.")
+class HostedSharedControl(HostedControl, SharedControl):
+    """The same for several processes, which exchange their requests at each step boundary."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -58,21 +57,6 @@ class TrainingFacts:
     world_size: int = 1
 
 
-class HostedTask:
-    """A task without steps, which has the host's modules as attributes."""
-
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        vars(self).update(modules)
-
-
-class HiddenOptimizer:
-    """A placeholder without parameter groups for an optimizer that the host hides."""
-
-    def __init__(self) -> None:
-        self.param_groups: list[dict[str, Any]] = []
-        self.state: dict[Any, Any] = {}
-
-
 class HostedData(TrainingData):
     """The data of a host, which reads them and resumes their position."""
 
@@ -110,10 +94,10 @@ class HostedRun(RunContext):
     boundary_is_open = False  # a state saved while it is True resumes within the boundary
 
     def __init__(self, facts: TrainingFacts, host: HostLoop, bus: Bus, plugins: Plugins, engine: LoopEngine) -> None:
-        optimizer: Any = HiddenOptimizer() if facts.optimizer is None else facts.optimizer
+        optimizer: Any = facts.optimizer or SimpleNamespace(param_groups=[], state={})
         settings = Settings(
             name=facts.name,
-            task=HostedTask(facts.modules),
+            task=SimpleNamespace(**facts.modules),
             evaluations={"validation": facts.validation} if facts.validation else {},
             optimizers={"optimizer": optimizer},
             epochs=facts.epochs,
@@ -126,7 +110,8 @@ class HostedRun(RunContext):
         self.settings = replace(settings, train=(facts.loader,))  # set late, because only the host reads the data
         self.data = HostedData(facts, engine, host.name, self)
         _refuse_forward(self.stepping, host)
-        self.control = HostedControl(self.progress, host) if engine.world_size == 1 else HostedSharedControl(self, host)
+        self.control = HostedControl(self.progress) if engine.world_size == 1 else HostedSharedControl(self)
+        self.control.host = host
         if facts.optimizer is None:
             self.note(f"{host.name} hides its optimizer: plugins see no parameter groups")
 
@@ -142,11 +127,6 @@ class HostedRun(RunContext):
     def is_complete(self) -> bool:
         done = self.progress.steps + self.progress.skipped_steps
         return (self.facts.steps is not None and done >= self.facts.steps) or self.has_epochs
-
-    @contextmanager
-    def starting(self) -> Iterator[None]:
-        with self.isolating():
-            yield
 
     def describe(self) -> str:
         facts, engine = self.facts, self.engine

@@ -155,7 +155,7 @@ class HostedTraining:
         continues = position != Position()
         if saved is None and continues:
             begin_at(run, position, path)
-        with run.starting():
+        with run.isolating():
             self.plugins.reset()
             run.emit(ev.TrainStart())
         if saved is not None:
@@ -169,16 +169,13 @@ class HostedTraining:
             run.control.agree()
             leave = self.close_boundary()
         if run.epoch_is_over and position == (run.progress.epoch + 1, 0, position.step):
-            leave = self._end_saved_epoch(run)
+            self.begin_epoch(run.progress.epoch)
+            self.end_epoch(is_over=True)
+            run.control.agree()
+            leave = self.close_boundary()
         elif continues:
             move_to(run, position)
         return leave
-
-    def _end_saved_epoch(self, run: HostedRun) -> Leave:
-        self.begin_epoch(run.progress.epoch)
-        self.end_epoch(is_over=True)
-        run.control.agree()
-        return self.close_boundary()
 
     @closes_on_error
     def finish(self) -> None:

@@ -57,7 +57,8 @@ def attach(
         ValueError: arguments or plugins contradict each other; the engine already has attached plugins.
     """
     require("ignite", "attach", extra="ignite")
-    from .attached import AttachedPlugins, AttachOptions
+    from .attached import AttachedPlugins, AttachOptions, by_name
 
-    parts = AttachOptions(engine, model, optimizer, loss, evaluator, validation, save, name, hyper_parameters)
+    modules, evaluators, sets = by_name(model, "model"), by_name(evaluator), by_name(validation)
+    parts = AttachOptions(engine, modules, optimizer, loss, evaluators, sets, save, name, hyper_parameters)
     return AttachedPlugins(plugins, parts)

@@ -36,7 +36,13 @@ class AttachedPlugins(PluginOwner):
             )
         self._parts = parts
         self._training = HostedTraining(plugins, parts.host())
-        self._check_asked()
+        asks = self._training.plugins.declared("asks")
+        for word, value, option in (
+            ("validation", parts.validation_sets, "evaluator= and validation="),
+            ("save", parts.save, "save="),
+        ):
+            if word in asks and not value:
+                raise ValueError(f"Plugin {asks[word]!r} requests a {word}: pass attach {option}, or remove it.")
         self._saved: Mapping[str, Any] | None = None
         self._hooks: list[Any] = []
         self._loss: Tensor | None = None
@@ -239,15 +245,6 @@ class AttachedPlugins(PluginOwner):
         if not is_within:  # serve requests at once
             self._boundary(self._parts.engine)
 
-    def _check_asked(self) -> None:
-        asks = self._training.plugins.declared("asks")
-        for word, value, option in (
-            ("validation", self._parts.validation_sets, "evaluator= and validation="),
-            ("save", self._parts.save, "save="),
-        ):
-            if word in asks and not value:
-                raise ValueError(f"Plugin {asks[word]!r} requests a {word}: pass attach {option}, or remove it.")
-
 
 def _owners_of_error_handlers(engine: Any) -> list[Any]:
     return [getattr(entry[0], "__self__", None) for entry in engine._event_handlers.get(Events.EXCEPTION_RAISED, ())]
@@ -266,11 +263,11 @@ class AttachOptions:
     """The arguments of `attach`, validated."""
 
     engine: Any
-    model: Any
+    modules: Mapping[str, nn.Module]
     optimizer: Any
     loss: Any
-    evaluator: Any
-    validation: Any
+    evaluators: Mapping[str, Any]
+    validation_sets: Mapping[str, Any]
     save: Callable[[Any], Any] | None
     name: str
     hyper_parameters: Mapping[str, Any] | None
@@ -292,25 +289,11 @@ class AttachOptions:
             raise TypeError(
                 f"attach(loss=) takes a module or a function of the output, got {type(self.loss).__name__}."
             )
-        sets = self.validation_sets
-        if sets and (not isinstance(sets, Mapping) or set(sets) != set(self.evaluators)):
+        if self.validation_sets and self.validation_sets.keys() != self.evaluators.keys():
             raise ValueError(
                 f"attach(validation=) needs data for each evaluator, {sorted(self.evaluators)}; got "
-                f"{sorted(sets) if isinstance(sets, Mapping) else type(sets).__name__}."
+                f"{sorted(self.validation_sets)}."
             )
-
-    @property
-    def modules(self) -> Mapping[str, nn.Module]:
-        return dict(self.model) if isinstance(self.model, Mapping) else {"model": self.model}
-
-    @property
-    def evaluators(self) -> Mapping[str, Any]:
-        return _by_name(self.evaluator)
-
-    @property
-    def validation_sets(self) -> Mapping[str, Any]:
-        several = self.validation is not None and isinstance(self.evaluator, Mapping)
-        return self.validation if several else _by_name(self.validation)
 
     @property
     def loss_module(self) -> nn.Module | None:
@@ -387,10 +370,10 @@ class AttachOptions:
         )
 
 
-def _by_name(value: Any) -> Mapping[str, Any]:
+def by_name(value: Any, name: str = "") -> Mapping[str, Any]:
     if value is None:
         return {}
-    return value if isinstance(value, Mapping) else {"": value}
+    return value if isinstance(value, Mapping) else {name: value}
 
 
 def _loss_in(output: Any) -> Tensor:

@@ -172,7 +172,8 @@ class HeliographCallback(PluginOwner, Callback):  # type: ignore[misc]  # its ba
         saved, self._saved = self._saved, None
         self._training.host = host_of(trainer, saves=self._save_to is not None)
         facts = facts_of(trainer, pl_module, self._name, self._hyper_parameters)
-        leave = self._training.begin(facts, saved, _checkpoint_of(trainer), position_of(trainer))
+        path = Path(trainer.ckpt_path) if trainer.ckpt_path else None
+        leave = self._training.begin(facts, saved, path, position_of(trainer))
         self._in_epoch, self._measured = False, LoggedValues()
         for optimizer in trainer.optimizers[:1]:
             self._hooks.append(optimizer.register_step_post_hook(self._note_step))
@@ -308,7 +309,3 @@ class HeliographCallback(PluginOwner, Callback):  # type: ignore[misc]  # its ba
         self._module_hook.close()
         while self._hooks:
             self._hooks.pop().remove()
-
-
-def _checkpoint_of(trainer: Any) -> Path | None:
-    return Path(trainer.ckpt_path) if trainer.ckpt_path else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 from weakref import ref
 
 from heliograph.spi import LoopEngine, known_names
@@ -55,18 +55,23 @@ class Part:
         return sorted({*super().__dir__(), *self.readers})
 
 
+SHARED: Readers = {  # by the trainer and its strategy
+    "is_global_zero": lambda work: work.run.engine.is_main,
+    "global_rank": lambda work: work.run.engine.rank,
+    "local_rank": lambda work: work.run.engine.local_rank,
+    "world_size": lambda work: work.run.engine.world_size,
+    "model": lambda work: work.module,
+    "lightning_module": lambda work: work.module,
+}
+
+
 class Strategy(Part):
     """The collectives of the engine."""
 
     label = "trainer.strategy"
     readers: ClassVar[Readers] = {
         "root_device": lambda work: work.run.engine.device,
-        "global_rank": lambda work: work.run.engine.rank,
-        "local_rank": lambda work: work.run.engine.local_rank,
-        "world_size": lambda work: work.run.engine.world_size,
-        "is_global_zero": lambda work: work.run.engine.is_main,
-        "lightning_module": lambda work: work.module,
-        "model": lambda work: work.module,
+        **SHARED,
     }
 
     @property
@@ -81,7 +86,7 @@ class Strategy(Part):
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         if group is not None:
-            _refuse("reduce(group=...): ranks are reduced over all together")
+            raise NotImplementedError("trainer.strategy.reduce(group=...): ranks are reduced over all together.")
         how: Any = str(reduce_op).rpartition(".")[2].lower()
         return self._engine.reduce(tensor, "mean" if how == "avg" else how)
 
@@ -115,10 +120,6 @@ class LoggerConnector(Part):
     readers: ClassVar[Readers] = {"should_update_logs": lambda work: work.run.report.tracks}
 
 
-def _refuse(call: str) -> NoReturn:
-    raise NotImplementedError(f"trainer.strategy.{call}.")
-
-
 class TrainerFacade(Part):
     """The attributes of a Lightning trainer that callbacks use; others raise AttributeError."""
 
@@ -130,15 +131,6 @@ class TrainerFacade(Part):
             control.stop(UNEXPLAINED)
         elif control.should_stop and not value:
             control.withdraw("stop", "the callback has set trainer.should_stop = False")
-
-
-def _max_epochs(work: Any) -> int:
-    return -1 if work.run.length.max_epochs is None else math.ceil(work.run.length.max_epochs)
-
-
-def _training_batches(work: Any) -> float:
-    length = work.run.length.batches_per_epoch
-    return math.inf if length is None else length
 
 
 def _validation_batches(work: Any) -> list[float]:
@@ -164,24 +156,16 @@ def _accelerator(work: Any) -> Any:
     return work.flavour.part("accelerators", names[kind])()
 
 
-def _precision(work: Any) -> str:
-    return _PRECISIONS[getattr(getattr(work.run.engine, "precision", None), "name", "fp32")]
-
-
-def _planned_steps(work: Any) -> float:
-    return math.inf if work.run.length.planned_steps is None else work.run.length.planned_steps
-
-
 TrainerFacade.readers = {
     # Where the run is.
     "global_step": lambda work: work.run.progress.steps,
     "current_epoch": lambda work: work.epoch,
     "is_last_batch": lambda work: work.run.data.is_last_batch,
-    "max_epochs": _max_epochs,
+    "max_epochs": lambda work: -1 if work.run.length.max_epochs is None else math.ceil(work.run.length.max_epochs),
     "max_steps": lambda work: -1 if work.run.length.max_steps is None else work.run.length.max_steps,
-    "num_training_batches": _training_batches,
+    "num_training_batches": lambda work: work.run.length.batches_per_epoch or math.inf,
     "num_val_batches": _validation_batches,
-    "estimated_stepping_batches": _planned_steps,
+    "estimated_stepping_batches": lambda work: work.run.length.planned_steps or math.inf,
     "accumulate_grad_batches": _window,
     # What it does.
     "state": lambda work: work.state,
@@ -207,8 +191,6 @@ TrainerFacade.readers = {
     "loggers": lambda work: work.loggers,
     "_logger_connector": LoggerConnector,
     # What it holds.
-    "model": lambda work: work.module,
-    "lightning_module": lambda work: work.module,
     "optimizers": lambda work: list(work.run.optimizers.values()),
     "lr_scheduler_configs": lambda work: work.schedulers,
     "train_dataloader": lambda work: work.run.data.train_loader,
@@ -216,11 +198,8 @@ TrainerFacade.readers = {
     "callbacks": lambda work: work.callbacks(),
     "fit_loop": FitLoop,
     # Where it computes.
-    "is_global_zero": lambda work: work.run.engine.is_main,
-    "global_rank": lambda work: work.run.engine.rank,
-    "local_rank": lambda work: work.run.engine.local_rank,
-    "world_size": lambda work: work.run.engine.world_size,
+    **SHARED,
     "strategy": Strategy,
     "accelerator": _accelerator,
-    "precision": _precision,
+    "precision": lambda work: _PRECISIONS[getattr(getattr(work.run.engine, "precision", None), "name", "fp32")],
 }

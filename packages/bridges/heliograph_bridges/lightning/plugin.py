@@ -83,13 +83,10 @@ def _added(callback: Any, work: RunView, state: Any) -> dict[str, Any]:
     before, weights = dict(checkpoint), dict(checkpoint["state_dict"])
     callback.on_save_checkpoint(work.trainer, work.module, checkpoint)
     added = {name: value for name, value in checkpoint.items() if name not in before or value is not before[name]}
-    if not _same(checkpoint["state_dict"], weights):
-        added["state_dict"] = checkpoint["state_dict"]
+    now = checkpoint["state_dict"]
+    if now.keys() != weights.keys() or any(now[name] is not weights[name] for name in now):
+        added["state_dict"] = now
     return added
-
-
-def _same(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    return now.keys() == before.keys() and all(now[name] is before[name] for name in now)
 
 
 def _checkpoint(callback: Any, work: RunView, state: Any) -> dict[str, Any]:

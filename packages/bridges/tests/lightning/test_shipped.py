@@ -67,10 +67,10 @@ def test_it_runs(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(MADE))
 def test_it_is_refused_with_the_reason_and_what_of_ours_does_it(name: str) -> None:
-    refusal = REFUSED[name]
+    why, instead = REFUSED[name]
     with pytest.raises(ValueError, match="cannot run here: it") as caught:
         from_lightning(MADE[name]())
-    assert_facts(str(caught.value), name, "cannot run here", refusal.why, f"Use {refusal.instead}.")
+    assert_facts(str(caught.value), name, "cannot run here", why, f"Use {instead}.")
 
 
 def test_what_inherits_from_a_refused_one_is_refused() -> None:

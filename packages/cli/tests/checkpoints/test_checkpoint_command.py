@@ -160,6 +160,27 @@ def test_inspect_lists_a_folder_by_run_the_newest_first(command: Said, write: Ma
     assert unreadable.startswith(f"{tmp_path / OLD} has no manifest")
 
 
+def test_inspect_fits_the_terminal(command: Said, write: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(12, 0.25, name="x" * 60)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "70")
+    assert command("inspect", tmp_path) == 0
+    head, row = command.out.splitlines()
+    assert head.split()[0] == "FILE"
+    assert "STEP" in head
+    assert "RUN" not in head
+    assert max(len(head), len(row)) <= 70
+    assert "xxx..." in row.split()[0]
+    assert row.split()[0].endswith(".pth")
+
+
+@pytest.mark.parametrize("words", [("inspect",), ("verify",), ("export",), ("prune", "--keep-last", "1")])
+def test_a_missing_folder_is_named(command: Said, words: tuple[str, ...], tmp_path: Path) -> None:
+    out = [tmp_path / "out.pth"] * (words == ("export",))
+    assert command(*words, tmp_path / "gone", *out) == 1
+    assert command.error.endswith(f"{tmp_path / 'gone'} does not exist.\n")
+
+
 def test_inspect_reports_what_a_damaged_checkpoint_holds_and_that_it_is_damaged(command: Said, write: Make) -> None:
     path = write(12, 0.25)
     damage(path)

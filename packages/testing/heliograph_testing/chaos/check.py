@@ -12,12 +12,12 @@ from typing import Literal
 
 from heliograph.spi import UsageError, check_whole_number, count, known_names
 
-from ..resume.check import varying
+from ..resume.check import Aside, varying
 from .attempts import ChaosAttempt, ChaosProgram
 from .fault import HARMLESS, KINDS, Fault, FaultOutcome, draw_faults
 from .journal import read
 from .processes import run_script
-from .story import Aside, RankStory, first_difference
+from .story import RankStory, first_difference
 
 SHORTEST = 10.0  # minimum seconds of the watchdog
 MOST = 500 * 2**20  # bytes per copy
@@ -322,18 +322,7 @@ def _judge(
 
 def _outcomes(plan: Sequence[Fault], stories: Sequence[RankStory]) -> tuple[FaultOutcome, ...]:
     acted = {number: outcome for story in stories for number, outcome in story.faults.items()}
-    return tuple(
-        acted.get(number) or FaultOutcome(fault, why_not=_why_not(fault, stories)) for number, fault in enumerate(plan)
-    )
-
-
-def _why_not(fault: Fault, stories: Sequence[RankStory]) -> str:
-    emitted = stories[fault.rank].counts[fault.at] if fault.rank < len(stories) else 0
-    if emitted < fault.count:
-        return f"the event was emitted {emitted} times"
-    if fault.is_at_operation:
-        return "its process made too few file operations in the folder after the event"
-    return "another fault ended the process at this event"
+    return tuple(acted.get(number) or FaultOutcome(fault) for number, fault in enumerate(plan))
 
 
 def _copy_folder(source: Path, to: Path, leave_out: Collection[str]) -> None:

@@ -19,13 +19,7 @@ from .plugin import Chaos
 VARIABLE = "HELIOGRAPH_CHAOS"  # a folder with the plan and the journal
 PLAN = "plan.pickle"
 JOURNAL = "journal.log"
-MOMENTS: tuple[type[ev.Event], ...] = (
-    ev.TrainStart,
-    ev.ValidationStart,
-    ev.TestStart,
-    ev.PredictStart,
-    ev.PluginChanged,
-)
+MOMENTS = (ev.TrainStart, ev.ValidationStart, ev.TestStart, ev.PredictStart, ev.PluginChanged)
 
 
 class ConfinedChaos(Chaos):
@@ -44,7 +38,12 @@ class ConfinedChaos(Chaos):
             paths = _paths(plugin, self._copy) if run.plugins.is_enabled(name) and isinstance(plugin, Plugin) else ()
             for path in paths:
                 if not path.resolve().is_relative_to(self._copy):
-                    Journal(self._refusals).note("refused", text=_describe_escape(name, path))
+                    text = (
+                        f"The plugin {name} would write to or resume {path} ({path.resolve()}), outside the copy of "
+                        f"the current folder, so its runs would share files. Nothing was written. Use a path "
+                        f"relative to the current folder and resume='auto'; exclude a link by --leave-out."
+                    )
+                    Journal(self._refusals).note("refused", text=text)
                     os._exit(1)  # after an error, plugins would still write outside the copy
 
 
@@ -57,14 +56,6 @@ def _paths(plugin: Plugin, folder: Path) -> Iterator[Path]:
         value = value.path if isinstance(value, Resume) else value
         if isinstance(value, str | Path) and value != "auto":
             yield Path(value)
-
-
-def _describe_escape(name: str, path: Path) -> str:
-    return (
-        f"The plugin {name} would write to or resume {path} ({path.resolve()}), outside the copy of the current "
-        f"folder, so its runs would share files. Nothing was written. Use a path relative to the current folder and "
-        "resume='auto'; exclude a link by --leave-out."
-    )
 
 
 def make_chaos() -> Chaos:

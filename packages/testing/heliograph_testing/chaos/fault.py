@@ -142,7 +142,6 @@ class FaultOutcome:
         batches: the finished batches before it.
         noticed_by: for a fault in numbers: the plugin that noticed it, `the run` for an error, or empty.
         answer: the request, warning or error of that plugin.
-        why_not: why it did not act.
     """
 
     fault: Fault
@@ -151,7 +150,6 @@ class FaultOutcome:
     batches: int = 0
     noticed_by: str = ""
     answer: str = ""
-    why_not: str = ""
 
     @property
     def is_silent(self) -> bool:
@@ -159,7 +157,7 @@ class FaultOutcome:
 
     def __str__(self) -> str:
         if not self.where:
-            return f"{self.fault}: did not act: {self.why_not}"
+            return f"{self.fault}: did not act: its event or operation did not occur before the end of its process"
         text = f"{self.fault}: {self.where}: {self.text}"
         if not self.fault.changes_numbers:
             return text

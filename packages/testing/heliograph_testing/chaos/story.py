@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph.spi import Difference, Fact, Store, leaves
 
+from ..resume.check import Aside
 from .fault import FaultOutcome
 from .journal import Entry, read
 
@@ -20,7 +21,6 @@ PARTS = ("modules", "optimizers", "schedulers", "control", "epoch_begun", "at_sa
 OF_A_PROCESS = (".lock", ".holder", ".steps", ".verified.jsonl")  # files that stay after a kill
 HEEDED = 10  # step boundaries after a SIGTERM until the process must end: a plugin may veto some stops
 RUNS = ("the reference", "the other run")
-Aside = frozenset[tuple[str, str]]
 Key = tuple[int, str, str]  # training of the script; kind and moment of the fact
 
 

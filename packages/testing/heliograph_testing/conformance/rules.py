@@ -26,6 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .subject import (
     ConformanceRule,
+    CrashError,
     MakePlugin,
     MakeScheduler,
     RuleBatches,
@@ -274,7 +275,8 @@ def resumes(subject: Subject) -> None:
 def rolls_back(subject: Subject) -> None:
     """When a run rolls back to a checkpoint, the plugin has the state of the checkpoint, even an empty one."""
     plugin = subject.make()
-    if not hasattr(plugin, "state_dict") or _writes_elsewhere(plugin):
+    is_remote = isinstance(plugin, Tracker) and not plugin.is_local  # its page is not rolled back
+    if is_remote or not hasattr(plugin, "state_dict"):
         return
     trainer = subject.trainer(plugin)
     name, loaded = name_of(trainer, plugin), _watch_loads(trainer, plugin)
@@ -353,10 +355,6 @@ def check_plugin(
     subject = Subject(make_plugin, make_scheduler, old_states or {}, draws)
     for conformance_rule in RULES:
         conformance_rule.apply(subject)
-
-
-class CrashError(Exception):
-    pass
 
 
 def _log_handlers() -> list[logging.Handler]:
@@ -453,11 +451,6 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _affects_training(plugin: Any) -> bool:
     return getattr(plugin, "policy", "critical") != "observer" and bool(getattr(plugin, "affects_training", True))
-
-
-def _writes_elsewhere(plugin: Any) -> bool:
-    # The page of a remote tracker is not rolled back.
-    return isinstance(plugin, Tracker) and not plugin.is_local
 
 
 def _observable(plugin: Any) -> dict[str, Value]:

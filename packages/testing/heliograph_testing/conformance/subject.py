@@ -19,6 +19,10 @@ MakeScheduler = Callable[[torch.optim.Optimizer], Any]
 BATCHES = 3
 
 
+class CrashError(Exception):
+    pass
+
+
 class RuleBatches:
     """The batches of an epoch; each iteration creates new ones."""
 

@@ -15,16 +15,12 @@ from heliograph import At, Every, Lane, LogSchedule, Run, RunResult, SaveSchedul
 from heliograph import events as ev
 from heliograph.spi import Tracker
 
-from .subject import RuleBatches, resume_from, small_task
+from .subject import CrashError, RuleBatches, resume_from, small_task
 
 Points = Mapping[str, Sequence[tuple[int, float]]]
 MakeTracker = Callable[[Path], Tracker]
 STEPS = 6  # two epochs of three batches
 HYPER_PARAMETERS = {"rate": 0.01, "layers": [4, 2], "deep": False, "kind": "linear"}
-
-
-class TrackerCrashError(Exception):
-    pass
 
 
 def check_tracker(
@@ -75,9 +71,9 @@ def continues_its_page(make_tracker: MakeTracker, read: Callable[[Path], Points]
 
     def fail(run: Run, event: ev.BatchStart) -> None:
         if run.progress.steps == STEPS - 1:
-            raise TrackerCrashError("on purpose")
+            raise CrashError("on purpose")
 
-    with suppress(TrackerCrashError):
+    with suppress(CrashError):
         _fit(make_tracker(folder), logged.listen, _save_second_step(saved), _on(ev.BatchStart, fail))
     _fit(make_tracker(folder), logged.listen, lambda trainer: resume_from(trainer, saved[0]))
     _compare(read(folder), logged.points)
@@ -108,7 +104,7 @@ def writes_in_the_background(make_tracker: MakeTracker, read: Callable[[Path], P
     def watch(place: Any, values: Any) -> None:
         threads.add(threading.get_ident())
         if place.step == 2:
-            raise TrackerCrashError("on purpose")
+            raise CrashError("on purpose")
         write(place, values)
 
     tracker.write_scalars = watch
@@ -171,11 +167,11 @@ def _log_everything(run: Run, event: ev.StepEnd) -> None:
 def _end(tracker: Tracker, status: str) -> None:
     def end(run: Run, event: ev.StepEnd) -> None:
         if status == "failed":
-            raise TrackerCrashError("on purpose")
+            raise CrashError("on purpose")
         if status != "completed":
             run.control.stop("enough", required=status == "preempted")
 
-    with suppress(TrackerCrashError):
+    with suppress(CrashError):
         _fit(tracker, _on(ev.StepEnd, end))
 
 

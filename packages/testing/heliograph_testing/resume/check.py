@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
-from heliograph import Lane, Progress, Run, Trainer, VerifyResume
+from heliograph import Lane, Run, Trainer, VerifyResume
 from heliograph import events as ev
 from heliograph.events import CATALOGUE, Position
 from heliograph.spi import (
@@ -53,22 +53,6 @@ class Moment:
     def __str__(self) -> str:
         number = f" (number {self.number} there)" if self.number > 1 else ""
         return f"epoch {self.epoch}, batch {self.batch}, in {self.event}{number}"
-
-
-class MomentCounter:
-    """Numbers the emissions of a run, with the same numbers in an uninterrupted and a resumed run."""
-
-    def __init__(self) -> None:
-        self._counters = (-1, -1)
-        self._counts: Counter[str] = Counter()
-
-    def count(self, event: ev.Event, progress: Progress) -> Moment:
-        counters = (progress.epoch, progress.batch)
-        if counters != self._counters:
-            self._counters = counters
-            self._counts.clear()
-        self._counts[event.name] += 1
-        return Moment(event.name, *counters, self._counts[event.name])
 
 
 def parse_kill_point(text: str) -> KillPoint:
@@ -248,7 +232,7 @@ class CheckedAttempt:
 
     def __init__(self, save_every: int, origin: SavedState | None, kill: Moment | None) -> None:
         self._save_every, self._origin, self._kill_at = save_every, origin, kill
-        self._counter = MomentCounter()
+        self._counters, self._emissions = (-1, -1), Counter[str]()  # of each event at these counters
         self.facts: list[Fact] = []
         self.moments: list[Moment] = []
         self.killed = self.resumed_by_itself = False
@@ -299,7 +283,11 @@ class CheckedAttempt:
         self.saved = SavedState(content.getvalue(), facts, counters, run.checkpoints.last)
 
     def _count(self, run: Run, event: ev.Event) -> None:
-        self.moments.append(self._counter.count(event, run.progress))
+        counters = run.progress.epoch, run.progress.batch
+        if counters != self._counters:
+            self._counters, self._emissions = counters, Counter()
+        self._emissions[event.name] += 1
+        self.moments.append(Moment(event.name, *counters, self._emissions[event.name]))
         if self.moments[-1] == self._kill_at:
             self._kill(run)
 
@@ -317,7 +305,7 @@ class CheckedAttempt:
         self.position, self.reasons = facts.position, facts.sentences
 
 
-Ignored = frozenset[tuple[str, str]]  # (what, path) of facts
+Aside = frozenset[tuple[str, str]]  # (what, path) of facts
 Differences = tuple[Difference | None, Difference | None]  # the first one, and the first one of the random state
 MAY_VARY = ("metrics", "means", "plugin")
 WITHOUT_KILL = {
@@ -457,7 +445,7 @@ class _ResumeCheck:
         self,
         check: ResumeCheck,
         reference: Sequence[Fact],
-        aside: Ignored,
+        aside: Aside,
         kills: Sequence[Moment],
     ) -> ResumeCheck:
         saved: SavedState | None = None
@@ -515,7 +503,7 @@ class _ResumeCheck:
         return attempt
 
 
-def _ignored(names: Collection[str], reference: CheckedAttempt) -> Ignored:
+def _ignored(names: Collection[str], reference: CheckedAttempt) -> Aside:
     plugins = {fact.what.removeprefix("plugin ") for fact in reference.facts if fact.what.startswith("plugin ")}
     metrics = {name for fact in reference.facts if fact.what == "metrics" for name in fact.leaves}
     for name in names:
@@ -535,7 +523,7 @@ def _compare(differences: Iterator[Difference]) -> Differences:
     return None, draws
 
 
-def varying(facts: Sequence[Fact], twin: Sequence[Fact]) -> Ignored:
+def varying(facts: Sequence[Fact], twin: Sequence[Fact]) -> Aside:
     # Metrics and plugin states that differ between two uninterrupted runs.
     differences = [
         difference for difference in Difference.between(facts, twin) if difference.what.split()[0] in MAY_VARY

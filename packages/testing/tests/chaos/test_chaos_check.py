@@ -133,7 +133,7 @@ def test_what_cannot_act_is_said() -> None:
     assert (report.verdict, [met.fault.kind for met in report.acted]) == ("equal", ["slow"]), str(report)
     assert "1 did not" in str(report)
     report = check_function(train_in_memory, faults=[Fault("slow", count=7)])
-    assert_facts(report.met[0].why_not, "3 times")
+    assert (report.acted, len(report.met)) == ((), 1)
 
 
 def test_numbers_that_somebody_notices() -> None:

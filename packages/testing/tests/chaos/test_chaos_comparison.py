@@ -148,7 +148,7 @@ def test_a_report_in_words() -> None:
     met = (
         FaultOutcome(Fault("kill"), "batch 1, in batch_end", "killed by SIGKILL"),
         FaultOutcome(Fault("bit-in-weight"), "batch 2, in step_end", "bit 3 differs"),
-        FaultOutcome(Fault("slow", count=99), why_not="20 of these events"),
+        FaultOutcome(Fault("slow", count=99)),
     )
     difference = "batch 3: 1.0"
     report = ChaosReport("differs", difference, 7, met, 4, 0, 1, 1, 20, 24, 2.0, 8.0)
@@ -157,7 +157,7 @@ def test_a_report_in_words() -> None:
         ("2 faults acted", "seed 7", "1 did not"),
         ("kill at batch_end 1", "batch 1, in batch_end", "killed by SIGKILL"),
         ("bit-in-weight at step_end 1", "batch 2, in step_end", "bit 3", "not noticed"),
-        ("slow at batch_end 99", "did not act", "20 of these events"),
+        ("slow at batch_end 99", "did not act"),
         ("4 attempts", "1 continued", "1 restarted", "ended 0"),
         ("goodput: 83%", "20 of 24", "4 were repeated", "25% of", "2.0 s of 8.0"),
         ("silent: 1 fault", "not noticed"),

@@ -17,50 +17,28 @@ DECLARED = ("stop", "save", "validation", "log")  # the verbs allowed in `asks` 
 # Flags that ask for what is being done: as in the Trainer, they have no effect.
 IGNORED = {"on_log": "should_log", "on_evaluate": "should_evaluate", "on_save": "should_save"}
 Shown = dict[str, bool]
-METHODS = (
-    "on_init_end",
-    "on_train_begin",
-    "on_train_end",
-    "on_epoch_begin",
-    "on_epoch_end",
-    "on_step_begin",
-    "on_substep_end",
-    "on_pre_optimizer_step",
-    "on_optimizer_step",
-    "on_step_end",
-    "on_log",
-    "on_evaluate",
-    "on_predict",
-    "on_save",
-    "on_prediction_step",
-)
 
 
 class Flag(NamedTuple):
-    """A flag of `TrainerControl`, the method that requests the same, and its verb."""
+    """A flag of `TrainerControl`, the property and the method of `Control` for the same, and its verb."""
 
     name: str
+    read: Callable[[Control], bool]
     ask: Callable[[Control, str], None]
     verb: Pending
 
 
 FLAGS = (
-    Flag("should_training_stop", Control.stop, "stop"),
-    Flag("should_epoch_stop", Control.end_epoch, "end_epoch"),
-    Flag("should_save", Control.request_save, "save"),
-    Flag("should_evaluate", Control.request_validation, "validation"),
-    Flag("should_log", Control.request_log, "log"),
+    Flag("should_training_stop", lambda control: control.should_stop, Control.stop, "stop"),
+    Flag("should_epoch_stop", lambda control: control.should_end_epoch, Control.end_epoch, "end_epoch"),
+    Flag("should_save", lambda control: control.should_save, Control.request_save, "save"),
+    Flag("should_evaluate", lambda control: control.should_validate, Control.request_validation, "validation"),
+    Flag("should_log", lambda control: control.should_log, Control.request_log, "log"),
 )
 
 
 def show(theirs: Any, control: Control) -> Shown:
-    shown = {
-        "should_training_stop": control.should_stop,
-        "should_epoch_stop": control.should_end_epoch,
-        "should_save": control.should_save,
-        "should_evaluate": control.should_validate,
-        "should_log": control.should_log,
-    }
+    shown = {flag.name: flag.read(control) for flag in FLAGS}
     vars(theirs).update(shown)
     return shown
 
@@ -115,8 +93,8 @@ class CallbackCaller:
         self.kind = kind.__name__
         self.methods = {
             name: getattr(callback, name)
-            for name in METHODS
-            if getattr(kind, name) is not getattr(base, name) or name in vars(callback)
+            for name in dir(base)
+            if name.startswith("on_") and (getattr(kind, name) is not getattr(base, name) or name in vars(callback))
         }
         self._control = require("transformers", "from_huggingface", extra="transformers").TrainerControl()
         self.args: Any = None

@@ -17,8 +17,6 @@ from .calls import CallbackCaller, asks_of, names_in
 
 PREFIXES = {"train": "", "validation": "eval_", "test": "test_", "predict": "test_"}
 GRAD_NORM = "grad_norm"
-RENAMED = {"train/gradient_norm": GRAD_NORM}
-
 LONGEST = 10_000  # rows of the log history, as in `RunResult.log_history`
 SAVED = (
     "epoch",
@@ -32,8 +30,8 @@ SAVED = (
 
 
 def their_name(name: str) -> str:
-    if name in RENAMED:
-        return RENAMED[name]
+    if name == "train/gradient_norm":
+        return GRAD_NORM
     phase, slash, metric = name.partition("/")
     if not slash or phase not in PREFIXES:
         return name

@@ -27,15 +27,7 @@ OF_TRAINER: Mapping[type[ev.Event], tuple[Events, ...]] = {
     ev.RunFailed: (Events.EXCEPTION_RAISED,),
 }
 OF_EVALUATOR: Mapping[type[ev.Event], tuple[Events, ...]] = {
-    ev.ValidationStart: (
-        Events.STARTED,
-        Events.EPOCH_STARTED,
-        *BATCH,
-        Events.ITERATION_COMPLETED,
-        Events.EPOCH_COMPLETED,
-        Events.COMPLETED,
-        Events.TERMINATE,
-    ),
+    ev.ValidationStart: tuple(Events),
     ev.ValidationBatchStart: BATCH,
     ev.ValidationBatchEnd: (Events.ITERATION_COMPLETED,),
     ev.ValidationEnd: (Events.EPOCH_COMPLETED, Events.COMPLETED),
