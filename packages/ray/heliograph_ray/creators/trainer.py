@@ -118,8 +118,8 @@ class CreatorTrainer:
     is needed. The functions are pickled: they must be importable, unless the launcher says otherwise.
 
     The processes of the launcher are started by the first call and stay alive for the next ones, until `shutdown()`, an
-    error, or its `idle` seconds without a call. On Ray they are also given up if the cluster has room for more of them,
-    and when this process uses another `RayLauncher`.
+    error, or its `idle` seconds without a call. On Ray they are also given up when this process uses another
+    `RayLauncher`.
 
     Args:
         model_creator: called with the config; returns a module, or a list of several.

@@ -113,7 +113,7 @@ class Story:
         self._job = RayJob(
             self.loop,
             self.tracker,
-            Sizes(1, 2, {"CPU": 1.0}, None),
+            Sizes(1, 2, {"CPU": 1.0}),
             self._start,
             max_failures=options.get("max_failures", 0),
             backoff=options.get("backoff", 1.0),
