@@ -24,7 +24,6 @@ from heliograph_ray.data import loaders
 from heliograph_ray.data import stream as streaming
 from heliograph_ray.data.distributor import (
     DatasetPass,
-    RowBuffer,
     RowDistributor,
     digest,
     make_batcher,
@@ -245,15 +244,6 @@ def test_what_a_collate_function_draws_is_keyed_by_batch_and_rank() -> None:
     assert rest == [batches[1:] for batches in whole]
     assert len({draw for batches in whole for _, draw in batches}) == 6
     assert torch.get_rng_state().tolist() == state
-
-
-def test_a_row_buffer_is_first_in_first_out() -> None:
-    buffer = RowBuffer()
-    for piece in (None, {"a": np.arange(0)}, {"a": np.arange(3)}, {"a": np.arange(3, 8)}):
-        buffer.add(piece)
-    assert buffer.rows == 8
-    assert [buffer.pop(rows)["a"].tolist() for rows in (2, 4, 9)] == [[0, 1], [2, 3, 4, 5], [6, 7]]
-    assert buffer.rows == 0
 
 
 def rows_of(*sizes: int, names: list[str] | None = None) -> RayRows:

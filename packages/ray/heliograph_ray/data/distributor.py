@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -40,34 +39,6 @@ def concatenate(pieces: Sequence[Columns]) -> Columns:
     if len(pieces) == 1:
         return pieces[0]
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-
-
-class RowBuffer:
-    """A FIFO buffer of a rank's rows.
-
-    Attributes:
-        rows: the number of rows.
-    """
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._pieces: deque[Columns] = deque()
-
-    def add(self, piece: Columns | None) -> None:
-        if piece is not None and (rows := length(piece)):
-            self._pieces.append(piece)
-            self.rows += rows
-
-    def pop(self, rows: int) -> Columns:
-        popped: list[Columns] = []
-        while rows and self._pieces:
-            piece = self._pieces.popleft()
-            if length(piece) > rows:
-                self._pieces.appendleft(select_rows(piece, slice(rows, None)))
-            popped.append(select_rows(piece, slice(rows)))
-            rows -= length(popped[-1])
-            self.rows -= length(popped[-1])
-        return concatenate(popped)
 
 
 def make_batcher(names: Sequence[str] | None, collate_fn: Callable[[Any], Any] | None) -> Callable[[Columns], Any]:

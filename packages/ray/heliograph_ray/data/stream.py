@@ -19,12 +19,14 @@ from .distributor import (
     PURPOSE,
     Columns,
     DatasetPass,
-    RowBuffer,
     RowDistributor,
+    concatenate,
     copy_dataset,
     get_object,
     kill_distributor,
+    length,
     make_batcher,
+    select_rows,
     start_shared_distributor,
 )
 
@@ -186,13 +188,19 @@ class StreamSource(Source):
         self._head, self._expected = head, None
 
     def _rows(self, pieces: Iterator[Columns | None]) -> Iterator[Columns]:
-        buffer = RowBuffer()
-        for rows in pieces:
-            buffer.add(rows)
-            while buffer.rows >= self._size:
-                yield buffer.pop(self._size)
-        if not self.loader.drop_last and buffer.rows:
-            yield buffer.pop(self._size)
+        parts: list[Columns] = []
+        missing = self._size
+        for piece in pieces:
+            start = 0
+            while piece is not None and start < length(piece):
+                parts.append(select_rows(piece, slice(start, start + missing)))
+                start += length(parts[-1])
+                missing -= length(parts[-1])
+                if missing == 0:
+                    yield concatenate(parts)
+                    parts, missing = [], self._size
+        if parts and not self.loader.drop_last:
+            yield concatenate(parts)
 
     def _batches(
         self, batches: Iterator[Columns], reading: Reading, context: Callable[[], AbstractContextManager[object]]
