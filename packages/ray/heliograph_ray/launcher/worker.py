@@ -29,12 +29,12 @@ from .mailbox import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import ModuleType
 
     from heliograph import Plugins, RunResult
 
-    from ..session import Session
-    from .mailbox import WorkerChannel
+    from ..session import Session, StoredReport
 
 
 PURPOSE = "RayLauncher"
@@ -64,6 +64,15 @@ class TrainSession:
         self._number: int | None = None  # of the next report with a folder, on the main rank
         self._first = 0  # the number of this process's first report with a folder
         self._orphans: list[ReportFolder] = []
+        self._answers: Any = None
+        self._resumable: Sequence[StoredReport] = ()
+
+    def join_search(self, answers: Any, resumable: Sequence[StoredReport]) -> None:
+        """Wait after each report for the search's answer, a queue of Ray, and also resume its reports."""
+        self._answers, self._resumable = answers, resumable
+        self.is_restart = self.is_restart or bool(resumable)
+        if self._is_main:
+            answers.get_nowait_batch(answers.qsize())  # of an earlier attempt
 
     def report(self, metrics: dict[str, float], folder: Path | None) -> Notice | None:
         checkpoint, name = None, None
@@ -81,18 +90,20 @@ class TrainSession:
         if path is not None:
             self._remove_orphans()
         self._channel.send(Reported(metrics, path))
-        return self._channel.commands.stop
+        answer: Notice | None = None if self._answers is None else self._answers.get()
+        return answer or self._channel.commands.stop
 
-    def stored_reports(self) -> list[StoredFolder]:
+    def stored_reports(self) -> list[StoredReport]:
         self._list_once()
         reports = list_reports(*self._storage())
-        return [
+        stored = [
             StoredFolder(
                 report.filesystem, report.path, is_own=report.call == self._call and report.number < self._first
             )
             for report in reports
             if report.call == self._call or not self._has_own_storage
         ]
+        return [*stored, *self._resumable]
 
     def notice(self) -> Notice | None:
         info = self._preemption.preemption_info
