@@ -13,24 +13,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from heliograph import (
-    BatchEnd,
-    CheckpointLoaded,
-    CheckpointSaved,
-    EpochStart,
-    Lane,
-    Log,
-    NotRecorded,
-    Plugin,
-    Run,
-    RunClosed,
-    TrainEnd,
-    TrainStart,
-    ValidationBatchEnd,
-    ValidationEnd,
-    ValidationStart,
-    on,
-)
+import heliograph as h
 from heliograph.spi import Entry, Store, check_number, on_main, read_manifest
 
 from .session import Notice, Session, StoredReport, current_session
@@ -40,7 +23,7 @@ logger = logging.getLogger("heliograph")
 EXIT_STATUS = 143  # 128 + SIGTERM
 
 
-class RayReport(Plugin):
+class RayReport(h.Plugin):
     """Report metrics and checkpoints to Ray.
 
     A restarted run resumes from Ray's storage.
@@ -83,11 +66,11 @@ class RayReport(Plugin):
         self._is_due = self._has_checkpoints = self._has_started = self._is_exiting = False
         self._notice: Notice | None = None
 
-    @on(TrainStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @h.on(h.TrainStart, lane=h.Lane.TRANSFORM)
+    def begin(self, run: h.Run, event: h.TrainStart) -> None:
         """Reset, and make Ray's storage the source of checkpoints."""
         if run.report.is_replay:
-            raise NotRecorded("the answers of Ray")
+            raise h.NotRecorded("the answers of Ray")
         self._session = current_session()
         self._reset()
         if self._session is not None:
@@ -99,8 +82,8 @@ class RayReport(Plugin):
         self._has_checkpoints = True
         return fetch_newest(self._session, store, resume)
 
-    @on(EpochStart, TrainEnd)
-    def record_start(self, run: Run, event: EpochStart | TrainEnd) -> None:
+    @h.on(h.EpochStart, h.TrainEnd)
+    def record_start(self, run: h.Run, event: h.EpochStart | h.TrainEnd) -> None:
         """Record the start of the training."""
         if self._session is None or self._has_started:
             return
@@ -109,8 +92,8 @@ class RayReport(Plugin):
         if run.engine.is_main and not self._has_checkpoints:
             run.note("no plugin saves checkpoints: if a worker is lost, the run starts fresh. Add a Checkpoint.")
 
-    @on(EpochStart, BatchEnd)
-    def check(self, run: Run, event: EpochStart | BatchEnd) -> None:
+    @h.on(h.EpochStart, h.BatchEnd)
+    def check(self, run: h.Run, event: h.EpochStart | h.BatchEnd) -> None:
         """Update the progress, send a pending report, and exit if the machine will be taken away."""
         session = self._session
         if session is None:
@@ -118,32 +101,32 @@ class RayReport(Plugin):
         session.update_progress(run.name, run.progress)
         if self._is_due:
             self._report(run)
-        if isinstance(event, BatchEnd):  # EpochStart has no boundary: a save there would create one
+        if isinstance(event, h.BatchEnd):  # EpochStart has no boundary: a save there would create one
             self._request_exit(run, session)
 
-    @on(CheckpointLoaded)
-    def check_again(self, run: Run, event: CheckpointLoaded) -> None:
+    @h.on(h.CheckpointLoaded)
+    def check_again(self, run: h.Run, event: h.CheckpointLoaded) -> None:
         """Repeat the requests after a rollback, which drops the request to save."""
         self._is_exiting = False
         if self._session is not None:
             self._request_exit(run, self._session)
 
-    @on(ValidationStart, ValidationBatchEnd, optional=True)
-    def cut_validation(self, run: Run, event: ValidationStart | ValidationBatchEnd) -> None:
+    @h.on(h.ValidationStart, h.ValidationBatchEnd, optional=True)
+    def cut_validation(self, run: h.Run, event: h.ValidationStart | h.ValidationBatchEnd) -> None:
         """Postpone a validation if the machine will be taken away."""
         if self._session is not None and run.optimizer is not None and (notice := self._session.notice()) is not None:
             run.control.cut_validation(notice.reason, by=notice.by)
 
-    @on(Log, ValidationEnd, lane=Lane.REPORT, optional=True)
-    def collect(self, run: Run, event: Log | ValidationEnd) -> None:
+    @h.on(h.Log, h.ValidationEnd, lane=h.Lane.REPORT, optional=True)
+    def collect(self, run: h.Run, event: h.Log | h.ValidationEnd) -> None:
         """Collect the metrics to report, after all handlers that add to them."""
         if self._session is None or run.optimizer is None:
             return
         self._unreported = {**run.metrics, **event.metrics, "epoch": run.progress.epoch, "step": run.progress.steps}
-        self._is_due = self._is_due or isinstance(event, ValidationEnd) or self._is_log_due(run)
+        self._is_due = self._is_due or isinstance(event, h.ValidationEnd) or self._is_log_due(run)
 
-    @on(CheckpointSaved, lane=Lane.REPORT)
-    def report_checkpoint(self, run: Run, event: CheckpointSaved) -> None:
+    @h.on(h.CheckpointSaved, lane=h.Lane.REPORT)
+    def report_checkpoint(self, run: h.Run, event: h.CheckpointSaved) -> None:
         """Report a checkpoint, with the metrics that it was saved with."""
         if self._session is None:
             return
@@ -161,8 +144,8 @@ class RayReport(Plugin):
         if has_all:
             self._unreported, self._is_due = None, False
 
-    @on(RunClosed, lane=Lane.REPORT)
-    def end(self, run: Run, event: RunClosed) -> None:
+    @h.on(h.RunClosed, lane=h.Lane.REPORT)
+    def end(self, run: h.Run, event: h.RunClosed) -> None:
         """Report the remaining metrics, and record the notice if the run ended because of one."""
         session = self._session
         if session is None or run.optimizer is None:
@@ -178,7 +161,7 @@ class RayReport(Plugin):
         self._unreported, self._reported_at, self._notice = None, -math.inf, None
         self._is_due = self._has_checkpoints = self._has_started = self._is_exiting = False
 
-    def _stage(self, run: Run, path: Path) -> tuple[StagedReport | None, bool]:
+    def _stage(self, run: h.Run, path: Path) -> tuple[StagedReport | None, bool]:
         if read_manifest(path).weights_only:
             return None, False
         best = run.checkpoints.best
@@ -187,7 +170,7 @@ class RayReport(Plugin):
         staged = stage_report(run.name, path, best)
         return staged, self._unreported is not None and contains_all(staged.metrics, self._unreported)
 
-    def _request_exit(self, run: Run, session: Session) -> None:
+    def _request_exit(self, run: h.Run, session: Session) -> None:
         if self._is_exiting or (notice := session.notice()) is None:
             return
         self._is_exiting, self._notice = True, notice
@@ -195,18 +178,18 @@ class RayReport(Plugin):
         run.control.request_save(notice.reason, by=notice.by, required=True)
         run.control.stop(notice.reason, by=notice.by, required=True)
 
-    def _is_log_due(self, run: Run) -> bool:
+    def _is_log_due(self, run: h.Run) -> bool:
         """Decide by the main rank's clock. A collective."""
         is_late = run.engine.is_main and monotonic() - self._reported_at >= self.interval
         return bool(run.engine.vote([float(is_late)])[0])
 
-    def _report(self, run: Run) -> None:
+    def _report(self, run: h.Run) -> None:
         assert self._unreported is not None
         metrics, self._unreported, self._is_due = self._unreported, None, False
         run.engine.barrier()  # detects a rank that hangs or has failed; Ray would wait for it forever
         self._send(run, metrics)
 
-    def _send(self, run: Run, metrics: dict[str, float], staged: StagedReport | None = None) -> None:
+    def _send(self, run: h.Run, metrics: dict[str, float], staged: StagedReport | None = None) -> None:
         assert self._session is not None
         folder = staged.folder if staged is not None and run.engine.is_main else None
         with nullcontext() if folder is None else run.engine.writing():
@@ -216,7 +199,7 @@ class RayReport(Plugin):
             run.control.stop(notice.reason, by=notice.by)
             self._notice = notice
 
-    def _record_exit(self, run: Run, session: Session) -> None:
+    def _record_exit(self, run: h.Run, session: Session) -> None:
         """Record on every rank the notice that stopped the run, if any. A collective."""
         gathered: list[tuple[Notice | None, bool]] = run.engine.gather_objects((self._notice, self._is_exiting))
         stop = run.control.stop_request
