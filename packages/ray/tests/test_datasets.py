@@ -22,16 +22,16 @@ from heliograph.core.data.source_choice import source_of
 from heliograph.packages.tests.facts import assert_each
 from heliograph_ray.data import loaders
 from heliograph_ray.data import stream as streaming
-from heliograph_ray.data.distributor import (
+from heliograph_ray.data.loaders import RayRows, make_loader
+from heliograph_ray.data.stream import (
     DatasetPass,
+    RayStream,
     RowDistributor,
     digest,
     make_batcher,
     start_shared_distributor,
     warn_if_full,
 )
-from heliograph_ray.data.loaders import RayRows, make_loader
-from heliograph_ray.data.stream import RayStream
 from heliograph_ray.launcher.failures import is_secondary
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
