@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +64,7 @@ def build(recipe: Recipe) -> CreatedParts:
     model = make_model(recipe)
     optimizer, scheduler = make_optimizer(recipe, model)
     parts = CreatedParts(train, validation, model, optimizer, make_loss(recipe), scheduler)
-    if recipe.train_function is None and any(map(is_several, (model, optimizer, scheduler))):
+    if recipe.train_function is None and any(isinstance(part, list) for part in (model, optimizer, scheduler)):
         raise ValueError(
             "The default training takes one model with one optimizer and one scheduler: for several, pass "
             "train_function= (and validation_function= to validate)."
@@ -80,8 +79,7 @@ def build(recipe: Recipe) -> CreatedParts:
 
 
 def make_data(recipe: Recipe) -> tuple[Any, Any]:
-    with seeded(recipe.seed):
-        made = recipe.data_creator(recipe.config)
+    made = create_seeded(recipe.seed, recipe.data_creator, recipe.config)
     sets = list(made) if isinstance(made, list | tuple) else [made]
     if len(sets) not in (1, 2) or not all(map(is_dataset, sets)):
         raise ValueError(
@@ -92,20 +90,17 @@ def make_data(recipe: Recipe) -> tuple[Any, Any]:
 
 
 def make_model(recipe: Recipe) -> Any:
-    with seeded(recipe.seed):
-        made = recipe.model_creator(recipe.config)
+    made = create_seeded(recipe.seed, recipe.model_creator, recipe.config)
     return _check(made, nn.Module, "model_creator(config) returns a module or a list of modules")
 
 
 def make_optimizer(recipe: Recipe, model: Any) -> tuple[Any, Any]:
-    with seeded(recipe.seed):
-        made = recipe.optimizer_creator(model, recipe.config)
+    made = create_seeded(recipe.seed, recipe.optimizer_creator, model, recipe.config)
     wanted = "optimizer_creator(model, config) returns an optimizer of torch or a list of them"
     optimizer = _check(made, torch.optim.Optimizer, wanted)
     if recipe.scheduler_creator is None:
         return optimizer, None
-    with seeded(recipe.seed):
-        made = recipe.scheduler_creator(optimizer, recipe.config)
+    made = create_seeded(recipe.seed, recipe.scheduler_creator, optimizer, recipe.config)
     wanted = "scheduler_creator(optimizer, config) returns a scheduler of torch or a list of them"
     return optimizer, _check(made, torch.optim.lr_scheduler.LRScheduler, wanted)
 
@@ -113,8 +108,7 @@ def make_optimizer(recipe: Recipe, model: Any) -> tuple[Any, Any]:
 def make_loss(recipe: Recipe) -> Callable[..., Any]:
     creator: Any = recipe.loss_creator
     is_class = isinstance(creator, type) and issubclass(creator, nn.Module)
-    with seeded(recipe.seed):
-        made: Callable[..., Any] | None = creator() if is_class else creator(recipe.config)
+    made: Callable[..., Any] | None = create_seeded(recipe.seed, creator, *([] if is_class else [recipe.config]))
     if not callable(made):
         raise TypeError(
             f"loss_creator= takes a loss class, or a function of the config that returns a loss; got {made!r}."
@@ -130,25 +124,20 @@ def load_weights(models: Mapping[str, nn.Module], state: Mapping[str, Any]) -> N
 
 
 def by_name(name: str, created: Any) -> dict[str, Any]:
-    if not is_several(created):
+    if not isinstance(created, list):
         return {name: created}
     return {f"{name}_{number}": item for number, item in enumerate(created)}
 
 
 def as_list(created: Any) -> list[Any]:
-    return created if is_several(created) else [created]
+    return created if isinstance(created, list) else [created]
 
 
-def is_several(created: Any) -> bool:
-    return isinstance(created, list)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def create_seeded(seed: int, creator: Callable[..., Any], *args: Any) -> Any:
     state = capture()
     seed_all(seed)
     try:
-        yield
+        return creator(*args)
     finally:
         restore(state)
 

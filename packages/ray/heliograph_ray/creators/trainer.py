@@ -92,11 +92,8 @@ class Launcher(Protocol):
         """Call `fn(*args)` on each rank and return the values; pass objects from `child_queue()` to `on_message`."""
 
 
-class KeptLauncher(Protocol):
+class KeptLauncher(Launcher, Protocol):
     """A launcher whose ranks stay alive between calls."""
-
-    def run(self, fn: Callable[..., Any], /, *args: Any, on_message: Callable[[int, Any], object]) -> Sequence[Any]:
-        """Call `fn(*args)` on each rank, as `Launcher.run` does."""
 
     def close(self) -> object:
         """End the ranks; the next call starts new ones."""
