@@ -12,7 +12,7 @@ from heliograph.core.distributed.failure import Carried
 from heliograph.spi import describe_error, hosted_by, require, with_article
 
 from ..session import Notice
-from ..storage import ReportFolder, StoredFolder, list_reports, report_name
+from ..storage import StoredFolder, list_reports, report_name
 from .failures import WorkerFailed, is_secondary
 from .mailbox import (
     Ended,
@@ -61,9 +61,9 @@ class TrainSession:
         self._has_own_storage = has_own_storage
         self.exit_notice: Notice | None = None
         self._is_main = self._context.get_world_rank() == 0
-        self._number: int | None = None  # of the next report with a folder, on the main rank
+        self._number = 0  # of the next report with a folder, on the main rank; 0 until the storage was read
         self._first = 0  # the number of this process's first report with a folder
-        self._orphans: list[ReportFolder] = []
+        self._orphans: list[StoredFolder] = []
         self._answers: Any = None
         self._resumable: Sequence[StoredReport] = ()
 
@@ -78,7 +78,9 @@ class TrainSession:
         checkpoint, name = None, None
         if folder is not None:
             checkpoint = self._train.Checkpoint.from_directory(folder.absolute())
-            name = report_name(self._next_number(), self._call)
+            self._list_once()
+            name = report_name(self._number, self._call)
+            self._number += 1
         try:
             self._train.report(metrics, checkpoint=checkpoint, checkpoint_dir_name=name)
         except OSError as error:
@@ -97,9 +99,7 @@ class TrainSession:
         self._list_once()
         reports = list_reports(*self._storage())
         stored = [
-            StoredFolder(
-                report.filesystem, report.path, is_own=report.call == self._call and report.number < self._first
-            )
+            replace(report, is_own=report.call == self._call and report.number < self._first)
             for report in reports
             if report.call == self._call or not self._has_own_storage
         ]
@@ -128,19 +128,13 @@ class TrainSession:
         return storage.storage_filesystem, storage.experiment_fs_path
 
     def _list_once(self) -> None:
-        if self._number is None:
+        if self._number == 0:
             reports = list_reports(*self._storage())
             self._number = self._first = 1 + max((report.number for report in reports), default=0)
             ours = [report for report in reports if report.call == self._call]
             reported = self._train.get_all_reported_checkpoints() if ours else []
             registered = {Path(stored.checkpoint.path).name for stored in reported}
-            self._orphans = [report for report in ours if Path(report.path).name not in registered]
-
-    def _next_number(self) -> int:
-        self._list_once()
-        assert self._number is not None
-        self._number += 1
-        return self._number - 1
+            self._orphans = [report for report in ours if report.name not in registered]
 
     def _remove_orphans(self) -> None:
         while self._orphans:
@@ -186,18 +180,14 @@ class RayHost:
 
 
 def serve_calls(mailbox: Any, fit: str) -> None:
-    done: str | None = ""
-    while done is not None:
-        done = _serve_next(mailbox, fit, done)
-
-
-def _serve_next(mailbox: Any, fit: str, done: str) -> str | None:
     ray = require("ray", "RayLauncher", extra="ray")
-    reference = ray.get(mailbox.next_call.remote(fit, done))
-    if reference is None:
-        return None
-    call: WorkerCall = ray.get(reference[0])
-    return call.fit if run_worker(call) else None
+    done = ""
+    while (reference := ray.get(mailbox.next_call.remote(fit, done))) is not None:
+        call: WorkerCall = ray.get(reference[0])
+        if not run_worker(call):
+            return
+        done = call.fit
+        del call, reference  # release the memory of the arguments
 
 
 def run_worker(call: WorkerCall) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph.spi import Entry, describe_error, require
 
-from ..storage import StoredFolder, absolute_path
+from ..storage import StoredFolder, absolute_path, list_entries
 
 if TYPE_CHECKING:
     from heliograph import RunResult
@@ -57,9 +57,7 @@ class Location:
         return data
 
     def has_state(self) -> bool:
-        filesystem, folder = self.open_storage()
-        selector = require("pyarrow.fs", "Ray's storage", extra="ray").FileSelector(folder, allow_not_found=True)
-        return any(file.base_name.startswith(STATE) for file in filesystem.get_file_info(selector))
+        return any(file.base_name.startswith(STATE) for file in list_entries(*self.open_storage()))
 
     def open_storage(self) -> tuple[Any, str]:
         filesystem, folder = require("pyarrow.fs", "Ray's storage", extra="ray").FileSystem.from_uri(self.path)
@@ -111,8 +109,7 @@ def find_resumable(checkpoint: Any, location: Location) -> list[StoredFolder]:
 
 
 def _folders(filesystem: Any, path: str) -> Iterator[tuple[str, StoredFolder]]:
-    selector = require("pyarrow.fs", "Ray's storage", extra="ray").FileSelector(path, allow_not_found=True)
-    for info in filesystem.get_file_info(selector):
+    for info in list_entries(filesystem, path):
         if info.base_name.startswith(PREFIX):
             yield info.base_name, StoredFolder(filesystem, info.path, is_own=True)
 
