@@ -61,10 +61,7 @@ class RayReport(h.Plugin):
     def __init__(self, interval: float = 10.0) -> None:
         self.interval = float(check_number("interval", interval, of="seconds", at_least=0))
         self._session: Session | None = None
-        self._unreported: dict[str, float] | None = None  # the latest metrics
-        self._reported_at = -math.inf
-        self._is_due = self._has_checkpoints = self._has_started = self._is_exiting = False
-        self._notice: Notice | None = None
+        self._reset()
 
     @h.on(h.TrainStart, lane=h.Lane.TRANSFORM)
     def begin(self, run: h.Run, event: h.TrainStart) -> None:
@@ -158,7 +155,9 @@ class RayReport(h.Plugin):
         self._session = None
 
     def _reset(self) -> None:
-        self._unreported, self._reported_at, self._notice = None, -math.inf, None
+        self._unreported: dict[str, float] | None = None  # the latest metrics
+        self._reported_at = -math.inf
+        self._notice: Notice | None = None
         self._is_due = self._has_checkpoints = self._has_started = self._is_exiting = False
 
     def _stage(self, run: h.Run, path: Path) -> tuple[StagedReport | None, bool]:

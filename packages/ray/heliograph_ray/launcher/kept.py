@@ -82,7 +82,7 @@ class KeptWorkers:
                 self._lock.release()
 
     def _run(self, payload: bytes, on_message: Callable[[int, Any], object] | None) -> RayValues:
-        if self._fit is not None and (self._is_lost() or not self._fit.is_alive):
+        if self._fit is not None and (self._is_lost() or not self._fit.is_alive()):
             self._end_workers()
         if self._fit is None:
             self._run_config = self._run_config or self._setup.new_run_config()
@@ -104,7 +104,7 @@ class KeptWorkers:
     def _start(self, call: WorkerCall) -> Fit:
         channel = self._channel
         assert channel is not None
-        if self._fit is not None and self._fit.is_alive:
+        if self._fit is not None and self._fit.is_alive():
             channel.assign(self._fit_id, call)
             self._fit.is_reused = True
             return self._fit
@@ -117,7 +117,7 @@ class KeptWorkers:
     def _end_workers(self, *, at_once: bool = False) -> None:
         fit, channel = self._fit, self._channel
         self._fit = self._channel = None
-        if channel is None or fit is None or not (fit.is_alive or at_once):
+        if channel is None or fit is None or not (fit.is_alive() or at_once):
             return
         if self._is_lost():
             fit.join(END_TIMEOUT)  # about one in ten never returns from Ray's `get`
