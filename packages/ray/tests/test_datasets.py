@@ -96,7 +96,7 @@ def stream(dataset: Executed, batch_size: int, *, drop_last: bool = False, **opt
 def read_on(rank: int, ranks: int, loader: RayStream, position: int = 0, epoch: int = 0) -> list[Any]:
     """Return the batches of a rank, whose requests go to a distributor in this process."""
 
-    def start(dataset: Any, engine: Any, *, prefetch: int) -> Any:
+    def start(dataset: Any, engine: Any) -> Any:
         made = RowDistributor(dataset, 1)
         methods = {"read_piece": made.read_piece, "digest_first_row": made.digest_first_row}
         return SimpleNamespace(**{name: SimpleNamespace(remote=method) for name, method in methods.items()})
@@ -344,7 +344,7 @@ def test_a_stream_is_iterable() -> None:
 
 def test_a_rank_must_be_connected_to_ray() -> None:
     with pytest.raises(RuntimeError, match="not connected to Ray"):
-        start_shared_distributor(Executed(4), h.DeviceEngine("cpu"), prefetch=1)
+        start_shared_distributor(Executed(4), h.DeviceEngine("cpu"))
 
 
 @pytest.mark.parametrize("free", [{}, {"CPU": 0.0}, {"CPU": 1.0}])
@@ -360,7 +360,7 @@ def test_the_main_rank_kills_the_shared_actor(monkeypatch: pytest.MonkeyPatch) -
     killed: list[Any] = []
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "kill", killed.append)
-    monkeypatch.setattr(streaming, "start_shared_distributor", lambda dataset, engine, *, prefetch: f"of {engine.rank}")
+    monkeypatch.setattr(streaming, "start_shared_distributor", lambda dataset, engine: f"of {engine.rank}")
     for rank in range(2):
         engine: Any = SimpleNamespace(is_main=rank == 0, rank=rank)
         source = stream(Executed(8), 2).source(Share(rank, 2), engine, fills_up=True)
