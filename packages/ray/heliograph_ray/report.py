@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -130,14 +129,14 @@ class RayReport(h.Plugin):
         if run.engine.world_size > 1 and run.report.has_left_group:
             run.note(f"{event.path} is not in Ray's storage: the process group ended before it was reported")
             return
-        staged, has_all = on_main(run.engine, partial(self._stage, run, event.path))
-        if staged is None:  # a trial cannot resume a file with only weights
+        folder, metrics, has_all = on_main(run.engine, partial(self._stage, run, event.path))
+        if folder is None:  # a trial cannot resume a file with only weights
             return
         try:
-            self._send(run, staged.metrics, staged)
+            self._send(run, metrics, folder if run.engine.is_main else None)
         finally:
             if run.engine.is_main:
-                shutil.rmtree(staged.folder)
+                shutil.rmtree(folder)
         if has_all:
             self._unreported, self._is_due = None, False
 
@@ -160,14 +159,14 @@ class RayReport(h.Plugin):
         self._notice: Notice | None = None
         self._is_due = self._has_checkpoints = self._has_started = self._is_exiting = False
 
-    def _stage(self, run: h.Run, path: Path) -> tuple[StagedReport | None, bool]:
+    def _stage(self, run: h.Run, path: Path) -> tuple[Path | None, dict[str, float], bool]:
         if read_manifest(path).weights_only:
-            return None, False
+            return None, {}, False
         best = run.checkpoints.best
         if best is not None and read_manifest(best).weights_only:
             best = None
-        staged = stage_report(run.name, path, best)
-        return staged, self._unreported is not None and contains_all(staged.metrics, self._unreported)
+        folder, metrics = stage_report(run.name, path, best)
+        return folder, metrics, self._unreported is not None and contains_all(metrics, self._unreported)
 
     def _request_exit(self, run: h.Run, session: Session) -> None:
         if self._is_exiting or (notice := session.notice()) is None:
@@ -188,9 +187,8 @@ class RayReport(h.Plugin):
         run.engine.barrier()  # detects a rank that hangs or has failed; Ray would wait for it forever
         self._send(run, metrics)
 
-    def _send(self, run: h.Run, metrics: dict[str, float], staged: StagedReport | None = None) -> None:
+    def _send(self, run: h.Run, metrics: dict[str, float], folder: Path | None = None) -> None:
         assert self._session is not None
-        folder = staged.folder if staged is not None and run.engine.is_main else None
         with nullcontext() if folder is None else run.engine.writing():
             notice = self._session.report(metrics, folder)
         self._reported_at = monotonic()
@@ -204,26 +202,14 @@ class RayReport(h.Plugin):
         stop = run.control.stop_request
         for notice, is_exiting in gathered:
             if notice is not None and stop is not None and stop.by == notice.by:
-                session.record_exit(notice)
+                session.exit_notice = notice
                 if is_exiting:
                     run.hooks.exit_with(EXIT_STATUS)
                 return
 
 
-@dataclass(frozen=True, slots=True)
-class StagedReport:
-    """A report that is ready to be sent.
-
-    Attributes:
-        folder: holds the files; the caller removes it.
-        metrics: the metrics that the checkpoint was saved with, `epoch` and `step`.
-    """
-
-    folder: Path
-    metrics: dict[str, float]
-
-
-def stage_report(run_name: str, path: Path, best: Path | None) -> StagedReport:
+def stage_report(run_name: str, path: Path, best: Path | None) -> tuple[Path, dict[str, float]]:
+    """Return a folder with the files, which the caller removes, and the metrics that the checkpoint was saved with."""
     store = Store(path.parent, run_name)
     files = _files_of(store, path)
     if best is not None and best != path and best.exists():
@@ -236,7 +222,7 @@ def stage_report(run_name: str, path: Path, best: Path | None) -> StagedReport:
         except OSError:  # the file system has no hard links
             shutil.copyfile(file, folder / name)
     entry = read_manifest(path)
-    return StagedReport(folder, {**entry.metrics, "epoch": entry.progress["epoch"], "step": entry.progress["steps"]})
+    return folder, {**entry.metrics, "epoch": entry.progress["epoch"], "step": entry.progress["steps"]}
 
 
 def contains_all(metrics: Mapping[str, float], subset: Mapping[str, float]) -> bool:

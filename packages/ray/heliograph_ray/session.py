@@ -53,7 +53,7 @@ class Session(Protocol):
     Attributes:
         is_restart: whether an earlier process of the same call failed, or had another number of workers. False after
             the program was started again, because that is another call.
-        exit_notice: the notice that ended a run of this process; None without.
+        exit_notice: the notice that ended a run of this process, set on every rank; None without.
     """
 
     is_restart: bool
@@ -71,9 +71,6 @@ class Session(Protocol):
 
     def notice(self) -> Notice | None:
         """Return a notice if this machine will be taken away; cheap, called for every batch."""
-
-    def record_exit(self, notice: Notice) -> None:
-        """Record, on every rank, that the run ended because of a notice."""
 
     def update_progress(self, run: str, progress: Progress) -> None:
         """Record the progress of the run with this name; cheap, called for every batch."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
-from heliograph import Progress
+from heliograph import Plugins, Progress, RunResult
 from heliograph.core.distributed.failure import Carried
 from heliograph.spi import describe_error, hosted_by, require, with_article
 
-from ..session import Notice
+from ..session import Notice, Session, StoredReport
 from ..storage import StoredFolder, list_reports, report_name
 from .failures import WorkerFailed, is_secondary
 from .mailbox import (
@@ -27,15 +29,6 @@ from .mailbox import (
     WorkerCall,
     WorkerChannel,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import ModuleType
-
-    from heliograph import Plugins, RunResult
-
-    from ..session import Session, StoredReport
-
 
 PURPOSE = "RayLauncher"
 
@@ -112,9 +105,6 @@ class TrainSession:
         ranks = ", ".join(map(str, info.preempted_ranks))
         deadline = None if info.deadline_ms is None else info.deadline_ms / 1000
         return Notice("ray", f"the machine of rank {ranks} will be taken away", deadline)
-
-    def record_exit(self, notice: Notice) -> None:
-        self.exit_notice = notice
 
     def update_progress(self, run: str, progress: Progress) -> None:
         if self._is_main:

@@ -6,14 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from heliograph import RunResult
 from heliograph.spi import Entry, describe_error, require
 
 from ..storage import StoredFolder, absolute_path, list_entries
-
-if TYPE_CHECKING:
-    from heliograph import RunResult
 
 NAME = "heliograph.json"
 DEFAULT = "~/ray_results"  # Ray's own default

@@ -9,24 +9,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import mkdtemp
+from typing import Any
 
-from heliograph import Progress
+from heliograph import Plugins, Progress, RunResult
 from heliograph.core.distributed.failure import Carried
-from heliograph.spi import current_host, hosted_by, known_names, require
+from heliograph.spi import Host, current_host, hosted_by, known_names, require
 
 from ..launcher.launcher import RayLauncher
+from ..launcher.mailbox import Reported
 from ..launcher.worker import TrainSession
 from ..session import Notice, Session, StoredReport, current_session
 from .location import Location, find_resumable, summarize_end
 from .pbt import Tune
-
-if TYPE_CHECKING:
-    from heliograph import Plugins, RunResult
-    from heliograph.spi import Host
-
-    from ..launcher.mailbox import Reported
-
 
 PURPOSE = "heliograph_ray.tune"
 BY = "tune"
@@ -102,9 +97,6 @@ class TrialSession:
 
     def notice(self) -> Notice | None:
         return None
-
-    def record_exit(self, notice: Notice) -> None:
-        self.exit_notice = notice
 
     def update_progress(self, run: str, progress: Progress) -> None: ...
 
@@ -251,7 +243,7 @@ def run_trial(plan: Plan, config: dict[str, Any]) -> None:
     ray_tune = require("ray.tune", PURPOSE, extra="ray")
     location = plan.location.subfolder(Path(ray_tune.get_context().get_trial_dir()).name)
     resumable = find_resumable(ray_tune.get_checkpoint(), location)
-    _enter_folder()
+    os.chdir(mkdtemp(prefix="run_", dir="."))  # the trial must resume from the storage, not from files of a process
     reporter, result, error = TuneReporter(plan.metric), None, None
     try:
         if plan.workers is None:
@@ -270,15 +262,6 @@ def run_trial(plan: Plan, config: dict[str, Any]) -> None:
         location.write(summarize_end(result, error))
     if reporter.stop is not None:
         raise SystemExit(0)  # the exit that the reporter caught: Tune expects no more reports
-
-
-# A trial must resume from the storage only, not from files of a previous process.
-def _enter_folder() -> None:
-    number = 1
-    while (folder := Path(f"run_{number}")).exists():
-        number += 1
-    folder.mkdir()
-    os.chdir(folder)
 
 
 def close_callback() -> Any:
