@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from heliograph.core.engines.options import EngineOptions
@@ -12,10 +12,6 @@ from heliograph.spi import LoopEngine, check_whole_number, known_names
 
 Config = Mapping[str, Any]
 StepFrequency = Literal["batch", "epoch", "manual"]
-CREATORS = ("model_creator", "data_creator", "optimizer_creator", "loss_creator")
-OPTIONAL = (
-    "scheduler_creator", "train_function", "validation_function", "initialization_hook", "plugin_creator",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +61,10 @@ class Recipe:
         check_name(self.name)
 
     def _check_functions(self) -> None:
-        for name in (*CREATORS, *OPTIONAL):
-            value = getattr(self, name)
-            if not callable(value) and (value is not None or name in CREATORS):
-                raise TypeError(f"{name}= takes a function, got {value!r}.")
+        for option in fields(self):
+            value, is_function = getattr(self, option.name), option.name.endswith(("_creator", "_function", "_hook"))
+            if is_function and not callable(value) and (value is not None or option.default is MISSING):
+                raise TypeError(f"{option.name}= takes a function, got {value!r}.")
         if self.engine is not None and not isinstance(self.engine, str) and not callable(self.engine):
             raise TypeError(
                 f"engine= takes the name of an engine, or a function that makes one on each rank, as DDPEngine does; "
