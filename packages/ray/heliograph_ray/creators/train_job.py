@@ -12,8 +12,7 @@ import torch
 from heliograph.core.distributed.launcher import child_queue
 from torch.utils.data import IterableDataset
 
-from .parts import CreatedParts, build, load_weights
-from .recipe import Recipe
+from .recipe import CreatedParts, Recipe, build, load_weights
 from .user_functions import make_task, train_pass, validation_data
 
 

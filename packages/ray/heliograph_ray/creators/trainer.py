@@ -18,8 +18,7 @@ from heliograph.core.distributed.launcher import KeptRanks
 from heliograph.core.engines.options import EngineOptions
 from heliograph.spi import LoopEngine, Store, check_number, check_whole_number, membership
 
-from .parts import CreatedParts, by_name, load_weights, make_model, make_optimizer
-from .recipe import Config, Recipe, StepFrequency
+from .recipe import Config, CreatedParts, Recipe, StepFrequency, by_name, load_weights, make_model, make_optimizer
 from .train_job import PassResult, TrainJob, pack_state, train, train_on_rank, unpack_state, validate
 
 logger = logging.getLogger("heliograph")

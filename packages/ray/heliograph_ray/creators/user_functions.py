@@ -13,8 +13,7 @@ from heliograph.core.data.loaders import evaluation_loader, params_of_one_proces
 from torch import Tensor
 from torch.autograd import Variable
 
-from .parts import CreatedParts
-from .recipe import Recipe
+from .recipe import CreatedParts, Recipe
 
 
 def check_numbers(returned: Any, function: str) -> dict[str, Tensor | float]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from heliograph.packages.ray.tests.creators import creators
 from heliograph.packages.ray.tests.creators.creators import make, weights
-from heliograph_ray.creators.parts import create_seeded
+from heliograph_ray.creators.recipe import create_seeded
 from heliograph_ray.creators.train_job import average_metrics
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
