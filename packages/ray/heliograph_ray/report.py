@@ -15,7 +15,8 @@ from time import monotonic
 import heliograph as h
 from heliograph.spi import Entry, Store, check_number, on_main, read_manifest
 
-from .session import Notice, Session, StoredReport, current_session
+from .session import Notice, Session, current_session
+from .storage import StoredFolder
 
 Resume = str | Path | None
 logger = logging.getLogger("heliograph")
@@ -60,7 +61,10 @@ class RayReport(h.Plugin):
     def __init__(self, interval: float = 10.0) -> None:
         self.interval = float(check_number("interval", interval, of="seconds", at_least=0))
         self._session: Session | None = None
-        self._reset()
+        self._unreported: dict[str, float] | None = None  # the latest metrics
+        self._reported_at = -math.inf
+        self._is_due = self._has_checkpoints = self._has_started = self._is_exiting = False
+        self._notice: Notice | None = None
 
     @h.on(h.TrainStart, lane=h.Lane.TRANSFORM)
     def begin(self, run: h.Run, event: h.TrainStart) -> None:
@@ -154,9 +158,7 @@ class RayReport(h.Plugin):
         self._session = None
 
     def _reset(self) -> None:
-        self._unreported: dict[str, float] | None = None  # the latest metrics
-        self._reported_at = -math.inf
-        self._notice: Notice | None = None
+        self._unreported, self._reported_at, self._notice = None, -math.inf, None
         self._is_due = self._has_checkpoints = self._has_started = self._is_exiting = False
 
     def _stage(self, run: h.Run, path: Path) -> tuple[Path | None, dict[str, float], bool]:
@@ -269,12 +271,12 @@ def fetch_newest(session: Session, store: Store, resume: Resume) -> tuple[Resume
     return resume, notes
 
 
-def _note_damaged(report: StoredReport, error: Exception, notes: list[str]) -> None:
+def _note_damaged(report: StoredFolder, error: Exception, notes: list[str]) -> None:
     notes.append(f"skipped: {report.name} in Ray's storage: {error}")
     logger.warning("resume %s", notes[-1])
 
 
-def _read_manifests(store: Store, report: StoredReport, notes: list[str]) -> tuple[list[Entry], bool]:
+def _read_manifests(store: Store, report: StoredFolder, notes: list[str]) -> tuple[list[Entry], bool]:
     """Return the run's checkpoints in a report, the newest last, and whether all manifests could be read."""
     manifests = report.manifests()
     damaged = [] if manifests else [ValueError("no manifest: its upload was interrupted")]
@@ -306,7 +308,7 @@ def _find_local(store: Store, entry: Entry, notes: list[str]) -> Entry | None:
     return None
 
 
-def _fetch_intact(store: Store, report: StoredReport, entries: Sequence[Entry], notes: list[str]) -> list[Entry]:
+def _fetch_intact(store: Store, report: StoredFolder, entries: Sequence[Entry], notes: list[str]) -> list[Entry]:
     intact = []
     copies = {copy.sha256: copy for copy in store.entries()[0]}
     folder = _empty_folder(store, "fetched")

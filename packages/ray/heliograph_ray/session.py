@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from heliograph import Progress
-from heliograph.spi import Entry, current_host
+from heliograph.spi import current_host
+
+from .storage import StoredFolder
 
 LAUNCHER = "launcher"  # `by` of the notices of `RayLauncher` itself
 
@@ -26,25 +28,6 @@ class Notice:
     by: str
     reason: str
     deadline: float | None = None
-
-
-class StoredReport(Protocol):
-    """The folder of a report in the storage, with checkpoints and their shards.
-
-    Attributes:
-        name: its name in notes.
-        is_own: whether an earlier process of the same call reported it. A restarted run resumes such a report whatever
-            `resume=` of its `Checkpoint` is.
-    """
-
-    name: str
-    is_own: bool
-
-    def manifests(self) -> dict[str, Entry | ValueError]:
-        """Return the manifest of each checkpoint by file name, or its error, without copying the files."""
-
-    def fetch(self, folder: Path) -> None:
-        """Copy all files to a local folder."""
 
 
 class Session(Protocol):
@@ -66,7 +49,7 @@ class Session(Protocol):
             A notice if the run must stop, on some ranks or on all.
         """
 
-    def stored_reports(self) -> Sequence[StoredReport]:
+    def stored_reports(self) -> Sequence[StoredFolder]:
         """Return the reports that are still stored, newest first; called on the main rank only."""
 
     def notice(self) -> Notice | None:

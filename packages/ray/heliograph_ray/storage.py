@@ -18,12 +18,13 @@ NAME = re.compile(r"checkpoint_(\d{6,})_(\w+)")
 
 @dataclass
 class StoredFolder:
-    """The folder of a report in a storage; see `StoredReport`.
+    """The folder of a report in the storage, with checkpoints and their shards.
 
     Attributes:
         filesystem: the storage, as a file system of pyarrow.
         path: the folder in it.
-        is_own: whether an earlier process of the same call reported it.
+        is_own: whether an earlier process of the same call reported it. A restarted run resumes such a report whatever
+            `resume=` of its `Checkpoint` is.
         number: the launcher numbers its reports in order.
         call: the id of the launcher's call that reported it.
     """
@@ -39,6 +40,7 @@ class StoredFolder:
         return PurePosixPath(self.path).name
 
     def manifests(self) -> dict[str, Entry | ValueError]:
+        """Return the manifest of each checkpoint by file name, or its error, without copying the files."""
         manifests = dict[str, Entry | ValueError]()
         for entry in list_entries(self.filesystem, self.path):
             if entry.base_name.endswith(SUFFIX):

@@ -13,7 +13,7 @@ from heliograph import Plugins, Progress, RunResult
 from heliograph.core.distributed.failure import Carried
 from heliograph.spi import describe_error, hosted_by, require, with_article
 
-from ..session import Notice, Session, StoredReport
+from ..session import Notice, Session
 from ..storage import StoredFolder, list_reports, report_name
 from .failures import WorkerFailed, is_secondary
 from .mailbox import (
@@ -58,9 +58,9 @@ class TrainSession:
         self._first = 0  # the number of this process's first report with a folder
         self._orphans: list[StoredFolder] = []
         self._answers: Any = None
-        self._resumable: Sequence[StoredReport] = ()
+        self._resumable: Sequence[StoredFolder] = ()
 
-    def join_search(self, answers: Any, resumable: Sequence[StoredReport]) -> None:
+    def join_search(self, answers: Any, resumable: Sequence[StoredFolder]) -> None:
         """Wait after each report for the search's answer, a queue of Ray, and also resume its reports."""
         self._answers, self._resumable = answers, resumable
         self.is_restart = self.is_restart or bool(resumable)
@@ -88,7 +88,7 @@ class TrainSession:
         answer: Notice | None = None if self._answers is None else self._answers.get()
         return answer or self._channel.commands.stop
 
-    def stored_reports(self) -> list[StoredReport]:
+    def stored_reports(self) -> list[StoredFolder]:
         self._list_once()
         reports = list_reports(*self._storage())
         stored = [

@@ -19,7 +19,8 @@ from heliograph.spi import Host, current_host, hosted_by, known_names, require
 from ..launcher.launcher import RayLauncher
 from ..launcher.mailbox import Reported
 from ..launcher.worker import TrainSession
-from ..session import Notice, Session, StoredReport, current_session
+from ..session import Notice, Session, current_session
+from ..storage import StoredFolder
 from .location import Location, find_resumable, summarize_end
 from .pbt import Tune
 
@@ -82,7 +83,7 @@ class TrialSession:
         exit_notice: the notice that ended a run of this process.
     """
 
-    def __init__(self, reporter: TuneReporter, resumable: Sequence[StoredReport]) -> None:
+    def __init__(self, reporter: TuneReporter, resumable: Sequence[StoredFolder]) -> None:
         self._tune = require("ray.tune", PURPOSE, extra="ray")
         self._reporter, self._resumable = reporter, resumable
         self.is_restart = bool(resumable)
@@ -92,7 +93,7 @@ class TrialSession:
         checkpoint = None if folder is None else self._tune.Checkpoint.from_directory(folder)
         return self._reporter.report(metrics, checkpoint)
 
-    def stored_reports(self) -> Sequence[StoredReport]:
+    def stored_reports(self) -> Sequence[StoredFolder]:
         return self._resumable
 
     def notice(self) -> Notice | None:
@@ -135,7 +136,7 @@ def run_on_workers(
     config: dict[str, Any],
     options: Mapping[str, Any],
     reporter: TuneReporter,
-    resumable: Sequence[StoredReport],
+    resumable: Sequence[StoredFolder],
     location: Location,
 ) -> RunResult | None:
     checkpoint_of = require("ray.tune", PURPOSE, extra="ray").Checkpoint
@@ -153,7 +154,7 @@ def run_on_workers(
     return launcher.run(run_function, fn, config, answers, resumable).result
 
 
-def run_function(fn: Function, config: dict[str, Any], answers: Any, resumable: Sequence[StoredReport]) -> None:
+def run_function(fn: Function, config: dict[str, Any], answers: Any, resumable: Sequence[StoredFolder]) -> None:
     launcher, session = current_host(), current_session()
     assert launcher is not None
     assert isinstance(session, TrainSession)
