@@ -8,39 +8,22 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from heliograph import (
-    BatchEnd,
-    CheckpointLoaded,
-    CheckpointSaved,
-    EpochStart,
-    Lane,
-    Log,
-    NotRecorded,
-    Plugin,
-    Run,
-    RunClosed,
-    TrainEnd,
-    TrainStart,
-    ValidationBatchEnd,
-    ValidationEnd,
-    ValidationStart,
-    on,
-)
+import heliograph as h
 from heliograph.spi import Entry, Store, check_number, on_main, read_manifest
 
-from .session import Notice, Session, StoredReport, current_session
+from .session import Notice, Session, current_session
+from .storage import StoredFolder
 
 Resume = str | Path | None
 logger = logging.getLogger("heliograph")
 EXIT_STATUS = 143  # 128 + SIGTERM
 
 
-class RayReport(Plugin):
+class RayReport(h.Plugin):
     """Report metrics and checkpoints to Ray.
 
     A restarted run resumes from Ray's storage.
@@ -83,11 +66,11 @@ class RayReport(Plugin):
         self._is_due = self._has_checkpoints = self._has_started = self._is_exiting = False
         self._notice: Notice | None = None
 
-    @on(TrainStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @h.on(h.TrainStart, lane=h.Lane.TRANSFORM)
+    def begin(self, run: h.Run, event: h.TrainStart) -> None:
         """Reset, and make Ray's storage the source of checkpoints."""
         if run.report.is_replay:
-            raise NotRecorded("the answers of Ray")
+            raise h.NotRecorded("the answers of Ray")
         self._session = current_session()
         self._reset()
         if self._session is not None:
@@ -99,8 +82,8 @@ class RayReport(Plugin):
         self._has_checkpoints = True
         return fetch_newest(self._session, store, resume)
 
-    @on(EpochStart, TrainEnd)
-    def record_start(self, run: Run, event: EpochStart | TrainEnd) -> None:
+    @h.on(h.EpochStart, h.TrainEnd)
+    def record_start(self, run: h.Run, event: h.EpochStart | h.TrainEnd) -> None:
         """Record the start of the training."""
         if self._session is None or self._has_started:
             return
@@ -109,8 +92,8 @@ class RayReport(Plugin):
         if run.engine.is_main and not self._has_checkpoints:
             run.note("no plugin saves checkpoints: if a worker is lost, the run starts fresh. Add a Checkpoint.")
 
-    @on(EpochStart, BatchEnd)
-    def check(self, run: Run, event: EpochStart | BatchEnd) -> None:
+    @h.on(h.EpochStart, h.BatchEnd)
+    def check(self, run: h.Run, event: h.EpochStart | h.BatchEnd) -> None:
         """Update the progress, send a pending report, and exit if the machine will be taken away."""
         session = self._session
         if session is None:
@@ -118,51 +101,51 @@ class RayReport(Plugin):
         session.update_progress(run.name, run.progress)
         if self._is_due:
             self._report(run)
-        if isinstance(event, BatchEnd):  # EpochStart has no boundary: a save there would create one
+        if isinstance(event, h.BatchEnd):  # EpochStart has no boundary: a save there would create one
             self._request_exit(run, session)
 
-    @on(CheckpointLoaded)
-    def check_again(self, run: Run, event: CheckpointLoaded) -> None:
+    @h.on(h.CheckpointLoaded)
+    def check_again(self, run: h.Run, event: h.CheckpointLoaded) -> None:
         """Repeat the requests after a rollback, which drops the request to save."""
         self._is_exiting = False
         if self._session is not None:
             self._request_exit(run, self._session)
 
-    @on(ValidationStart, ValidationBatchEnd, optional=True)
-    def cut_validation(self, run: Run, event: ValidationStart | ValidationBatchEnd) -> None:
+    @h.on(h.ValidationStart, h.ValidationBatchEnd, optional=True)
+    def cut_validation(self, run: h.Run, event: h.ValidationStart | h.ValidationBatchEnd) -> None:
         """Postpone a validation if the machine will be taken away."""
         if self._session is not None and run.optimizer is not None and (notice := self._session.notice()) is not None:
             run.control.cut_validation(notice.reason, by=notice.by)
 
-    @on(Log, ValidationEnd, lane=Lane.REPORT, optional=True)
-    def collect(self, run: Run, event: Log | ValidationEnd) -> None:
+    @h.on(h.Log, h.ValidationEnd, lane=h.Lane.REPORT, optional=True)
+    def collect(self, run: h.Run, event: h.Log | h.ValidationEnd) -> None:
         """Collect the metrics to report, after all handlers that add to them."""
         if self._session is None or run.optimizer is None:
             return
         self._unreported = {**run.metrics, **event.metrics, "epoch": run.progress.epoch, "step": run.progress.steps}
-        self._is_due = self._is_due or isinstance(event, ValidationEnd) or self._is_log_due(run)
+        self._is_due = self._is_due or isinstance(event, h.ValidationEnd) or self._is_log_due(run)
 
-    @on(CheckpointSaved, lane=Lane.REPORT)
-    def report_checkpoint(self, run: Run, event: CheckpointSaved) -> None:
+    @h.on(h.CheckpointSaved, lane=h.Lane.REPORT)
+    def report_checkpoint(self, run: h.Run, event: h.CheckpointSaved) -> None:
         """Report a checkpoint, with the metrics that it was saved with."""
         if self._session is None:
             return
         if run.engine.world_size > 1 and run.report.has_left_group:
             run.note(f"{event.path} is not in Ray's storage: the process group ended before it was reported")
             return
-        staged, has_all = on_main(run.engine, partial(self._stage, run, event.path))
-        if staged is None:  # a trial cannot resume a file with only weights
+        folder, metrics, has_all = on_main(run.engine, partial(self._stage, run, event.path))
+        if folder is None:  # a trial cannot resume a file with only weights
             return
         try:
-            self._send(run, staged.metrics, staged)
+            self._send(run, metrics, folder if run.engine.is_main else None)
         finally:
             if run.engine.is_main:
-                shutil.rmtree(staged.folder)
+                shutil.rmtree(folder)
         if has_all:
             self._unreported, self._is_due = None, False
 
-    @on(RunClosed, lane=Lane.REPORT)
-    def end(self, run: Run, event: RunClosed) -> None:
+    @h.on(h.RunClosed, lane=h.Lane.REPORT)
+    def end(self, run: h.Run, event: h.RunClosed) -> None:
         """Report the remaining metrics, and record the notice if the run ended because of one."""
         session = self._session
         if session is None or run.optimizer is None:
@@ -178,16 +161,16 @@ class RayReport(Plugin):
         self._unreported, self._reported_at, self._notice = None, -math.inf, None
         self._is_due = self._has_checkpoints = self._has_started = self._is_exiting = False
 
-    def _stage(self, run: Run, path: Path) -> tuple[StagedReport | None, bool]:
+    def _stage(self, run: h.Run, path: Path) -> tuple[Path | None, dict[str, float], bool]:
         if read_manifest(path).weights_only:
-            return None, False
+            return None, {}, False
         best = run.checkpoints.best
         if best is not None and read_manifest(best).weights_only:
             best = None
-        staged = stage_report(run.name, path, best)
-        return staged, self._unreported is not None and contains_all(staged.metrics, self._unreported)
+        folder, metrics = stage_report(run.name, path, best)
+        return folder, metrics, self._unreported is not None and contains_all(metrics, self._unreported)
 
-    def _request_exit(self, run: Run, session: Session) -> None:
+    def _request_exit(self, run: h.Run, session: Session) -> None:
         if self._is_exiting or (notice := session.notice()) is None:
             return
         self._is_exiting, self._notice = True, notice
@@ -195,20 +178,19 @@ class RayReport(Plugin):
         run.control.request_save(notice.reason, by=notice.by, required=True)
         run.control.stop(notice.reason, by=notice.by, required=True)
 
-    def _is_log_due(self, run: Run) -> bool:
+    def _is_log_due(self, run: h.Run) -> bool:
         """Decide by the main rank's clock. A collective."""
         is_late = run.engine.is_main and monotonic() - self._reported_at >= self.interval
         return bool(run.engine.vote([float(is_late)])[0])
 
-    def _report(self, run: Run) -> None:
+    def _report(self, run: h.Run) -> None:
         assert self._unreported is not None
         metrics, self._unreported, self._is_due = self._unreported, None, False
         run.engine.barrier()  # detects a rank that hangs or has failed; Ray would wait for it forever
         self._send(run, metrics)
 
-    def _send(self, run: Run, metrics: dict[str, float], staged: StagedReport | None = None) -> None:
+    def _send(self, run: h.Run, metrics: dict[str, float], folder: Path | None = None) -> None:
         assert self._session is not None
-        folder = staged.folder if staged is not None and run.engine.is_main else None
         with nullcontext() if folder is None else run.engine.writing():
             notice = self._session.report(metrics, folder)
         self._reported_at = monotonic()
@@ -216,32 +198,20 @@ class RayReport(Plugin):
             run.control.stop(notice.reason, by=notice.by)
             self._notice = notice
 
-    def _record_exit(self, run: Run, session: Session) -> None:
+    def _record_exit(self, run: h.Run, session: Session) -> None:
         """Record on every rank the notice that stopped the run, if any. A collective."""
         gathered: list[tuple[Notice | None, bool]] = run.engine.gather_objects((self._notice, self._is_exiting))
         stop = run.control.stop_request
         for notice, is_exiting in gathered:
             if notice is not None and stop is not None and stop.by == notice.by:
-                session.record_exit(notice)
+                session.exit_notice = notice
                 if is_exiting:
                     run.hooks.exit_with(EXIT_STATUS)
                 return
 
 
-@dataclass(frozen=True, slots=True)
-class StagedReport:
-    """A report that is ready to be sent.
-
-    Attributes:
-        folder: holds the files; the caller removes it.
-        metrics: the metrics that the checkpoint was saved with, `epoch` and `step`.
-    """
-
-    folder: Path
-    metrics: dict[str, float]
-
-
-def stage_report(run_name: str, path: Path, best: Path | None) -> StagedReport:
+def stage_report(run_name: str, path: Path, best: Path | None) -> tuple[Path, dict[str, float]]:
+    """Return a folder with the files, which the caller removes, and the metrics that the checkpoint was saved with."""
     store = Store(path.parent, run_name)
     files = _files_of(store, path)
     if best is not None and best != path and best.exists():
@@ -254,7 +224,7 @@ def stage_report(run_name: str, path: Path, best: Path | None) -> StagedReport:
         except OSError:  # the file system has no hard links
             shutil.copyfile(file, folder / name)
     entry = read_manifest(path)
-    return StagedReport(folder, {**entry.metrics, "epoch": entry.progress["epoch"], "step": entry.progress["steps"]})
+    return folder, {**entry.metrics, "epoch": entry.progress["epoch"], "step": entry.progress["steps"]}
 
 
 def contains_all(metrics: Mapping[str, float], subset: Mapping[str, float]) -> bool:
@@ -301,12 +271,12 @@ def fetch_newest(session: Session, store: Store, resume: Resume) -> tuple[Resume
     return resume, notes
 
 
-def _note_damaged(report: StoredReport, error: Exception, notes: list[str]) -> None:
+def _note_damaged(report: StoredFolder, error: Exception, notes: list[str]) -> None:
     notes.append(f"skipped: {report.name} in Ray's storage: {error}")
     logger.warning("resume %s", notes[-1])
 
 
-def _read_manifests(store: Store, report: StoredReport, notes: list[str]) -> tuple[list[Entry], bool]:
+def _read_manifests(store: Store, report: StoredFolder, notes: list[str]) -> tuple[list[Entry], bool]:
     """Return the run's checkpoints in a report, the newest last, and whether all manifests could be read."""
     manifests = report.manifests()
     damaged = [] if manifests else [ValueError("no manifest: its upload was interrupted")]
@@ -338,7 +308,7 @@ def _find_local(store: Store, entry: Entry, notes: list[str]) -> Entry | None:
     return None
 
 
-def _fetch_intact(store: Store, report: StoredReport, entries: Sequence[Entry], notes: list[str]) -> list[Entry]:
+def _fetch_intact(store: Store, report: StoredFolder, entries: Sequence[Entry], notes: list[str]) -> list[Entry]:
     intact = []
     copies = {copy.sha256: copy for copy in store.entries()[0]}
     folder = _empty_folder(store, "fetched")

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from heliograph import Progress
-from heliograph.spi import Entry, current_host
+from heliograph.spi import current_host
+
+from .storage import StoredFolder
 
 LAUNCHER = "launcher"  # `by` of the notices of `RayLauncher` itself
 
@@ -28,32 +30,13 @@ class Notice:
     deadline: float | None = None
 
 
-class StoredReport(Protocol):
-    """The folder of a report in the storage, with checkpoints and their shards.
-
-    Attributes:
-        name: its name in notes.
-        is_own: whether an earlier process of the same call reported it. A restarted run resumes such a report whatever
-            `resume=` of its `Checkpoint` is.
-    """
-
-    name: str
-    is_own: bool
-
-    def manifests(self) -> dict[str, Entry | ValueError]:
-        """Return the manifest of each checkpoint by file name, or its error, without copying the files."""
-
-    def fetch(self, folder: Path) -> None:
-        """Copy all files to a local folder."""
-
-
 class Session(Protocol):
     """Connects a run with the launcher or search that runs it.
 
     Attributes:
         is_restart: whether an earlier process of the same call failed, or had another number of workers. False after
             the program was started again, because that is another call.
-        exit_notice: the notice that ended a run of this process; None without.
+        exit_notice: the notice that ended a run of this process, set on every rank; None without.
     """
 
     is_restart: bool
@@ -66,14 +49,11 @@ class Session(Protocol):
             A notice if the run must stop, on some ranks or on all.
         """
 
-    def stored_reports(self) -> Sequence[StoredReport]:
+    def stored_reports(self) -> Sequence[StoredFolder]:
         """Return the reports that are still stored, newest first; called on the main rank only."""
 
     def notice(self) -> Notice | None:
         """Return a notice if this machine will be taken away; cheap, called for every batch."""
-
-    def record_exit(self, notice: Notice) -> None:
-        """Record, on every rank, that the run ended because of a notice."""
 
     def update_progress(self, run: str, progress: Progress) -> None:
         """Record the progress of the run with this name; cheap, called for every batch."""

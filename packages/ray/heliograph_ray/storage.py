@@ -16,24 +16,35 @@ RECORD = "checkpoint_manager_snapshot.json"  # Ray's
 NAME = re.compile(r"checkpoint_(\d{6,})_(\w+)")
 
 
+@dataclass
 class StoredFolder:
-    """The folder of a report in a storage; see `StoredReport`.
+    """The folder of a report in the storage, with checkpoints and their shards.
 
-    Args:
+    Attributes:
         filesystem: the storage, as a file system of pyarrow.
         path: the folder in it.
-        is_own: whether an earlier process of the same call reported it.
+        is_own: whether an earlier process of the same call reported it. A restarted run resumes such a report whatever
+            `resume=` of its `Checkpoint` is.
+        number: the launcher numbers its reports in order.
+        call: the id of the launcher's call that reported it.
     """
 
-    def __init__(self, filesystem: Any, path: str, *, is_own: bool) -> None:
-        self.name, self.is_own = PurePosixPath(path).name, is_own
-        self._filesystem, self._path = filesystem, path
+    filesystem: Any
+    path: str
+    is_own: bool = False
+    number: int = 0
+    call: str = ""
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.path).name
 
     def manifests(self) -> dict[str, Entry | ValueError]:
+        """Return the manifest of each checkpoint by file name, or its error, without copying the files."""
         manifests = dict[str, Entry | ValueError]()
-        for entry in _entries(self._filesystem, self._path):
+        for entry in list_entries(self.filesystem, self.path):
             if entry.base_name.endswith(SUFFIX):
-                with self._filesystem.open_input_file(entry.path) as file:
+                with self.filesystem.open_input_file(entry.path) as file:
                     try:
                         manifests[entry.base_name] = read_manifest(Path(entry.base_name), source=file)
                     except ValueError as error:
@@ -43,33 +54,19 @@ class StoredFolder:
     def fetch(self, folder: Path) -> None:
         fs = _pyarrow_fs()
         target, local = str(folder.absolute()), fs.LocalFileSystem()
-        fs.copy_files(self._path, target, source_filesystem=self._filesystem, destination_filesystem=local)
-
-
-@dataclass(frozen=True, slots=True)
-class ReportFolder:
-    """The folder of a report, parsed from its name.
-
-    Attributes:
-        filesystem: the storage.
-        path: the folder.
-        number: reports are numbered in order.
-        call: the id of the launcher's call that reported it.
-    """
-
-    filesystem: Any
-    path: str
-    number: int
-    call: str
+        fs.copy_files(self.path, target, source_filesystem=self.filesystem, destination_filesystem=local)
 
 
 def report_name(number: int, call: str) -> str:
     return f"checkpoint_{number:06d}_{call}"
 
 
-def list_reports(filesystem: Any, path: str) -> list[ReportFolder]:
-    matches = [(entry.path, NAME.fullmatch(entry.base_name)) for entry in _entries(filesystem, path)]
-    reports = [ReportFolder(filesystem, path, int(match[1]), match[2]) for path, match in matches if match is not None]
+def list_reports(filesystem: Any, path: str) -> list[StoredFolder]:
+    reports = [
+        StoredFolder(filesystem, entry.path, number=int(match[1]), call=match[2])
+        for entry in list_entries(filesystem, path)
+        if (match := NAME.fullmatch(entry.base_name))
+    ]
     return sorted(reports, key=lambda report: report.number, reverse=True)
 
 
@@ -85,13 +82,9 @@ def check_storage_path(storage_path: str) -> None:
         filesystem.create_dir(path)
         if isinstance(filesystem, fs.LocalFileSystem):
             TemporaryFile(dir=path).close()
-    except ValueError as error:
-        raise ValueError(
-            f"storage_path={storage_path!r} is not a storage: {error}. Pass a folder, or an address such as "
-            f"'s3://bucket/folder'."
-        ) from error
-    except OSError as error:
-        raise OSError(
+    except (OSError, ValueError) as error:
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(
             f"storage_path={storage_path!r} cannot be used: {error}. Pass a writable folder, or an address such as "
             f"'s3://bucket/folder'."
         ) from error
@@ -111,7 +104,7 @@ def repair_record(storage_path: str, name: str) -> str | None:
         return None
     with filesystem.open_input_file(record) as file:
         content = bytes(file.readall())
-    folders = {entry.base_name for entry in _entries(filesystem, f"{path}/{name}")}
+    folders = {entry.base_name for entry in list_entries(filesystem, f"{path}/{name}")}
     try:
         if all(result["checkpoint_dir_name"] in folders for result in json.loads(content)["checkpoint_results"]):
             return None
@@ -121,7 +114,7 @@ def repair_record(storage_path: str, name: str) -> str | None:
     return f"Ray's record of reports in {path}/{name} was damaged; renamed it to {RECORD}.damaged"
 
 
-def _entries(filesystem: Any, path: str) -> list[Any]:
+def list_entries(filesystem: Any, path: str) -> list[Any]:
     return list(filesystem.get_file_info(_pyarrow_fs().FileSelector(path, allow_not_found=True)))
 
 

@@ -72,9 +72,6 @@ class FakeSession:
     def notice(self) -> Notice | None:
         return self.warned
 
-    def record_exit(self, notice: Notice) -> None:
-        self.exit_notice = notice
-
     def update_progress(self, run: str, progress: Progress) -> None:
         self.pulses.append(progress.batches)
 

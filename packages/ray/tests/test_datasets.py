@@ -22,17 +22,16 @@ from heliograph.core.data.source_choice import source_of
 from heliograph.packages.tests.facts import assert_each
 from heliograph_ray.data import loaders
 from heliograph_ray.data import stream as streaming
-from heliograph_ray.data.distributor import (
+from heliograph_ray.data.loaders import RayRows, make_loader
+from heliograph_ray.data.stream import (
     DatasetPass,
-    RowBuffer,
+    RayStream,
     RowDistributor,
     digest,
     make_batcher,
     start_shared_distributor,
     warn_if_full,
 )
-from heliograph_ray.data.loaders import RayRows, make_loader
-from heliograph_ray.data.stream import RayStream
 from heliograph_ray.launcher.failures import is_secondary
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -97,7 +96,7 @@ def stream(dataset: Executed, batch_size: int, *, drop_last: bool = False, **opt
 def read_on(rank: int, ranks: int, loader: RayStream, position: int = 0, epoch: int = 0) -> list[Any]:
     """Return the batches of a rank, whose requests go to a distributor in this process."""
 
-    def start(dataset: Any, engine: Any, *, prefetch: int) -> Any:
+    def start(dataset: Any, engine: Any) -> Any:
         made = RowDistributor(dataset, 1)
         methods = {"read_piece": made.read_piece, "digest_first_row": made.digest_first_row}
         return SimpleNamespace(**{name: SimpleNamespace(remote=method) for name, method in methods.items()})
@@ -247,15 +246,6 @@ def test_what_a_collate_function_draws_is_keyed_by_batch_and_rank() -> None:
     assert torch.get_rng_state().tolist() == state
 
 
-def test_a_row_buffer_is_first_in_first_out() -> None:
-    buffer = RowBuffer()
-    for piece in (None, {"a": np.arange(0)}, {"a": np.arange(3)}, {"a": np.arange(3, 8)}):
-        buffer.add(piece)
-    assert buffer.rows == 8
-    assert [buffer.pop(rows)["a"].tolist() for rows in (2, 4, 9)] == [[0, 1], [2, 3, 4, 5], [6, 7]]
-    assert buffer.rows == 0
-
-
 def rows_of(*sizes: int, names: list[str] | None = None) -> RayRows:
     return RayRows(Executed(*sizes), names, None)
 
@@ -354,7 +344,7 @@ def test_a_stream_is_iterable() -> None:
 
 def test_a_rank_must_be_connected_to_ray() -> None:
     with pytest.raises(RuntimeError, match="not connected to Ray"):
-        start_shared_distributor(Executed(4), h.DeviceEngine("cpu"), prefetch=1)
+        start_shared_distributor(Executed(4), h.DeviceEngine("cpu"))
 
 
 @pytest.mark.parametrize("free", [{}, {"CPU": 0.0}, {"CPU": 1.0}])
@@ -370,7 +360,7 @@ def test_the_main_rank_kills_the_shared_actor(monkeypatch: pytest.MonkeyPatch) -
     killed: list[Any] = []
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "kill", killed.append)
-    monkeypatch.setattr(streaming, "start_shared_distributor", lambda dataset, engine, *, prefetch: f"of {engine.rank}")
+    monkeypatch.setattr(streaming, "start_shared_distributor", lambda dataset, engine: f"of {engine.rank}")
     for rank in range(2):
         engine: Any = SimpleNamespace(is_main=rank == 0, rank=rank)
         source = stream(Executed(8), 2).source(Share(rank, 2), engine, fills_up=True)

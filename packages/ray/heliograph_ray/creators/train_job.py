@@ -7,27 +7,12 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, cast
 
+import heliograph as h
 import torch
-from heliograph import (
-    CheckpointLoaded,
-    EpochEnd,
-    Lane,
-    LastBoundary,
-    LoaderParams,
-    Log,
-    Plugin,
-    Run,
-    RunResult,
-    SavePoint,
-    Trainer,
-    TrainStart,
-    on,
-)
 from heliograph.core.distributed.launcher import child_queue
 from torch.utils.data import IterableDataset
 
-from .parts import CreatedParts, build, load_weights
-from .recipe import Recipe
+from .recipe import CreatedParts, Recipe, build, load_weights
 from .user_functions import make_task, train_pass, validation_data
 
 
@@ -57,7 +42,7 @@ class PassResult:
     state: bytes
 
 
-class StateTransfer(Plugin):
+class StateTransfer(h.Plugin):
     """Resumes a packed state, and sends the new state after each pass and after an interruption.
 
     Args:
@@ -75,31 +60,31 @@ class StateTransfer(Plugin):
         self._samples = 0
         self._is_due = self._has_sent = False
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @h.on(h.TrainStart)
+    def begin(self, run: h.Run, event: h.TrainStart) -> None:
         if self._state is not None:
             run.resume(unpack_state(self._state))
 
-    @on(CheckpointLoaded, lane=Lane.REPORT)
-    def reset_logs(self, run: Run, event: CheckpointLoaded) -> None:
+    @h.on(h.CheckpointLoaded, lane=h.Lane.REPORT)
+    def reset_logs(self, run: h.Run, event: h.CheckpointLoaded) -> None:
         self._logs, self._samples, self._is_due = [], run.progress.samples, False
 
-    @on(EpochEnd)
-    def end_pass(self, run: Run, event: EpochEnd) -> None:
+    @h.on(h.EpochEnd)
+    def end_pass(self, run: h.Run, event: h.EpochEnd) -> None:
         self._request(run, "a pass is done")
 
-    @on(LastBoundary)
-    def end(self, run: Run, event: LastBoundary) -> None:
+    @h.on(h.LastBoundary)
+    def end(self, run: h.Run, event: h.LastBoundary) -> None:
         if run.progress.batch or not self._has_sent:
             self._request(run, "no pass was done at last")
 
-    @on(Log, lane=Lane.REPORT)
-    def collect(self, run: Run, event: Log) -> None:
+    @h.on(h.Log, lane=h.Lane.REPORT)
+    def collect(self, run: h.Run, event: h.Log) -> None:
         self._logs.append((run.progress.samples - self._samples, dict(event.metrics)))
         self._samples = run.progress.samples
 
-    @on(SavePoint, lane=Lane.PERSIST)
-    def send_state(self, run: Run, event: SavePoint) -> None:
+    @h.on(h.SavePoint, lane=h.Lane.PERSIST)
+    def send_state(self, run: h.Run, event: h.SavePoint) -> None:
         if not self._is_due:
             return
         self._is_due, self._has_sent = False, True
@@ -109,7 +94,7 @@ class StateTransfer(Plugin):
             self._send(PassResult(run.progress.epoch, metrics, pack_state(state)))
         self._logs = []
 
-    def _request(self, run: Run, reason: str) -> None:
+    def _request(self, run: h.Run, reason: str) -> None:
         self._is_due = True
         run.control.request_log(reason)
         run.control.request_save(reason, required=True)
@@ -143,13 +128,13 @@ class TrainJob:
     passes: int
 
 
-def train_on_rank(job: TrainJob) -> RunResult:
+def train_on_rank(job: TrainJob) -> h.RunResult:
     queue = child_queue()
     assert queue is not None
     return train(job, queue.put)
 
 
-def train(job: TrainJob, send: Callable[[PassResult], object]) -> RunResult:
+def train(job: TrainJob, send: Callable[[PassResult], object]) -> h.RunResult:
     recipe = job.recipe
     by_function = recipe.train_function is not None
     steps_scheduler = recipe.scheduler_step_freq == "manual" or (by_function and recipe.scheduler_step_freq is None)
@@ -177,7 +162,7 @@ def train(job: TrainJob, send: Callable[[PassResult], object]) -> RunResult:
     return run.result_or_raise()
 
 
-def validate(job: TrainJob) -> RunResult:
+def validate(job: TrainJob) -> h.RunResult:
     recipe = job.recipe
     parts, trainer = _prepare(recipe)
     params = _loader_params(recipe, trainer)
@@ -191,12 +176,12 @@ def validate(job: TrainJob) -> RunResult:
     return trainer.validate(task, data, loader_params=None if isinstance(data, list) else params, name=recipe.name)
 
 
-def _prepare(recipe: Recipe, *plugins: Any) -> tuple[CreatedParts, Trainer]:
+def _prepare(recipe: Recipe, *plugins: Any) -> tuple[CreatedParts, h.Trainer]:
     if recipe.initialization_hook is not None:
         recipe.initialization_hook(recipe.config)
     parts = build(recipe)
     engine = recipe.engine if recipe.engine is None or isinstance(recipe.engine, str) else recipe.engine()
-    trainer = Trainer(plugins, engine=engine, **recipe.options)
+    trainer = h.Trainer(plugins, engine=engine, **recipe.options)
     trainer.plugins.load("rng_capture", seed=recipe.seed)
     made = [] if recipe.plugin_creator is None else recipe.plugin_creator(recipe.config)
     if not isinstance(made, Iterable):
@@ -206,11 +191,11 @@ def _prepare(recipe: Recipe, *plugins: Any) -> tuple[CreatedParts, Trainer]:
     return parts, trainer
 
 
-def _loader_params(recipe: Recipe, trainer: Trainer) -> LoaderParams:
+def _loader_params(recipe: Recipe, trainer: h.Trainer) -> h.LoaderParams:
     ranks, batch_size = trainer.engine.world_size, recipe.batch_size
     if batch_size % ranks:
         raise ValueError(
             f"batch_size={batch_size} is the global batch size, and {ranks} ranks cannot share it equally: pass a "
             f"multiple of {ranks}, such as {max(1, round(batch_size / ranks)) * ranks}."
         )
-    return cast("LoaderParams", {**recipe.dataloader_config, "global_batch_size": batch_size})
+    return cast("h.LoaderParams", {**recipe.dataloader_config, "global_batch_size": batch_size})

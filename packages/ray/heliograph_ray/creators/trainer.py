@@ -18,8 +18,7 @@ from heliograph.core.distributed.launcher import KeptRanks
 from heliograph.core.engines.options import EngineOptions
 from heliograph.spi import LoopEngine, Store, check_number, check_whole_number, membership
 
-from .parts import CreatedParts, by_name, load_weights, make_model, make_optimizer
-from .recipe import Config, Recipe, StepFrequency
+from .recipe import Config, CreatedParts, Recipe, StepFrequency, by_name, load_weights, make_model, make_optimizer
 from .train_job import PassResult, TrainJob, pack_state, train, train_on_rank, unpack_state, validate
 
 logger = logging.getLogger("heliograph")
@@ -92,11 +91,8 @@ class Launcher(Protocol):
         """Call `fn(*args)` on each rank and return the values; pass objects from `child_queue()` to `on_message`."""
 
 
-class KeptLauncher(Protocol):
+class KeptLauncher(Launcher, Protocol):
     """A launcher whose ranks stay alive between calls."""
-
-    def run(self, fn: Callable[..., Any], /, *args: Any, on_message: Callable[[int, Any], object]) -> Sequence[Any]:
-        """Call `fn(*args)` on each rank, as `Launcher.run` does."""
 
     def close(self) -> object:
         """End the ranks; the next call starts new ones."""
@@ -118,8 +114,8 @@ class CreatorTrainer:
     is needed. The functions are pickled: they must be importable, unless the launcher says otherwise.
 
     The processes of the launcher are started by the first call and stay alive for the next ones, until `shutdown()`, an
-    error, or its `idle` seconds without a call. On Ray they are also given up if the cluster has room for more of them,
-    and when this process uses another `RayLauncher`.
+    error, or its `idle` seconds without a call. On Ray they are also given up when this process uses another
+    `RayLauncher`.
 
     Args:
         model_creator: called with the config; returns a module, or a list of several.

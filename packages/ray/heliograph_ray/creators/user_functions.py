@@ -6,18 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from numbers import Real
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from heliograph import LoaderParams, Run, Supervised, Task
+from heliograph import LoaderParams, Run, Supervised, Task, TrainRun
 from heliograph.core.data.loaders import evaluation_loader, params_of_one_process
 from torch import Tensor
 from torch.autograd import Variable
 
-if TYPE_CHECKING:
-    from heliograph import TrainRun
-
-    from .parts import CreatedParts
-    from .recipe import Recipe
+from .recipe import CreatedParts, Recipe
 
 
 def check_numbers(returned: Any, function: str) -> dict[str, Tensor | float]:

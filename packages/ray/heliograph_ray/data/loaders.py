@@ -12,9 +12,10 @@ from heliograph.core.data.source import FactsDataset
 from heliograph.spi import check_whole_number, require
 from torch.utils.data import default_convert
 
-from .distributor import (
+from .stream import (
     PURPOSE,
     Columns,
+    RayStream,
     block_columns,
     concatenate,
     copy_dataset,
@@ -23,7 +24,6 @@ from .distributor import (
     make_batcher,
     select_rows,
 )
-from .stream import RayStream
 
 ALLOWED = ("batch_size", "shuffle", "sampler", "drop_last", "draws_per", "columns", "collate_fn")
 DIGEST_ROWS = 1000  # in the digest of a dataset, evenly spaced

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from uuid import uuid4
 
+from heliograph import RunResult
+
+from ..session import Notice
 from .mailbox import Ended, Envelope, Exited, Failed, Message, ProgressUpdate, Resumed, Started, Value
-
-if TYPE_CHECKING:
-    from heliograph import RunResult
-
-    from ..session import Notice
 
 AttemptKind = Literal["completed", "resized", "lost", "hung", "preempted", "failed"]
 

@@ -8,8 +8,7 @@ import pickle
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Never
 from uuid import uuid4
 
@@ -36,26 +35,14 @@ class RayJob:
     """Runs a call on workers, with retries.
 
     Args:
+        setup: the arguments of the launcher.
         loop: processes the workers' messages.
         tracker: records them.
-        sizes: the allowed numbers of workers.
         start: starts the workers of the attempt with the given id.
-        max_failures: how many lost or hung workers are replaced; -1 for any number.
-        backoff: seconds before the second attempt.
     """
 
-    def __init__(
-        self,
-        loop: DriverLoop,
-        tracker: GroupTracker,
-        sizes: Sizes,
-        start: Callable[[str], Fit],
-        *,
-        max_failures: int,
-        backoff: float,
-    ) -> None:
-        self._loop, self._tracker, self._sizes, self._start = loop, tracker, sizes, start
-        self._max_failures, self._backoff = max_failures, backoff
+    def __init__(self, setup: Setup, loop: DriverLoop, tracker: GroupTracker, start: Callable[[str], Fit]) -> None:
+        self._setup, self._loop, self._tracker, self._start = setup, loop, tracker, start
         self._failures = 0
         self._failures_in_a_row = 0  # without progress in between
         self._batches_done = 0
@@ -70,14 +57,14 @@ class RayJob:
 
     def _run_attempt(self) -> WorkerGroup | None:
         fit = self._start(self._tracker.start_fit())
-        error = self._loop.run_fit(fit, self._sizes)
+        error = self._loop.run_fit(fit, self._setup.sizes)
         group, is_stopping = self._tracker.group, self._loop.is_stopping
         if group is not None and group.is_complete and (is_stopping or not group.exit_notices):
             if error is not None:
                 logger.warning("all ranks had returned when Ray's run failed: %s", error)
             self._tracker.end_fit("completed")
             return group
-        failure = classify_failure(group, explain_start_timeout(error, self._sizes), is_stopping=is_stopping)
+        failure = classify_failure(group, explain_start_timeout(error, self._setup.sizes), is_stopping=is_stopping)
         self._tracker.end_fit(failure.kind, failure.text)
         self._raise_driver_error(failure)
         if fit.is_reused and failure.kind in ("lost", "hung") and not (group is not None and group.has_started):
@@ -95,12 +82,12 @@ class RayJob:
         if failure.kind == "failed":
             _raise(failure)
         self._failures += 1
-        if self._failures > self._max_failures >= 0:
-            _raise(failure, f"heliograph: attempt {number} was the last: max_failures={self._max_failures}")
+        if self._failures > self._setup.max_failures >= 0:
+            _raise(failure, f"heliograph: attempt {number} was the last: max_failures={self._setup.max_failures}")
         batches_done = max(group.batches_done for group in self._tracker.groups)
         self._failures_in_a_row = 1 if batches_done > self._batches_done else self._failures_in_a_row + 1
         self._batches_done = batches_done
-        delay = float(min(MAX_DELAY, self._backoff * 2 ** (self._failures_in_a_row - 1)))
+        delay = float(min(MAX_DELAY, self._setup.backoff * 2 ** (self._failures_in_a_row - 1)))
         outcome = "hung" if failure.kind == "hung" else "was lost"
         logger.warning("attempt %d %s; retrying in %g s: %s", number, outcome, delay, failure.text)
         return delay
@@ -181,23 +168,9 @@ class Setup:
         messages: list[tuple[int, Any]] = []
         on_message = on_message or (lambda *message: messages.append(message))
         tracker = GroupTracker()
-        call = partial(
-            WorkerCall,
-            uuid4().hex,
-            mailbox=channel.mailbox,
-            payload=payload,
-            grace=self.grace,
-            has_own_storage=self.name is None,
-        )
-        job = RayJob(
-            DriverLoop(channel, tracker, self.grace, on_message, on_report, keeps=keeps),
-            tracker,
-            self.sizes,
-            lambda fit: start(call(fit=fit)),
-            max_failures=self.max_failures,
-            backoff=self.backoff,
-        )
-        group = job.run()
+        loop = DriverLoop(channel, tracker, self.grace, on_message, on_report, keeps=keeps)
+        call = WorkerCall(uuid4().hex, "", channel.mailbox, payload, self.grace, has_own_storage=self.name is None)
+        group = RayJob(self, loop, tracker, lambda fit: start(replace(call, fit=fit))).run()
         values = [_value(rank, group.values[rank]) for rank in range(group.world_size)]
         results = [pickle.loads(result) for result in group.results]  # noqa: S301  # from our own workers
         storage = f"{run_config.storage_path}/{run_config.name}"

@@ -12,8 +12,6 @@ from heliograph.spi import require
 
 from ..cluster import START_TIMEOUT
 
-RESIZE_INTERVAL = 60.0  # seconds between two checks for room
-
 FIRST_WARNING = 15.0  # seconds without a worker
 WARNING_INTERVAL = 60.0  # seconds
 logger = logging.getLogger("heliograph")
@@ -26,32 +24,17 @@ class Sizes:
         least: the smallest number.
         most: the largest number.
         resources: the resources of a worker, by name.
-        interval: seconds between two checks for room; 60 if None.
 
     Attributes:
         least: the smallest number.
         asked: the number of workers to request from Ray.
         resources: the nonzero resources of a worker.
-        interval: seconds between two checks for room.
     """
 
-    def __init__(self, least: int, most: int, resources: Mapping[str, float], interval: float | None) -> None:
-        self.least, self._most = least, most
+    def __init__(self, least: int, most: int, resources: Mapping[str, float]) -> None:
+        self.least = least
         self.asked: int | tuple[int, int] = least if least == most else (least, most)
         self.resources = {name: amount for name, amount in resources.items() if amount}
-        self.interval = RESIZE_INTERVAL if interval is None else interval
-
-    def has_room_for_more(self, world_size: int) -> bool:
-        return world_size < self._most and self._count_free() > 0
-
-    def _count_free(self) -> int:
-        if not self.resources:
-            return self._most
-        state = require("ray._private.state", "RayLauncher", extra="ray")
-        return sum(
-            min(int(free.get(name, 0.0) // amount) for name, amount in self.resources.items())
-            for free in state.available_resources_per_node().values()
-        )
 
 
 class StartupMonitor:

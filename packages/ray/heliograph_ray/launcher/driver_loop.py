@@ -29,7 +29,7 @@ OnMessage = Callable[[int, Any], object]
 OnReport = Callable[[Reported], tuple[str, str] | None]
 
 
-class Fit:
+class Fit(threading.Thread):
     """Runs Ray's trainer in a thread: in the main thread, Ray would replace the handler of Ctrl-C and not restore it.
 
     Args:
@@ -41,20 +41,13 @@ class Fit:
     """
 
     def __init__(self, run: Callable[[], object]) -> None:
+        super().__init__(name="heliograph-ray", daemon=True)
         self.is_reused = False
         self.error: BaseException | None = None
         self._function = run
-        self._thread = threading.Thread(target=self._run, name="heliograph-ray", daemon=True)
-        self._thread.start()
+        self.start()
 
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             self._function()
         except BaseException as error:  # noqa: BLE001  # read by the driver loop
@@ -118,14 +111,14 @@ class DriverLoop:
 
     def run_fit(self, fit: Fit, sizes: Sizes) -> BaseException | None:
         monitor, is_served = StartupMonitor(sizes), False
-        while fit.is_alive and not is_served and not self._is_late():
+        while fit.is_alive() and not is_served and not self._is_late():
             self._process(self._channel.receive(INTERVAL))
             is_served = self._is_served()
             if self._tracker.group is None:
                 self._call(monitor.check)
         if is_served:
             return None
-        if not fit.is_alive:
+        if not fit.is_alive():
             self._process(self._channel.receive(0))
             return fit.error
         self._channel.close()  # ends the workers, and with them Ray's run

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from heliograph import RankFailed
 from heliograph.core.distributed.failure import ProcessFailure
 from heliograph.spi import describe_error, error_chain, is_broken_collective, require
 
-if TYPE_CHECKING:
-    from .attempts import WorkerGroup
+from .attempts import WorkerGroup
 
 Kind = Literal["lost", "hung", "preempted", "failed"]
 # Ray's errors for a lost process or a lost object
@@ -24,12 +23,9 @@ SENTENCE_END = re.compile(r"(?<=\.)\s")
 class WorkerFailed(RuntimeError):  # noqa: N818  # for Ray; the caller has the error itself
     """The function raised on a worker."""
 
-    def __init__(self, rank: int, name: str) -> None:
-        super().__init__(rank, name)  # as given, so that it can be pickled
-        self.rank, self.name = rank, name
-
     def __str__(self) -> str:
-        return f"rank {self.rank} failed with {self.name}, which RayLauncher.run raises"
+        rank, name = self.args  # as given, so that it can be pickled
+        return f"rank {rank} failed with {name}, which RayLauncher.run raises"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -24,9 +23,9 @@ from .worker import serve_calls
 class KeptWorkers:
     """Workers that stay alive between calls; the first call starts them.
 
-    They end when a call fails, when the cluster has room for more workers, after `idle` seconds without a call, when
-    this process starts other workers, on `close`, and when this process ends. The next call replaces workers of a lost
-    machine. A cluster that was started for them ends on `close`, on a failure, or with this process.
+    They end when a call fails, after `idle` seconds without a call, when this process starts other workers, on `close`,
+    and when this process ends. The next call replaces workers of a lost machine. A cluster that was started for them
+    ends on `close`, on a failure, or with this process.
 
     Args:
         setup: the arguments of their launcher.
@@ -42,8 +41,7 @@ class KeptWorkers:
         self._run_config: Any = None
         self._channel: DriverChannel | None = None
         self._fit: Fit | None = None
-        self._fit_id, self._world_size = "", 0
-        self._checked = 0.0  # time of the last check for room, or of the start
+        self._fit_id = ""
 
     def run(
         self,
@@ -84,7 +82,7 @@ class KeptWorkers:
                 self._lock.release()
 
     def _run(self, payload: bytes, on_message: Callable[[int, Any], object] | None) -> RayValues:
-        if self._fit is not None and (self._is_lost() or not self._fit.is_alive or self._is_outgrown()):
+        if self._fit is not None and (self._is_lost() or not self._fit.is_alive()):
             self._end_workers()
         if self._fit is None:
             self._run_config = self._run_config or self._setup.new_run_config()
@@ -97,28 +95,20 @@ class KeptWorkers:
         with environment(self._setup.variables):
             values = self._setup.run(channel, payload, self._run_config, self._start, on_message, keeps=True)
         channel.assign(self._fit_id, None)
-        self._world_size = len(values)
         return values
 
     def _is_lost(self) -> bool:
         """Return whether this process has disconnected from the cluster: any call of Ray would then start a new one."""
         return connected_address() != self._cluster
 
-    def _is_outgrown(self) -> bool:
-        sizes = self._setup.sizes
-        if monotonic() < self._checked + sizes.interval:
-            return False
-        self._checked = monotonic()
-        return sizes.has_room_for_more(self._world_size)
-
     def _start(self, call: WorkerCall) -> Fit:
         channel = self._channel
         assert channel is not None
-        if self._fit is not None and self._fit.is_alive:
+        if self._fit is not None and self._fit.is_alive():
             channel.assign(self._fit_id, call)
             self._fit.is_reused = True
             return self._fit
-        self._fit_id, self._checked = uuid4().hex, monotonic()
+        self._fit_id = uuid4().hex
         channel.assign(self._fit_id, call)
         function = partial(serve_calls, channel.mailbox, self._fit_id)
         self._fit = Fit(self._setup.trainer(function, self._run_config).fit)
@@ -127,7 +117,7 @@ class KeptWorkers:
     def _end_workers(self, *, at_once: bool = False) -> None:
         fit, channel = self._fit, self._channel
         self._fit = self._channel = None
-        if channel is None or fit is None or not (fit.is_alive or at_once):
+        if channel is None or fit is None or not (fit.is_alive() or at_once):
             return
         if self._is_lost():
             fit.join(END_TIMEOUT)  # about one in ten never returns from Ray's `get`

@@ -117,7 +117,7 @@ class RayLauncher:
         self._setup = Setup(
             address=address,
             variables={name: str(seconds) for name, seconds in variables.items() if seconds is not None},
-            sizes=Sizes(least, most, resources, resize_interval),
+            sizes=Sizes(least, most, resources),
             scaling=scaling,
             run_config=partial(train.RunConfig, **run_options),
             name=name,

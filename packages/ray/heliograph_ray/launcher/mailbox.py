@@ -9,17 +9,15 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from heliograph.core.distributed.failure import Carried
 from heliograph.spi import require
 
 from ..session import Notice
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 INTERVAL = 0.5  # seconds between two exchanges with the mailbox while there is nothing to send
 RELEASE_INTERVAL = 0.1  # the same while a failed worker waits for its release

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
-from heliograph import Progress
+from heliograph import Plugins, Progress, RunResult
 from heliograph.core.distributed.failure import Carried
 from heliograph.spi import describe_error, hosted_by, require, with_article
 
-from ..session import Notice
-from ..storage import ReportFolder, StoredFolder, list_reports, report_name
+from ..session import Notice, Session
+from ..storage import StoredFolder, list_reports, report_name
 from .failures import WorkerFailed, is_secondary
 from .mailbox import (
     Ended,
@@ -27,15 +29,6 @@ from .mailbox import (
     WorkerCall,
     WorkerChannel,
 )
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from heliograph import Plugins, RunResult
-
-    from ..session import Session
-    from .mailbox import WorkerChannel
-
 
 PURPOSE = "RayLauncher"
 
@@ -61,15 +54,26 @@ class TrainSession:
         self._has_own_storage = has_own_storage
         self.exit_notice: Notice | None = None
         self._is_main = self._context.get_world_rank() == 0
-        self._number: int | None = None  # of the next report with a folder, on the main rank
+        self._number = 0  # of the next report with a folder, on the main rank; 0 until the storage was read
         self._first = 0  # the number of this process's first report with a folder
-        self._orphans: list[ReportFolder] = []
+        self._orphans: list[StoredFolder] = []
+        self._answers: Any = None
+        self._resumable: Sequence[StoredFolder] = ()
+
+    def join_search(self, answers: Any, resumable: Sequence[StoredFolder]) -> None:
+        """Wait after each report for the search's answer, a queue of Ray, and also resume its reports."""
+        self._answers, self._resumable = answers, resumable
+        self.is_restart = self.is_restart or bool(resumable)
+        if self._is_main:
+            answers.get_nowait_batch(answers.qsize())  # of an earlier attempt
 
     def report(self, metrics: dict[str, float], folder: Path | None) -> Notice | None:
         checkpoint, name = None, None
         if folder is not None:
             checkpoint = self._train.Checkpoint.from_directory(folder.absolute())
-            name = report_name(self._next_number(), self._call)
+            self._list_once()
+            name = report_name(self._number, self._call)
+            self._number += 1
         try:
             self._train.report(metrics, checkpoint=checkpoint, checkpoint_dir_name=name)
         except OSError as error:
@@ -81,18 +85,18 @@ class TrainSession:
         if path is not None:
             self._remove_orphans()
         self._channel.send(Reported(metrics, path))
-        return self._channel.commands.stop
+        answer: Notice | None = None if self._answers is None else self._answers.get()
+        return answer or self._channel.commands.stop
 
     def stored_reports(self) -> list[StoredFolder]:
         self._list_once()
         reports = list_reports(*self._storage())
-        return [
-            StoredFolder(
-                report.filesystem, report.path, is_own=report.call == self._call and report.number < self._first
-            )
+        stored = [
+            replace(report, is_own=report.call == self._call and report.number < self._first)
             for report in reports
             if report.call == self._call or not self._has_own_storage
         ]
+        return [*stored, *self._resumable]
 
     def notice(self) -> Notice | None:
         info = self._preemption.preemption_info
@@ -101,9 +105,6 @@ class TrainSession:
         ranks = ", ".join(map(str, info.preempted_ranks))
         deadline = None if info.deadline_ms is None else info.deadline_ms / 1000
         return Notice("ray", f"the machine of rank {ranks} will be taken away", deadline)
-
-    def record_exit(self, notice: Notice) -> None:
-        self.exit_notice = notice
 
     def update_progress(self, run: str, progress: Progress) -> None:
         if self._is_main:
@@ -117,19 +118,13 @@ class TrainSession:
         return storage.storage_filesystem, storage.experiment_fs_path
 
     def _list_once(self) -> None:
-        if self._number is None:
+        if self._number == 0:
             reports = list_reports(*self._storage())
             self._number = self._first = 1 + max((report.number for report in reports), default=0)
             ours = [report for report in reports if report.call == self._call]
             reported = self._train.get_all_reported_checkpoints() if ours else []
             registered = {Path(stored.checkpoint.path).name for stored in reported}
-            self._orphans = [report for report in ours if Path(report.path).name not in registered]
-
-    def _next_number(self) -> int:
-        self._list_once()
-        assert self._number is not None
-        self._number += 1
-        return self._number - 1
+            self._orphans = [report for report in ours if report.name not in registered]
 
     def _remove_orphans(self) -> None:
         while self._orphans:
@@ -175,18 +170,14 @@ class RayHost:
 
 
 def serve_calls(mailbox: Any, fit: str) -> None:
-    done: str | None = ""
-    while done is not None:
-        done = _serve_next(mailbox, fit, done)
-
-
-def _serve_next(mailbox: Any, fit: str, done: str) -> str | None:
     ray = require("ray", "RayLauncher", extra="ray")
-    reference = ray.get(mailbox.next_call.remote(fit, done))
-    if reference is None:
-        return None
-    call: WorkerCall = ray.get(reference[0])
-    return call.fit if run_worker(call) else None
+    done = ""
+    while (reference := ray.get(mailbox.next_call.remote(fit, done))) is not None:
+        call: WorkerCall = ray.get(reference[0])
+        if not run_worker(call):
+            return
+        done = call.fit
+        del call, reference  # release the memory of the arguments
 
 
 def run_worker(call: WorkerCall) -> bool:

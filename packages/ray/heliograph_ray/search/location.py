@@ -6,14 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from heliograph import RunResult
 from heliograph.spi import Entry, describe_error, require
 
-from ..storage import StoredFolder, absolute_path
-
-if TYPE_CHECKING:
-    from heliograph import RunResult
+from ..storage import StoredFolder, absolute_path, list_entries
 
 NAME = "heliograph.json"
 DEFAULT = "~/ray_results"  # Ray's own default
@@ -57,9 +55,7 @@ class Location:
         return data
 
     def has_state(self) -> bool:
-        filesystem, folder = self.open_storage()
-        selector = require("pyarrow.fs", "Ray's storage", extra="ray").FileSelector(folder, allow_not_found=True)
-        return any(file.base_name.startswith(STATE) for file in filesystem.get_file_info(selector))
+        return any(file.base_name.startswith(STATE) for file in list_entries(*self.open_storage()))
 
     def open_storage(self) -> tuple[Any, str]:
         filesystem, folder = require("pyarrow.fs", "Ray's storage", extra="ray").FileSystem.from_uri(self.path)
@@ -111,8 +107,7 @@ def find_resumable(checkpoint: Any, location: Location) -> list[StoredFolder]:
 
 
 def _folders(filesystem: Any, path: str) -> Iterator[tuple[str, StoredFolder]]:
-    selector = require("pyarrow.fs", "Ray's storage", extra="ray").FileSelector(path, allow_not_found=True)
-    for info in filesystem.get_file_info(selector):
+    for info in list_entries(filesystem, path):
         if info.base_name.startswith(PREFIX):
             yield info.base_name, StoredFolder(filesystem, info.path, is_own=True)
 

@@ -184,7 +184,7 @@ def _best_stored(checkpoints: list[tuple[Any, dict[str, Any]]], metric: str, mod
     if not checkpoints:
         return None
     checkpoint, _ = min(checkpoints, key=order)
-    return StoredFolder(checkpoint.filesystem, checkpoint.path, is_own=False)
+    return StoredFolder(checkpoint.filesystem, checkpoint.path)
 
 
 def _score(value: float | None, mode: str) -> float:

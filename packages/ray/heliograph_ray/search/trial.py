@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import threading
@@ -10,25 +9,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import mkdtemp
+from typing import Any
 
-from heliograph import Progress
+from heliograph import Plugins, Progress, RunResult
 from heliograph.core.distributed.failure import Carried
-from heliograph.spi import current_host, hosted_by, known_names, require
+from heliograph.spi import Host, current_host, hosted_by, known_names, require
 
 from ..launcher.launcher import RayLauncher
-from ..session import Notice, Session, StoredReport, current_session
+from ..launcher.mailbox import Reported
+from ..launcher.worker import TrainSession
+from ..session import Notice, Session, current_session
+from ..storage import StoredFolder
 from .location import Location, find_resumable, summarize_end
 from .pbt import Tune
-
-if TYPE_CHECKING:
-    from heliograph import Plugins, RunResult
-    from heliograph.spi import Host
-
-    from ..launcher.mailbox import Reported
-    from ..session import Session, StoredReport
-    from .location import Location
-
 
 PURPOSE = "heliograph_ray.tune"
 BY = "tune"
@@ -89,7 +83,7 @@ class TrialSession:
         exit_notice: the notice that ended a run of this process.
     """
 
-    def __init__(self, reporter: TuneReporter, resumable: Sequence[StoredReport]) -> None:
+    def __init__(self, reporter: TuneReporter, resumable: Sequence[StoredFolder]) -> None:
         self._tune = require("ray.tune", PURPOSE, extra="ray")
         self._reporter, self._resumable = reporter, resumable
         self.is_restart = bool(resumable)
@@ -99,14 +93,11 @@ class TrialSession:
         checkpoint = None if folder is None else self._tune.Checkpoint.from_directory(folder)
         return self._reporter.report(metrics, checkpoint)
 
-    def stored_reports(self) -> Sequence[StoredReport]:
+    def stored_reports(self) -> Sequence[StoredFolder]:
         return self._resumable
 
     def notice(self) -> Notice | None:
         return None
-
-    def record_exit(self, notice: Notice) -> None:
-        self.exit_notice = notice
 
     def update_progress(self, run: str, progress: Progress) -> None: ...
 
@@ -140,43 +131,22 @@ class TrialHost:
 Function = Callable[[dict[str, Any]], object]
 
 
-class ReportAnswers:
-    """An actor that keeps Tune's answer to each report."""
-
-    def __init__(self) -> None:
-        self._answers: list[Notice | None] = []
-        self._added = asyncio.Condition()
-
-    async def add(self, answer: Notice | None) -> None:
-        async with self._added:
-            self._answers.append(answer)
-            self._added.notify_all()
-
-    async def count(self) -> int:
-        return len(self._answers)
-
-    async def wait_for(self, number: int) -> Notice | None:
-        async with self._added:
-            await self._added.wait_for(lambda: len(self._answers) > number)
-        return self._answers[number]
-
-
 def run_on_workers(
     fn: Function,
     config: dict[str, Any],
     options: Mapping[str, Any],
     reporter: TuneReporter,
-    resumable: Sequence[StoredReport],
+    resumable: Sequence[StoredFolder],
     location: Location,
 ) -> RunResult | None:
     checkpoint_of = require("ray.tune", PURPOSE, extra="ray").Checkpoint
-    answers = require("ray", PURPOSE, extra="ray").remote(num_cpus=0)(ReportAnswers).remote()
+    answers = require("ray.util.queue", PURPOSE, extra="ray").Queue(actor_options={"num_cpus": 0})
     filesystem, _ = location.open_storage()
 
     def forward(reported: Reported) -> tuple[str, str] | None:
         checkpoint = None if reported.path is None else checkpoint_of(reported.path, filesystem)
         stop = reporter.report(reported.metrics, checkpoint)
-        answers.add.remote(stop)
+        answers.put(stop)
         return None if stop is None else (stop.by, stop.reason)
 
     launcher = RayLauncher(**options, storage_path=location.path, keep=1)  # Tune has a copy of its own
@@ -184,12 +154,12 @@ def run_on_workers(
     return launcher.run(run_function, fn, config, answers, resumable).result
 
 
-def run_function(fn: Function, config: dict[str, Any], answers: Any, resumable: Sequence[StoredReport]) -> None:
-    launcher_host, launcher_session = current_host(), current_session()
-    assert launcher_host is not None
-    assert launcher_session is not None
-    host = WorkerHost(WorkerSession(launcher_session, answers, resumable), launcher_host)
-    with hosted_by(host), ignore_stop(host.session):
+def run_function(fn: Function, config: dict[str, Any], answers: Any, resumable: Sequence[StoredFolder]) -> None:
+    launcher, session = current_host(), current_session()
+    assert launcher is not None
+    assert isinstance(session, TrainSession)
+    session.join_search(answers, resumable)
+    with hosted_by(WorkerHost(session, launcher)), ignore_stop(session):
         fn(config)
 
 
@@ -200,48 +170,6 @@ class WorkerHost(TrialHost):
 
     def ended(self, result: RunResult) -> None:
         self._launcher.ended(result)
-
-
-class WorkerSession:
-    """Connects a run on a worker of a trial with the launcher, and through it with Tune.
-
-    Args:
-        launcher: the launcher's session.
-        answers: the handle of `ReportAnswers`.
-        resumable: the reports that the trial may resume, newest first.
-    """
-
-    def __init__(self, launcher: Session, answers: Any, resumable: Sequence[StoredReport]) -> None:
-        self._ray = require("ray", PURPOSE, extra="ray")
-        self._is_main = require("ray.train", PURPOSE, extra="ray").get_context().get_world_rank() == 0
-        self._launcher, self._answers, self._resumable = launcher, answers, resumable
-        self._reported: int = self._ray.get(answers.count.remote()) if self._is_main else 0
-        self.is_restart = launcher.is_restart or bool(resumable)
-        self.exit_notice: Notice | None = None
-
-    def report(self, metrics: dict[str, float], folder: Path | None) -> Notice | None:
-        stop = self._launcher.report(metrics, folder)
-        if not self._is_main:
-            return stop
-        answer: Notice | None = self._ray.get(self._answers.wait_for.remote(self._reported))
-        self._reported += 1
-        return answer or stop
-
-    def stored_reports(self) -> Sequence[StoredReport]:
-        return [*self._launcher.stored_reports(), *self._resumable]
-
-    def notice(self) -> Notice | None:
-        return self._launcher.notice()
-
-    def record_exit(self, notice: Notice) -> None:
-        self.exit_notice = notice
-        self._launcher.record_exit(notice)
-
-    def update_progress(self, run: str, progress: Progress) -> None:
-        self._launcher.update_progress(run, progress)
-
-    def record_start(self, run: str, progress: Progress, path: Path | None) -> None:
-        self._launcher.record_start(run, progress, path)
 
 
 CLOSE_TIMEOUT = 600.0  # seconds that the last runs have to close; Ray gives the others the same
@@ -316,7 +244,7 @@ def run_trial(plan: Plan, config: dict[str, Any]) -> None:
     ray_tune = require("ray.tune", PURPOSE, extra="ray")
     location = plan.location.subfolder(Path(ray_tune.get_context().get_trial_dir()).name)
     resumable = find_resumable(ray_tune.get_checkpoint(), location)
-    _enter_folder()
+    os.chdir(mkdtemp(prefix="run_", dir="."))  # the trial must resume from the storage, not from files of a process
     reporter, result, error = TuneReporter(plan.metric), None, None
     try:
         if plan.workers is None:
@@ -335,15 +263,6 @@ def run_trial(plan: Plan, config: dict[str, Any]) -> None:
         location.write(summarize_end(result, error))
     if reporter.stop is not None:
         raise SystemExit(0)  # the exit that the reporter caught: Tune expects no more reports
-
-
-# A trial must resume from the storage only, not from files of a previous process.
-def _enter_folder() -> None:
-    number = 1
-    while (folder := Path(f"run_{number}")).exists():
-        number += 1
-    folder.mkdir()
-    os.chdir(folder)
 
 
 def close_callback() -> Any:

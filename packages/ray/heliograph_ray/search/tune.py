@@ -99,10 +99,15 @@ def tune(
     ray_tune = require("ray.tune", PURPOSE, extra="ray")
     monitor = Monitor(metric, mode)
     _check(fn, space, resume, name)
-    limits = {"max_concurrent": max_concurrent, "keep": keep}
-    _check_counts(num_workers=num_workers, num_samples=num_samples)
-    _check_counts(**{name: number for name, number in limits.items() if number is not None})
-    workers = _workers(num_workers, use_gpu=use_gpu, resources=resources_per_worker, max_failures=max_failures)
+    check_whole_number("num_workers", num_workers, at_least=1)
+    check_whole_number("num_samples", num_samples, at_least=1)
+    for option, number in (("max_concurrent", max_concurrent), ("keep", keep)):
+        if number is not None:
+            check_whole_number(option, number, at_least=1)
+    launcher: dict[str, Any] = {"num_workers": num_workers, "use_gpu": use_gpu, "max_failures": max_failures}
+    launcher["resources_per_worker"] = resources_per_worker
+    RayLauncher(**launcher)  # checks its arguments before anything starts
+    workers = launcher if num_workers > 1 or max_failures else None
     location = search_location(storage_path, name or f"heliograph-{uuid4().hex[:12]}")
     worker_resources = dict(resources_per_worker or ({"GPU": 1} if use_gpu else {"CPU": 1}))
     plan = Plan(fn, metric, location, workers, worker_resources if workers is None else MINIMAL_RESOURCES)
@@ -126,15 +131,6 @@ def tune(
         raise KeyboardInterrupt  # Tune caught it, to stop the trials
     _log_failures(search)
     return search
-
-
-def _workers(
-    num_workers: int, *, use_gpu: bool, resources: Mapping[str, float] | None, max_failures: int
-) -> dict[str, Any] | None:
-    options: dict[str, Any] = {"num_workers": num_workers, "use_gpu": use_gpu, "max_failures": max_failures}
-    options["resources_per_worker"] = resources
-    RayLauncher(**options)  # checks its arguments before anything starts
-    return options if num_workers > 1 or max_failures else None
 
 
 def _new(plan: Plan, space: dict[str, Any], monitor: Monitor, keep: int | None, options: dict[str, Any]) -> Any:
@@ -196,8 +192,3 @@ def _check(fn: Any, space: Any, resume: Any, name: Any) -> None:
         raise ValueError(f"resume is None or 'auto', got {resume!r}.")
     if resume == "auto" and name is None:
         raise ValueError("resume='auto' needs the name= of the search.")
-
-
-def _check_counts(**counts: Any) -> None:
-    for name, number in counts.items():
-        check_whole_number(name, number, at_least=1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from heliograph.packages.ray.tests.creators import creators
 from heliograph.packages.ray.tests.creators.creators import make, weights
-from heliograph_ray.creators.parts import seeded
+from heliograph_ray.creators.recipe import create_seeded
 from heliograph_ray.creators.train_job import average_metrics
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
@@ -21,10 +21,8 @@ STEPPED = {"scheduler_creator": creators.scheduler, "config": {"dropout": 0.2}}
 def fitted(*, epochs: int, frequency: Any) -> tuple[Tensor, h.RunResult]:
     """Train without a `CreatorTrainer`."""
     seed, config = 6691, {"lr": 0.1, "dropout": 0.2}
-    with seeded(seed):
-        train, _ = creators.data(config)
-    with seeded(seed):
-        model = creators.model(config)
+    train, _ = create_seeded(seed, creators.data, config)
+    model = create_seeded(seed, creators.model, config)
     optimizer = creators.optimizer(model, config)
     plugins = [h.RNGCapture(seed), h.LearningRate(frequency), h.LogSchedule(h.Every(epochs=1))]
     result = h.Trainer(plugins, use_cpu=True).fit(

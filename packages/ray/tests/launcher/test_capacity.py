@@ -13,35 +13,13 @@ from ray.train import ControllerError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
 
-@pytest.fixture
-def machines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
-    """Return the free resources of machines, by name, for each machine."""
-    free: list[dict[str, float]] = []
-    state = SimpleNamespace(available_resources_per_node=lambda: dict(enumerate(free)))
-    monkeypatch.setattr(capacity, "require", lambda *args, **kwargs: state)
-    return free
-
-
 def test_a_range_is_asked_for_unless_there_is_one_number() -> None:
-    assert Sizes(2, 8, {"CPU": 1.0}, None).asked == (2, 8)
-    assert Sizes(4, 4, {"CPU": 1.0}, None).asked == 4
-
-
-def test_one_more_worker_has_to_fit_on_a_machine(machines: list[dict[str, float]]) -> None:
-    several = Sizes(1, 8, {"CPU": 2.0, "GPU": 1.0, "memory": 0.0}, 10.0)
-    machines += [{"CPU": 1.0, "GPU": 4.0}, {"CPU": 64.0}]
-    assert not several.has_room_for_more(2)
-    machines.append({"CPU": 3.0, "GPU": 1.0})
-    assert several.has_room_for_more(2)
-    assert not several.has_room_for_more(8)
-
-
-def test_workers_that_take_nothing_always_fit() -> None:
-    assert Sizes(1, 4, {"CPU": 0.0}, 10.0).has_room_for_more(2)
+    assert Sizes(2, 8, {"CPU": 1.0}).asked == (2, 8)
+    assert Sizes(4, 4, {"CPU": 1.0}).asked == 4
 
 
 THERE = {"CPU": 2.0, "memory": 4e9, "object_store_memory": 1e9, "node:192.0.2.2": 1.0, "GPU": 1.0}
-UNICORNS = Sizes(1, 2, {"unicorn": 1.0, "CPU": 0.0}, None)
+UNICORNS = Sizes(1, 2, {"unicorn": 1.0, "CPU": 0.0})
 LINE = "unicorn: 0 of 0 free"
 
 

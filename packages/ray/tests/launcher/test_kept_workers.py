@@ -16,7 +16,6 @@ from heliograph.core.system.errors import RankFailed
 from heliograph.packages.ray.tests.launcher.test_ray_job import FakeDriverChannel
 from heliograph_ray import RayLauncher, cluster
 from heliograph_ray.launcher import calls, kept
-from heliograph_ray.launcher.capacity import Sizes
 from heliograph_ray.launcher.failures import WorkerFailed
 from heliograph_ray.launcher.kept import KeptWorkers
 from heliograph_ray.launcher.mailbox import Envelope, Failed, QueueItem, Started, Value, WorkerCall
@@ -244,23 +243,6 @@ def test_workers_that_are_lost_before_their_first_call_are_a_failure(
     monkeypatch.setattr(kept, "DriverChannel", lose)
     with pytest.raises(RankFailed, match="1 died: no heartbeat"):
         workers.run(max, 1, 2)
-
-
-def test_if_there_is_room_for_more_others_are_started(
-    mailboxes: list[FakeMailbox], connected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free, now = {60.0: 0, 125.0: 1, 190.0: 0}, 0.0
-    monkeypatch.setattr(Sizes, "_count_free", lambda self: free.pop(now))
-    monkeypatch.setattr(kept, "monotonic", lambda: now)
-    workers = RayLauncher((1, 4), storage_path=tmp_path).keep_ranks()
-    served = []
-    for each in (0.0, 10.0, 60.0, 70.0, 125.0, 130.0, 190.0):
-        now = each
-        served += [number for number, _ in workers.run(max, 1, 2)[:1]]
-    assert served == [1, 1, 1, 1, 2, 2, 2]  # there was room at 125; a minute after a check there is another
-    assert free == {}
-    assert {each.asked for each in FakeTrainer.made} == {(1, 4)}
-    workers.close()
 
 
 def test_without_a_call_for_a_while_they_end_and_the_cluster_stays(

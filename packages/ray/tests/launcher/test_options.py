@@ -114,7 +114,7 @@ def test_a_storage_that_cannot_be_used_is_refused_before_anything_starts(tmp_pat
     for path in (tmp_path / "file", Path("/proc/nothing")):
         with pytest.raises(OSError, match=re.escape(f"storage_path='{path}' cannot be")):
             RayLauncher(1, storage_path=path).run(len, [])
-    with pytest.raises(ValueError, match=re.escape("'nosuch://x/y' is not a")):
+    with pytest.raises(ValueError, match=re.escape("'nosuch://x/y' cannot be")):
         RayLauncher(1, storage_path="nosuch://x/y").run(len, [])
 
 

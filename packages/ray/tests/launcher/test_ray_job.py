@@ -17,7 +17,7 @@ from heliograph.core.system.errors import RankFailed
 from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph_ray.launcher import capacity, driver_loop
 from heliograph_ray.launcher.attempts import Attempt, GroupTracker, summarize_attempts
-from heliograph_ray.launcher.calls import RayJob
+from heliograph_ray.launcher.calls import RayJob, Setup
 from heliograph_ray.launcher.capacity import Sizes
 from heliograph_ray.launcher.driver_loop import DriverLoop, Fit
 from heliograph_ray.launcher.failures import WorkerFailed, is_secondary
@@ -110,14 +110,12 @@ class Story:
             keeps=options.get("keeps", False),
         )
         self.loop.pause = self.pauses.append  # type: ignore[method-assign, assignment]
-        self._job = RayJob(
-            self.loop,
-            self.tracker,
-            Sizes(1, 2, {"CPU": 1.0}, None),
-            self._start,
+        setup = SimpleNamespace(
+            sizes=Sizes(1, 2, {"CPU": 1.0}),
             max_failures=options.get("max_failures", 0),
             backoff=options.get("backoff", 1.0),
         )
+        self._job = RayJob(cast("Setup", setup), self.loop, self.tracker, self._start)
 
     def run(self) -> list[bytes]:
         """Run the job; return the values."""

@@ -63,7 +63,7 @@ def test_a_cluster_that_was_started_for_them_ends_with_them(tmp_path: Path, monk
     ray.shutdown()
     noticed = threading.Event()
     assert workers._fit is not None
-    workers._fit._thread.name = "of an ended cluster"  # Ray may leave it in its `get` for good
+    workers._fit.name = "of an ended cluster"  # Ray may leave it in its `get` for good
     workers._fit = Fit(noticed.wait)  # as on a busy machine, where Ray's run outlives the connection for a while
     with monkeypatch.context() as patch:
         patch.setattr(kept, "END_TIMEOUT", 0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +34,6 @@ from heliograph_ray.search.location import Location, find_resumable, search_loca
 from heliograph_ray.search.results import Search, Trial, _best_stored, _error, _is_reported, tune_results
 from heliograph_ray.search.trial import (
     STOPPED,
-    ReportAnswers,
     TrialFailed,
     TrialHost,
     TrialSession,
@@ -228,17 +226,6 @@ def test_a_folder_without_an_intact_manifest_comes_last(tmp_path: Path, tuned: C
     (tmp_path / "search" / "checkpoint_000001" / "run_epoch_2_iter_6.pth").write_text("{")
     found = find_resumable(None, Location(str(tmp_path), "search"))
     assert [each.name[-1] for each in found] == ["0", "1"]
-
-
-def test_answers_are_kept_until_they_are_asked_for() -> None:
-    async def talk() -> tuple[Notice | None, Notice | None, int]:
-        answers, stop = ReportAnswers(), Notice("tune", STOPPED)
-        second = asyncio.create_task(answers.wait_for(1))
-        await answers.add(None)
-        await answers.add(stop)
-        return await answers.wait_for(0), await second, await answers.count()
-
-    assert asyncio.run(talk()) == (None, Notice("tune", STOPPED), 2)
 
 
 def test_a_location_keeps_plain_data(tmp_path: Path) -> None:

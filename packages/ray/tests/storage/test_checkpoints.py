@@ -69,8 +69,8 @@ def files(folder: Path) -> list[str]:
 
 
 def report(session: FakeSession, store: Store, path: Path, best: Path | None = None) -> Path:
-    staged = stage_report(store.run_name, path, best)
-    session.report(staged.metrics, staged.folder)
+    folder, metrics = stage_report(store.run_name, path, best)
+    session.report(metrics, folder)
     return max(session.storage.iterdir())
 
 
@@ -81,27 +81,27 @@ def test_only_the_checkpoint_is_staged_by_hard_links(tmp_path: Path, opened: Ope
     store = opened(tmp_path)
     save(store, 1)
     entry = save(store, 2)
-    staged = stage_report("run", entry.path, None)
-    assert files(staged.folder) == ["run_epoch_1_iter_2.pth"]
-    assert (staged.folder / entry.path.name).samefile(entry.path)
-    assert staged.metrics == {"validation/loss": 0.5, "epoch": 1, "step": 2}
+    staged, metrics = stage_report("run", entry.path, None)
+    assert files(staged) == ["run_epoch_1_iter_2.pth"]
+    assert (staged / entry.path.name).samefile(entry.path)
+    assert metrics == {"validation/loss": 0.5, "epoch": 1, "step": 2}
     assert [each.path for each in store.entries()[0]] == [entry.path, tmp_path / "run_epoch_1_iter_1.pth"]
 
 
 def test_shards_and_the_best_checkpoint_are_staged(tmp_path: Path, opened: Open) -> None:
     store = opened(tmp_path)
     best, entry = save(store, 1), save(store, 2, shards=True)
-    staged = stage_report("run", entry.path, best.path)
+    staged, _ = stage_report("run", entry.path, best.path)
     assert entry.shards is not None
-    assert files(staged.folder) == sorted(
+    assert files(staged) == sorted(
         [
             "run_epoch_1_iter_1.pth",
             "run_epoch_1_iter_2.pth",
             *(f"{entry.shards[0]}/{name}" for name in (".metadata", "__0_0.distcp", "__1_0.distcp", "digests.json")),
         ]
     )
-    again = stage_report("run", entry.path, entry.path)
-    assert len(files(again.folder)) == 5
+    again, _ = stage_report("run", entry.path, entry.path)
+    assert len(files(again)) == 5
 
 
 def test_files_are_copied_without_hard_links(tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,9 +110,9 @@ def test_files_are_copied_without_hard_links(tmp_path: Path, opened: Open, monke
 
     entry = save(opened(tmp_path), 1)
     monkeypatch.setattr(os, "link", refuse)
-    staged = stage_report("run", entry.path, None)
-    assert (staged.folder / entry.path.name).read_bytes() == entry.path.read_bytes()
-    assert not (staged.folder / entry.path.name).samefile(entry.path)
+    staged, _ = stage_report("run", entry.path, None)
+    assert (staged / entry.path.name).read_bytes() == entry.path.read_bytes()
+    assert not (staged / entry.path.name).samefile(entry.path)
 
 
 def test_missing_shards_are_an_error(tmp_path: Path, opened: Open) -> None:
