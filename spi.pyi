@@ -26,7 +26,6 @@ from .core.distributed.failure import on_main as on_main
 from .core.distributed.membership import membership as membership
 from .core.engines.contract import LoopEngine as LoopEngine
 from .core.engines.ddp import ProcessEngine as ProcessEngine
-from .core.engines.engine_choice import choose_engine as choose_engine
 from .core.engines.movers import register_mover as register_mover
 from .core.host import Host as Host
 from .core.host import current_host as current_host

@@ -92,7 +92,12 @@ class GradientClipping(Plugin):
             for name, bound in (("norm", norm), ("value", value))
         )
         self.norm_type = check_number("norm_type", norm_type, more_than=0, finite=False)
-        self.latest_norm: Tensor | None = None  # of the latest step, before clipping
+        self._latest_norm: Tensor | None = None  # a public attribute would be an option, which resumes compare
+
+    @property
+    def latest_norm(self) -> Tensor | None:
+        """The norm of the latest step, before clipping."""
+        return self._latest_norm
 
     def describe(self, run: Run) -> str:
         bounds = [] if self.norm is None else [f"at norm {self.norm:g}"]
@@ -102,7 +107,7 @@ class GradientClipping(Plugin):
     def clip(self, run: Run, event: GradientsReady) -> None:
         """Clip, and track the norm."""
         parameters = _parameters(run.optimizer)
-        self.latest_norm = run.engine.clip_gradients(parameters, self.norm, self.norm_type)
+        self._latest_norm = run.engine.clip_gradients(parameters, self.norm, self.norm_type)
         if self.value is not None:
             try:
                 clip_grad_value_(parameters, self.value)
@@ -110,7 +115,7 @@ class GradientClipping(Plugin):
                 from ..core.engines.weights import with_dense_gradients
 
                 clip_grad_value_(with_dense_gradients(parameters), self.value)
-        run.track(run.stepping.label("gradient_norm"), self.latest_norm)
+        run.track(run.stepping.label("gradient_norm"), self._latest_norm)
 
 
 def _parameters(optimizer: Any) -> list[Tensor]:

@@ -38,7 +38,7 @@ def test_a_checkout_that_is_not_installed_says_what_to_install(
     assert main(["plugins"]) == 2
     expected = ("'plugins'", "heliograph-cli", "pip install ./packages/cli\n")
     assert_facts(capsys.readouterr().err, *expected)
-    with pytest.raises(LookupError, match=r"installed, .*`pip install"):
+    with pytest.raises(LookupError, match=r"not installed.*`pip install"):
         find("ema")
 
 

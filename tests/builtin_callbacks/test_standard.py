@@ -321,4 +321,4 @@ def test_a_rehearsal_leaves_nothing(tmp_path: Path) -> None:
             trainer, kit.linear_classifier(), BATCHES, optimizer=kit.sgd(), epochs=50, validation=validation
         )
         assert report.problems == ()
-        assert not (tmp_path / "x").exists()
+        assert [path.name for path in (tmp_path / "x").iterdir()] == [".verified.jsonl"]

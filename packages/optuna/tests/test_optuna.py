@@ -359,7 +359,7 @@ def test_no_trial_is_refused(trial: Any) -> None:
 
 @pytest.mark.parametrize(
     ("metric", "words"),
-    [("train/loss", "a validation metric"), ("loss", "<split>/<name>"), ("test/loss", "train/")],
+    [("train/loss", "a validation metric"), ("loss", "<split>/<name>"), ("test/loss", "validation/loss")],
 )
 def test_a_metric_is_one_of_a_validation(metric: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -34,7 +34,7 @@ from heliograph.packages.tests.benchmarks.harness import (
     sgd,
     tiny_model,
 )
-from heliograph.spi import choose_engine
+from heliograph.core.engines.engine_choice import choose_engine
 from heliograph_ray import RayLauncher, RayReport
 from heliograph_ray.session import current_session
 from torch import nn

@@ -184,14 +184,12 @@ def test_the_same_steps_of_other_batches(drawing: Make, fit: Make) -> None:
     alike = ("batch size was 4", "is 2")
     for accumulated in (2, {0: 2, 5: 2}):
         resume = trained(2, accumulated, saved=saved).result.resume
-        assert_each(resume.reasons, alike)
-    later = trained(2, {0: 2, 1: 3}, saved=saved).result.resume
-    assert_each(later.reasons, alike, ["'gradient_accumulation' is new"])
+        assert_each(resume.reasons, alike, ["'gradient_accumulation' is new"])
 
     saved = trained(2, 2, cut_at=[3]).cuts[3]
     gone, fewer = (trained(4, number, saved=saved).result.resume for number in (None, 1))
-    assert gone.reasons == fewer.reasons
-    assert_each(gone.reasons, ("batch size was 2", "is 4"))
+    assert_each(gone.reasons, ("batch size was 2", "is 4"), ["'gradient_accumulation' is no longer registered"])
+    assert_each(fewer.reasons, ("batch size was 2", "is 4"), ["'gradient_accumulation' had schedule = {0: 2}"])
     other = trained(1, {0: 4, 1: 5}, saved=saved).result.resume
     assert any("{0: 4, 1: 5}" in line for line in other.reasons)
 

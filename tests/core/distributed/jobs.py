@@ -15,7 +15,7 @@ from typing import Any, Never
 
 import heliograph
 from heliograph.core.distributed.launcher import child_queue
-from heliograph.spi import choose_engine
+from heliograph.core.engines.engine_choice import choose_engine
 
 RANK = os.environ.get("RANK")
 kept: list[Any] = []

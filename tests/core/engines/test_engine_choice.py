@@ -14,7 +14,7 @@ from heliograph import DataParallelEngine, DDPEngine, DeviceEngine, FSDPEngine, 
 from heliograph.core.distributed.membership import Membership
 from heliograph.core.engines.device_choice import GROUP, choose_device, find_engine
 from heliograph.plugins import discovery
-from heliograph.spi import choose_engine
+from heliograph.core.engines.engine_choice import choose_engine
 
 ALONE = Membership()
 
