@@ -22,6 +22,7 @@ import ray
 import torch
 from heliograph.core.data.loaders import training_loaders
 from heliograph.core.data.training_data import TrainingData
+from heliograph.core.engines.engine_choice import choose_engine
 from heliograph.core.host import hosted_by
 from heliograph.events import Progress
 from heliograph.packages.tests.benchmarks.harness import (
@@ -34,7 +35,6 @@ from heliograph.packages.tests.benchmarks.harness import (
     sgd,
     tiny_model,
 )
-from heliograph.core.engines.engine_choice import choose_engine
 from heliograph_ray import RayLauncher, RayReport
 from heliograph_ray.session import current_session
 from torch import nn

@@ -13,8 +13,8 @@ import torch
 from heliograph import DataParallelEngine, DDPEngine, DeviceEngine, FSDPEngine, Trainer
 from heliograph.core.distributed.membership import Membership
 from heliograph.core.engines.device_choice import GROUP, choose_device, find_engine
-from heliograph.plugins import discovery
 from heliograph.core.engines.engine_choice import choose_engine
+from heliograph.plugins import discovery
 
 ALONE = Membership()
 
