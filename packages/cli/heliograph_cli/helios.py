@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import closing, suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from shutil import copyfile, copystat
+from shutil import copyfile, copystat, rmtree
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,8 @@ def migrate_file(
 
 def _back_up(path: Path) -> str:
     backup = path.with_name(path.name + BACKUP)
+    if (unfinished := path.with_name(f".{backup.name}.tmp")).exists():  # left by a killed process
+        rmtree(unfinished)
     if not backup.exists():
         write_whole(backup, lambda hidden: copystat(path, copyfile(path, hidden)))
     elif not filecmp.cmp(path, backup, shallow=False):
