@@ -100,6 +100,7 @@ def check_output(printed: str, shown: str) -> None:
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv("HELIOGRAPH_PLUGIN_PATH", "")  # which a page sets
     run(page)
     gc.collect()  # here, where warnings of what a library leaves open are expected
 
