@@ -126,13 +126,7 @@ class RunContext(LineVerbs, ABC):
         self.progress = Progress()
         self.origin = self.progress.copy()
         self.metrics: dict[str, float] = Metrics()
-        self.data = TrainingData(
-            settings.train,
-            engine,
-            self.note,
-            per_sample=settings.per_sample,
-            run=self,
-        )
+        self.data = TrainingData(settings.train, engine, self.note, per_sample=settings.per_sample, run=self)
         self.hooks.closing.callback(self.data.close)
         if settings.schedulers or isinstance(settings.epochs, float):
             self.settings = settings = self.length.complete(settings)

@@ -65,12 +65,10 @@ def _report_batches(before: Layout, now: Layout, kind: Mapping[str, Any], report
         report(
             f"random draws of loading, such as augmentation, are keyed by batch and rank and differ now: "
             f"{_describe(before)} before, {_describe(now)} now; to avoid that, start a training with "
-            f"loader_params={{'draws_per': 'sample'}}",
+            f"loader_params={{'draws_per': 'sample'}}"
         )
     if before.world_size == now.world_size:
-        report(
-            f"the batch size was {before.batch_size} and is {now.batch_size}: values computed over a batch differ",
-        )
+        report(f"the batch size was {before.batch_size} and is {now.batch_size}: values computed over a batch differ")
     ends = [None if layout.batches is None else layout.batches * _taken(layout) for layout in (before, now)]
     if (kind.get("drop_last") or kind.get("limit")) and ends[0] != ends[1]:
         reason = "drop_last" if kind.get("drop_last") else "the limit"

@@ -315,12 +315,7 @@ def largest_difference(expected: Sequence[Tensor], outputs: Sequence[Tensor], to
     for number, (output, target) in enumerate(zip(outputs, expected, strict=True)):
         relative, absolute = tolerance or TOLERANCES.get(target.dtype, EXACT)
         torch.testing.assert_close(
-            output,
-            target,
-            rtol=relative,
-            atol=absolute,
-            equal_nan=True,
-            msg=f"output {number}: {{}}".format,
+            output, target, rtol=relative, atol=absolute, equal_nan=True, msg=f"output {number}: {{}}".format
         )
         if target.numel():
             largest = max(largest, float((output.double() - target.double()).abs().nan_to_num(nan=0.0).max()))

@@ -26,7 +26,7 @@ from heliograph.spi import (
     UsageError,
     capture,
     check_number,
-    check_whole_number,
+    is_whole_number,
     leaves,
     restore,
     seed_all,
@@ -164,8 +164,9 @@ def record_golden(make_trainer: MakeTrainer, path: str | Path, *, steps: int = 5
     Raises:
         UsageError: an argument is wrong, or the training is not deterministic: two recordings differ.
     """
-    check_whole_number("steps", steps, at_least=1)
-    check_whole_number("every", every, at_least=1)
+    for name, number in (("steps", steps), ("every", every)):
+        if not is_whole_number(number) or number < 1:
+            raise UsageError(f"{name}= must be a whole number of at least 1, got {number!r}.")
     golden, again = (_train(make_trainer, steps, every) for _ in range(2))
     check = compare_golden(golden, again, names=("the first recording", "the second"))
     if not check.is_equal:

@@ -69,10 +69,7 @@ class Strategy(Part):
     """The collectives of the engine."""
 
     label = "trainer.strategy"
-    readers: ClassVar[Readers] = {
-        "root_device": lambda work: work.run.engine.device,
-        **SHARED,
-    }
+    readers: ClassVar[Readers] = {"root_device": lambda work: work.run.engine.device, **SHARED}
 
     @property
     def _engine(self) -> LoopEngine:

@@ -119,12 +119,7 @@ def train(trainer: h.Trainer, supervised: h.Supervised, epochs: int, *, workers:
     return trainer.fit(
         supervised,
         Augmented(training),
-        loader_params={
-            "batch_size": 64,
-            "shuffle": True,
-            "num_workers": workers,
-            "persistent_workers": workers > 0,
-        },
+        loader_params={"batch_size": 64, "shuffle": True, "num_workers": workers, "persistent_workers": workers > 0},
         validation=DataLoader(validation, batch_size=300),
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3),

@@ -9,8 +9,6 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from heliograph.events import Request
-
 from ..format.records import Counters, Recording
 from .attempt_summary import AttemptSummary, all_notes, all_warnings, main_attempt, run_name, summarize_attempts
 from .requests import RequestOutcome, requests_of
@@ -98,21 +96,9 @@ def _attempt(attempt: AttemptSummary) -> dict[str, Any]:
 
 
 def _request(outcome: RequestOutcome) -> dict[str, Any]:
-    request = outcome.request
     served = None if outcome.is_unserved is None else not outcome.is_unserved
-    taken_back: Request | None = outcome.taken_back
-    return {
-        "attempt": outcome.attempt,
-        "verb": request.verb,
-        "by": request.by,
-        "reason": request.reason,
-        "epoch": request.epoch,
-        "batch": request.batch,
-        "step": request.step,
-        "times": request.times,
-        "served": served,
-        "taken_back_by": None if taken_back is None else taken_back.by,
-    }
+    taken_back = None if outcome.taken_back is None else outcome.taken_back.by
+    return {"attempt": outcome.attempt, **asdict(outcome.request), "served": served, "taken_back_by": taken_back}
 
 
 def _counters(counters: Counters) -> dict[str, Any]:

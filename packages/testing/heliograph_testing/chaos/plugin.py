@@ -53,12 +53,7 @@ class Chaos(Plugin):
     affects_training = False  # its effects are in the journal, not in its state
 
     def __init__(
-        self,
-        faults: Iterable[Fault] = (),
-        *,
-        seed: int = 0,
-        journal: str | Path | None = None,
-        disk: str | Path = ".",
+        self, faults: Iterable[Fault] = (), *, seed: int = 0, journal: str | Path | None = None, disk: str | Path = "."
     ) -> None:
         self.faults, self.seed = tuple(faults), seed
         for fault in self.faults:

@@ -442,11 +442,7 @@ class _ResumeCheck:
         return self._interrupted(check, reference.facts, ignored | varies, kills)
 
     def _interrupted(
-        self,
-        check: ResumeCheck,
-        reference: Sequence[Fact],
-        aside: Aside,
-        kills: Sequence[Moment],
+        self, check: ResumeCheck, reference: Sequence[Fact], aside: Aside, kills: Sequence[Moment]
     ) -> ResumeCheck:
         saved: SavedState | None = None
         for kill in (*kills, None):

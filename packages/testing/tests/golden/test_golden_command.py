@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from heliograph.packages.tests.facts import assert_facts
-from heliograph_testing.golden_command import golden
+from heliograph_testing.command import golden
 
 pytest_plugins = ["pytester"]
 PROGRAM = """

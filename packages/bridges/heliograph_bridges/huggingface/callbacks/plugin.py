@@ -255,10 +255,7 @@ class HuggingFacePlugin(Plugin):
                 run.warn(f"{self._call.kind}.{method} was never called: {RARE[method]}.")
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "trainer": self._keeper.state_dict(),
-            "callback": self._own_states.state_dict(self._call.run),
-        }
+        return {"trainer": self._keeper.state_dict(), "callback": self._own_states.state_dict(self._call.run)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not state:

@@ -50,12 +50,7 @@ class IgnitePlugin(Plugin):
     asks = ("stop",)
 
     def __init__(
-        self,
-        name: str,
-        trainer: RunEngine,
-        evaluator: RunEngine,
-        phase: str,
-        output: Callable[[Run], Any] | None,
+        self, name: str, trainer: RunEngine, evaluator: RunEngine, phase: str, output: Callable[[Run], Any] | None
     ) -> None:
         self.name = snake_case(name)
         self._trainer, self._evaluator = trainer, evaluator
