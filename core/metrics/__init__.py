@@ -45,7 +45,7 @@ def _number(name: str, value: Any) -> float:
     try:
         if isinstance(value, str | bytes | bytearray):  # float() would parse it
             raise TypeError
-        return float(value)
+        return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         got = repr(value) if isinstance(value, str | bytes | None) else f"a value of type {type(value).__name__}"
         raise TypeError(f"The metric {name!r} must be a number or a tensor of one element, got {got}.") from None

@@ -234,8 +234,8 @@ def compare_golden(
 class _Recorder:
     """Records the facts of a run, after all other handlers."""
 
-    def __init__(self, golden: GoldenRun) -> None:
-        self._golden = golden
+    def __init__(self, golden: GoldenRun, folder: Path) -> None:
+        self._golden, self._folder = golden, folder
         self._tracer = Tracer(self._add)
 
     def subscribe(self, trainer: h.Trainer) -> None:
@@ -247,7 +247,7 @@ class _Recorder:
         place = run.progress.epoch, run.progress.batch + 1, run.progress.steps
         when = WHEN.format(*place)
         if isinstance(event, h.TrainStart):
-            golden.program = dict(_describe(run))
+            golden.program = {name: text.replace(str(self._folder), "") for name, text in _describe(run)}
             self._tracer.state(run, INITIAL)
         elif isinstance(event, h.BackwardEnd):
             self._add(Fact("loss", when, place, leaves(run.loss)))
@@ -286,7 +286,7 @@ def _train(make_trainer: MakeTrainer, steps: int, every: int) -> GoldenRun:
         seed_all(0)
         with TemporaryDirectory() as folder:
             trainer, options = TrainerFactory(make_trainer)(Path(folder))
-            _Recorder(golden).subscribe(trainer)
+            _Recorder(golden, Path(folder)).subscribe(trainer)
             trainer.fit(**{**options, "on_interrupt": "raise"})
     finally:
         restore(before)

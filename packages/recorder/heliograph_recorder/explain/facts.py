@@ -111,7 +111,7 @@ def _metrics(attempts: Sequence[AttemptSummary]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for attempt in attempts:
         for entry in attempt.events("log", "validation_end", "test_end", "predict_end"):
-            metrics |= entry.data["metrics"] | entry.data.get("added", {})
+            metrics |= entry.data["metrics"]
     return metrics
 
 

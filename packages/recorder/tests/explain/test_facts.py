@@ -89,6 +89,12 @@ class Fails(h.Plugin):
             raise OSError("the disk is gone")
 
 
+class Adds(h.Plugin):
+    @h.on(h.Log)
+    def add(self, run: h.Run, event: h.Log) -> None:
+        event.metrics["train/added"] = 7.0
+
+
 def train(folder: Path, *plugins: h.Plugin) -> None:
     batches = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(4)]
     trainer = h.Trainer([Recorder(folder), *plugins], device="cpu")
@@ -96,11 +102,12 @@ def train(folder: Path, *plugins: h.Plugin) -> None:
 
 
 def test_the_commands_print_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(tmp_path)
+    train(tmp_path, h.LogSchedule(steps=2), Adds())
     for command in (status, explain):
         assert command([str(tmp_path), "--json"]) == 0
         facts = json.loads(capsys.readouterr().out)
         assert (facts["schema"], facts["status"], facts["progress"]["step"]) == (SCHEMA, "completed", 4)
+        assert facts["metrics"]["train/added"] == 7.0
     assert status([str(tmp_path)]) == 0
     assert_facts(capsys.readouterr().out, "run: completed", "step 4", "last checkpoint: none")
 
