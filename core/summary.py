@@ -26,7 +26,7 @@ class Layer:
         path: where it is in the task, for example `model.0`.
         kind: the name of its class.
         output: the shape of its last output, or the shapes by name; None if it was not called.
-        parameters: the number of its parameters, without those of the modules in it.
+        parameters: the number of its own parameters; child modules count theirs.
         is_frozen: whether it has parameters, and none of them is trained.
         shares: the path of the module that has the same parameters, if any.
     """

@@ -37,7 +37,7 @@ class Mixture:
 
     Args:
         mode: its name.
-        batches: of an epoch, if given; by default those of the longest or shortest stream, or with `weighted` of all.
+        batches: the length of an epoch; by default of the longest or shortest stream, with `weighted` the sum of all.
         weights: with `weighted`, of each stream; None for its number of batches.
 
     Attributes:

@@ -205,7 +205,7 @@ class Carried:
     Attributes:
         forms: its class, arguments and attributes, pickled if possible; last, a RuntimeError with its text. The first
             one that can be loaded is used.
-        text: its traceback and those of its causes, formatted.
+        text: the formatted tracebacks of the exception and its causes.
         cause: its `__cause__`.
     """
 

@@ -392,7 +392,7 @@ class SharedControl(Control):
 
     def _exchange(self) -> None:
         ballots = self._ballots(self.open_requests())
-        # The places are newer than those of the summaries.
+        # The places are newer than the summaries.
         check_places([*zip(*(ballot.place for ballot in ballots), strict=True)])
         self._judges = any(ballot.judges for ballot in ballots)
         agreed, withdrawn = merge_requests(ballots), dict[Verb, Request]()

@@ -116,7 +116,7 @@ def plain_content(content: Any) -> Any:
 
 
 class Namespace:
-    """Holds variables: of a module, or those of an object that its `state_dict` lacks."""
+    """Holds the variables of a module, or the attributes of an object that its `state_dict` lacks."""
 
     def __init__(self, variables: dict[str, Any]) -> None:
         self.__dict__ = variables

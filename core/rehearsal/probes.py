@@ -110,12 +110,12 @@ class Overfitting:
 
     @property
     def first_loss(self) -> float:
-        """The loss of the first step; with several optimizers, that of the first one."""
+        """The first optimizer's loss of the first step."""
         return next(iter(self.losses.values()))[0]
 
     @property
     def last_loss(self) -> float:
-        """The loss of the last step; with several optimizers, that of the first one."""
+        """The first optimizer's loss of the last step."""
         return next(iter(self.losses.values()))[-1]
 
     def __repr__(self) -> str:

@@ -138,7 +138,7 @@ class Client(Thread):
         if command.ask == STATUS:
             self._send({"state": STATUS, "status": self._server.status()})
             return
-        by = user or f"{command.user or 'somebody'} (by their own account, {origin})"
+        by = user or f"{command.user or 'a user'} (by their own account, {origin})"
         self._server.inbox.append(ClientCommand(command, by, self.answers))
         self._send({"state": "queued", "text": "the run reads the request after its current batch."})
         while (answer := self.answers.get()) is not None:

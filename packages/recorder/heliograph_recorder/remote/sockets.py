@@ -49,7 +49,7 @@ def sockets_in(folder: Path) -> list[Path]:
 def listen(folder: Path) -> tuple[socket.socket, Path]:
     """Listen on a new socket in the folder of a run, and remove the sockets of killed runs.
 
-    Nobody can connect before `listen`, when only this user may. The rename replaces a link in the place of the socket.
+    No connection is possible before `listen`, and then only for this user. The rename replaces a link at the path.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
