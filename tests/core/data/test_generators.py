@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.data import generators
-from heliograph.core.data.generators import digest, isolated, key_generators, seed_all
+from heliograph.core.data.generators import DrawWatch, digest, isolated, key_generators, seed_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import bit_generator, default_rng, mtrand
@@ -417,3 +417,82 @@ def test_the_threads_that_there_are_where_asked_for() -> None:
         torch.set_num_threads(before)
 
     assert inside == 3
+
+
+DRAWS: dict[str, Callable[[int], object]] = {
+    "python": lambda number: [random.random() for _ in range(number)],
+    "python's words": lambda number: random.getrandbits(32 * number),
+    "python's normal": lambda _: random.gauss(0, 1),
+    "numpy": np.random.rand,
+    "numpy's normal": np.random.randn,
+    "torch": torch.rand,
+    "torch's normal": torch.randn,
+    "seedless": lambda _: default_rng(),
+    "numpy's seed": np.random.seed,
+    "torch's seed": torch.manual_seed,
+    "python's seed": random.seed,
+    "numpy's bits": lambda number: mtrand.set_bit_generator(np.random.MT19937(number)),
+}
+
+
+def global_states() -> list[Any]:
+    numpy = np.random.get_state(legacy=False)
+    assert isinstance(numpy, dict)
+    words = numpy["state"]["key"].tolist(), numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"]
+    return [random.getstate(), words, torch.get_rng_state().tolist(), vars(bit_generator)["randbits"]]
+
+
+@given(
+    before=st.lists(st.sampled_from(["python's normal", "numpy's normal", "torch's normal"])),
+    name=st.sampled_from(sorted(DRAWS)),
+    number=st.sampled_from([1, 2, 311, 312, 623, 624, 625, 1248]),
+)
+@settings(max_examples=200)
+def test_a_watch_sees_every_draw_and_undoes_it(before: list[str], name: str, number: int) -> None:
+    watch = DrawWatch()
+    for earlier in before:  # an odd number of normal numbers leaves a cached one
+        DRAWS[earlier](1)
+    expected, bits = global_states(), mtrand.get_bit_generator()
+
+    assert watch.is_ready()
+    with watch:
+        pass
+    assert (watch.has_drawn, global_states()) == (False, expected)
+    with watch:
+        DRAWS[name](number)
+    assert (watch.has_drawn, global_states()) == (True, expected)
+    assert mtrand.get_bit_generator() is bits
+
+
+def test_a_watch_undoes_the_draws_before_an_error() -> None:
+    watch, expected = DrawWatch(), global_states()
+    assert watch.is_ready()
+
+    with pytest.raises(ValueError, match="lost"), watch:
+        DRAWS["torch"](3)
+        raise ValueError("lost")
+
+    assert (watch.has_drawn, global_states()) == (True, expected)
+
+
+def test_a_watch_follows_the_draws_between_loads_and_uses_one_thread() -> None:
+    watch, threads = DrawWatch(), []
+    for number in range(3):
+        draw()
+        expected = global_states()
+        assert watch.is_ready()
+        with watch:
+            threads.append(torch.get_num_threads())
+            DRAWS["numpy"](number)
+        assert (watch.has_drawn, global_states()) == (number > 0, expected)
+
+    assert threads == [1, 1, 1]
+
+
+def test_a_bit_generator_of_another_kind_is_not_watched() -> None:
+    watch, ready = DrawWatch(), mtrand.get_bit_generator()
+    mtrand.set_bit_generator(np.random.PCG64(1))
+    assert not watch.is_ready()
+
+    mtrand.set_bit_generator(ready)
+    assert watch.is_ready()
