@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 
 from ..system.extras import kind_of
 from .dealt import Order
-from .generators import DrawWatch, isolated
+from .generators import isolated
 from .keyed import (
     BEGIN,
     LEFT_OUT,
@@ -89,7 +89,6 @@ class MapSource(Rewired):
         self._may_be_plain = type(loader) is DataLoader and not loader.num_workers and order.is_own and is_batched
         if self._may_be_plain:  # no code of the user runs, except for the dataset's
             self._here, self.dataset.keyed_isolation = False, isolated()
-            self.dataset.keyed_watch = None if per_sample else DrawWatch()
         self._probe: LoadProbe | None = None
         self._is_armed, self._trains = False, trains
         if share.world_size > 1:

@@ -257,17 +257,17 @@ def seed_all(*key: int) -> None:
     _set_entropy(_KeyedEntropy(entropy))
 
 
-def isolated(*, one_thread: bool = True) -> _Isolation:
+def isolated(*, one_thread: bool = True) -> Isolation:
     """Return a context for loading in the training process; contexts may be nested.
 
-    It begins with an arbitrary state, so seed inside it. On exit, also by an exception, these are restored: Python's
-    generator, NumPy's legacy generator (the same bit generator object and its cached normal number), torch's CPU
-    generator and NumPy's source of entropy. CUDA generators are not restored, because loading runs on the CPU.
+    On exit, also by an exception, these are restored: Python's generator, NumPy's legacy generator (the same bit
+    generator object and its cached normal number), torch's CPU generator and NumPy's source of entropy. CUDA generators
+    are not restored, because loading runs on the CPU.
 
     Args:
         one_thread: use one torch thread inside, as in a worker of a DataLoader: sums depend on the number.
     """
-    return _Isolation(one_thread)
+    return Isolation(one_thread=one_thread)
 
 
 def key_generators(generators: Sequence[Generator], *key: int) -> None:
@@ -308,119 +308,86 @@ def _key_bits(bits: Any, seed: int) -> None:
     bits.__setstate__(type(bits)(seed).__getstate__())  # from NumPy 2 on this includes the state for `spawn`
 
 
-class _Isolation:
-    """One use of `isolated()`.
-
-    Saving NumPy's legacy generator by its state costs 50 us, mostly for copying the words of the bit generator.
-    Therefore another bit generator takes its place, and only the cached normal number is saved.
-    """
-
-    __slots__ = ("bits", "entropy", "gauss", "normal", "one_thread", "python", "spare", "threads", "torch")
-
-    def __init__(self, one_thread: bool) -> None:
-        self.one_thread = one_thread
-        self.python, self.torch, self.normal = _PYTHON.room(), _TORCH.room(), _NORMAL.room()
-
-    def __enter__(self) -> None:
-        self.python, self.gauss = _PYTHON.save(self.python), PYTHON.gauss_next
-        self.torch = _TORCH.save(self.torch)
-        self.entropy = _entropy()
-        self.bits, self.normal = mtrand.get_bit_generator(), _NORMAL.save(self.normal)
-        self.spare = _SPARES.pop() if _SPARES else np.random.MT19937(0)
-        mtrand.set_bit_generator(self.spare)
-        self.threads = torch.get_num_threads() if self.one_thread else 1
-        if self.threads > 1:
-            torch.set_num_threads(1)
-
-    def __exit__(self, *raised: object) -> None:
-        if self.threads > 1:
-            torch.set_num_threads(self.threads)
-        mtrand.set_bit_generator(self.bits)
-        _NORMAL.restore(self.normal)
-        _SPARES.append(self.spare)
-        _set_entropy(self.entropy)
-        _TORCH.restore(self.torch)
-        _PYTHON.restore(self.python)
-        PYTHON.gauss_next = self.gauss
-
-
-class DrawWatch:
-    """Finds out whether code draws from the CPU's global generators, and undoes its draws.
-
-    Like `isolated()`, but it costs a third if nothing is drawn: only the words that every draw changes are compared. It
-    also uses one torch thread.
+class Isolation:
+    """One use of `isolated()`. The states are saved only if the training has drawn since the last use.
 
     Attributes:
-        has_drawn: whether the code drew. Set on exit.
+        has_drawn: whether the code drew from one of these generators, or seeded one. Set on exit.
+        can_tell: whether that is known; otherwise `has_drawn` is True.
     """
 
-    def __init__(self) -> None:
-        self.has_drawn = False
+    def __init__(self, *, one_thread: bool) -> None:
+        self.has_drawn = self.can_tell = True
+        self._one_thread = one_thread
         self._counter = _KeyedEntropy(b"")
         self._bits: Any = None
+        self._states: list[State] = []
+        self._rooms: list[Any] = []
         self._marks: list[memoryview] = []
-        self._saved_at: bytes | None = None  # the marks of the saved states
-
-    def is_ready(self) -> bool:
-        """Return whether the generators' memory is known; their words are read there."""
-        bits = mtrand.get_bit_generator()
-        return bits is self._bits or self._follow(bits)
+        self._saved: list[Any] = []
+        self._saved_at = b""  # the marks of the saved states
 
     def __enter__(self) -> None:
+        if (bits := mtrand.get_bit_generator()) is not self._bits:
+            self._follow(bits)
         self._before, self._gauss = b"".join(self._marks), PYTHON.gauss_next
-        if self._before != self._saved_at:
-            for state, room in self._states:
-                state.save(room)
+        if self._before != self._saved_at or not self.can_tell:
+            self._saved = [state.save(room) for state, room in zip(self._states, self._rooms, strict=True)]
             self._saved_at = self._before
         self._entropy, self._counter.draws = _entropy(), 0
         _set_entropy(self._counter)
-        self._threads = torch.get_num_threads()
+        self._threads = torch.get_num_threads() if self._one_thread else 1
         if self._threads > 1:
             torch.set_num_threads(1)
 
     def __exit__(self, *raised: object) -> None:
         if self._threads > 1:
             torch.set_num_threads(self._threads)
-        _set_entropy(self._entropy)
         is_replaced = mtrand.get_bit_generator() is not self._bits
         self.has_drawn = (
             b"".join(self._marks) != self._before
+            or _entropy() is not self._counter
             or self._counter.draws > 0
             or PYTHON.gauss_next is not self._gauss
             or is_replaced
+            or not self.can_tell
         )
+        _set_entropy(self._entropy)
         if self.has_drawn:
             if is_replaced:
                 mtrand.set_bit_generator(self._bits)
-            for state, room in self._states:
-                state.restore(room)
+            for state, saved in zip(self._states, self._saved, strict=True):
+                state.restore(saved)
             PYTHON.gauss_next = self._gauss
 
-    def _follow(self, bits: Any) -> bool:
-        if not (
-            SEEDLESS_IS_KEYED
-            and isinstance(_PYTHON, MemoryState)
-            and isinstance(_TORCH, MemoryState)
-            and isinstance(_NORMAL, MemoryState)
-            and type(bits) is np.random.MT19937  # the user may set another
-        ):
-            return False
-        numpy, torch_end = MemoryState(bits.ctypes.state_address, _MT_SIZE), _ENGINE_LAYOUT.size
-        self._bits, self._saved_at = bits, None
-        self._states = [(state, state.room()) for state in (_PYTHON, _TORCH, _NORMAL, numpy)]
-        self._marks = [  # positions, a word that a complete round replaces, and cached normal numbers
-            _PYTHON.part(0, 12),  # the first word is the same after every `seed`
-            _TORCH.part(0, 24),
-            _TORCH.part(torch_end - 24, torch_end),
-            _NORMAL.part(0, _NORMAL_LAYOUT.size),
-            numpy.part(_MT_SIZE - 8, _MT_SIZE),
-        ]
-        return True
+    def _follow(self, bits: Any) -> None:
+        states = (_PYTHON, _TORCH, _of_bits(bits), _NORMAL)
+        self._bits, self._states, self._saved_at = bits, list(states), b""
+        self._rooms = [state.room() for state in states]
+        python, pytorch, numpy, normal = states
+        self._marks, self.can_tell = [], SEEDLESS_IS_KEYED
+        spans = (
+            (python, (0, 12)),  # the position and two words, because the first is the same after every `seed`
+            (pytorch, (0, 24)),  # the seed, the position and a word
+            (pytorch, (_ENGINE_LAYOUT.size - 24, _ENGINE_LAYOUT.size)),  # cached normal numbers
+            (numpy, (_MT_SIZE - 8, _MT_SIZE)),  # a word and the position
+            (normal, (0, _NORMAL_LAYOUT.size)),
+        )
+        for state, span in spans:
+            if isinstance(state, MemoryState):
+                self._marks.append(state.part(*span))
+            else:
+                self.can_tell = False
+
+
+def _of_bits(bits: Any) -> State:
+    if type(bits) is np.random.MT19937 and _has_addresses():
+        return MemoryState(bits.ctypes.state_address, _MT_SIZE)
+    return MethodState(lambda: bits.state, partial(setattr, bits, "state"))
 
 
 _MT_SIZE: Final = 625 * 4  # of NumPy's MT19937: the words, then the position
 _SEED: Final[Any] = random.Random.__base__.seed  # type: ignore[union-attr]  # in C
-_SPARES: Final[list[Any]] = []
 _PYTHON, _TORCH, _NORMAL = states()
 
 

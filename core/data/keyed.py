@@ -14,7 +14,6 @@ import random
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import islice
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
@@ -28,7 +27,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from ...events.checks import describe_error
 from ..objects.equality import SCALARS, same
 from ..system.extras import with_article
-from .generators import KINDS, DrawWatch, Generator, generator_states, is_global, isolated, key_generators, seed_all
+from .generators import KINDS, Generator, Isolation, generator_states, is_global, isolated, key_generators, seed_all
 from .rng import generator_state
 from .users_code import attributes, class_parts, function_parts, is_ours, is_users, module_of, outline
 
@@ -287,9 +286,9 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
 
     Attributes:
         keyed_probe: compares two loads of the first batch, if requested.
-        keyed_isolation: `isolated()` if the training process loads.
-        keyed_watch: set in that case, until a batch draws. Seeding costs more than loading a small batch, so it is
-            omitted until then, and the first batch that draws is loaded again with its key.
+        keyed_isolation: `isolated()` if the training process loads, else None.
+        keyed_is_silent: whether no batch has drawn so far. Seeding costs more than loading a small batch, so it is
+            omitted until a batch draws, which is loaded again with its key.
     """
 
     def __init__(
@@ -301,21 +300,22 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         self.keyed_per_sample, self.keyed_is_batched = per_sample, is_batched
         self.keyed_has_begun = False
         self.keyed_probe: LoadProbe | None = None
-        self.keyed_isolation: AbstractContextManager[None] = nullcontext()
-        self.keyed_watch: DrawWatch | None = None
+        self.keyed_isolation: Isolation | None = None
+        self.keyed_is_silent = not per_sample
 
     def __getitem__(self, index: Any) -> Any:
         return self.keyed_inner[index]
 
     def __getitems__(self, batch: KeyedBatch) -> Any:
         try:
-            watch = self.keyed_watch
-            if watch and self.keyed_has_begun and not self.keyed_generators.has_own and watch.is_ready():
-                with watch:
+            if self.keyed_isolation is None:  # a worker
+                return self._load(batch) if self.keyed_has_begun else self._first(batch)
+            if self.keyed_is_silent and self.keyed_has_begun and not self.keyed_generators.has_own:
+                with self.keyed_isolation:
                     loaded = self._load_once(batch)
-                if not watch.has_drawn:
+                if not self.keyed_isolation.has_drawn:
                     return loaded
-                self.keyed_watch = None
+                self.keyed_is_silent = False
             with self.keyed_isolation:
                 return self._load(batch) if self.keyed_has_begun else self._first(batch)
         except StopIteration as error:
@@ -329,15 +329,14 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         loaded = self._load(batch)
         if self.keyed_generators.look():
             loaded = self._load(batch)
-        self._watch(batch, self.keyed_generators.states())
+        self._note_draws(batch, self.keyed_generators.states())
         return loaded
 
-    def _watch(self, batch: KeyedBatch, after: list[Any]) -> None:
-        # Does not watch a dataset whose first batch draws. `after`: the states after it was loaded.
-        if self.keyed_watch is not None:
+    def _note_draws(self, batch: KeyedBatch, after: list[Any]) -> None:
+        # `after`: the states after the batch was loaded.
+        if self.keyed_is_silent and self.keyed_isolation is not None:
             self.keyed_generators.seed(*batch.position.key)
-            if not same(self.keyed_generators.states(), after):
-                self.keyed_watch = None
+            self.keyed_is_silent = same(self.keyed_generators.states(), after)
 
     def _load_and_probe(self, batch: KeyedBatch, probe: LoadProbe) -> Any:
         generators, inner, per_sample = self.keyed_generators, self.keyed_inner, self.keyed_per_sample
@@ -348,7 +347,7 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         if generators.look():
             loaded = self._load(batch)
         after = generators.states()
-        self._watch(batch, after)
+        self._note_draws(batch, after)
         elsewhere = partial(self._load, _under_another_key(batch)) if outline(inner) != before else None
         probe.compare((loaded, after), batch.position.key, partial(self._load, batch), elsewhere, generators)
         self.keyed_per_sample = per_sample

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.data import generators
-from heliograph.core.data.generators import DrawWatch, digest, isolated, key_generators, seed_all
+from heliograph.core.data.generators import digest, isolated, key_generators, seed_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import bit_generator, default_rng, mtrand
@@ -257,7 +257,7 @@ def test_isolation_puts_the_very_objects_back() -> None:
     mtrand.set_bit_generator(own)
     with isolated():
         seed_all(1)
-        assert mtrand.get_bit_generator() is not own
+        mtrand.set_bit_generator(np.random.MT19937(4))
         assert vars(bit_generator)["randbits"] is not ENTROPY
 
     assert mtrand.get_bit_generator() is own
@@ -277,18 +277,6 @@ def test_a_bit_generator_of_another_kind_is_put_back_too() -> None:
 
     assert numbers == expected
     assert mtrand.get_bit_generator() is own
-
-
-def test_the_contexts_need_no_more_bit_generators_than_are_nested(monkeypatch: pytest.MonkeyPatch) -> None:
-    spares: list[Any] = []
-    monkeypatch.setattr(generators, "_SPARES", spares)
-    used = set()
-    for _ in range(3):
-        with isolated(), isolated():
-            used.add(id(mtrand.get_bit_generator()))
-
-    assert len(spares) == 2
-    assert used <= set(map(id, spares))
 
 
 @pytest.mark.usefixtures("kept_as")
@@ -448,51 +436,52 @@ def global_states() -> list[Any]:
     number=st.sampled_from([1, 2, 311, 312, 623, 624, 625, 1248]),
 )
 @settings(max_examples=200)
-def test_a_watch_sees_every_draw_and_undoes_it(before: list[str], name: str, number: int) -> None:
-    watch = DrawWatch()
+def test_isolation_tells_whether_its_code_drew(before: list[str], name: str, number: int) -> None:
+    isolation = isolated()
     for earlier in before:  # an odd number of normal numbers leaves a cached one
         DRAWS[earlier](1)
     expected, bits = global_states(), mtrand.get_bit_generator()
 
-    assert watch.is_ready()
-    with watch:
+    with isolation:
         pass
-    assert (watch.has_drawn, global_states()) == (False, expected)
-    with watch:
+    assert (isolation.has_drawn, global_states()) == (False, expected)
+    with isolation:
         DRAWS[name](number)
-    assert (watch.has_drawn, global_states()) == (True, expected)
+    assert (isolation.has_drawn, global_states()) == (True, expected)
     assert mtrand.get_bit_generator() is bits
 
 
-def test_a_watch_undoes_the_draws_before_an_error() -> None:
-    watch, expected = DrawWatch(), global_states()
-    assert watch.is_ready()
+def test_isolation_undoes_the_draws_before_an_error() -> None:
+    isolation, expected = isolated(), global_states()
 
-    with pytest.raises(ValueError, match="lost"), watch:
+    with pytest.raises(ValueError, match="lost"), isolation:
         DRAWS["torch"](3)
         raise ValueError("lost")
 
-    assert (watch.has_drawn, global_states()) == (True, expected)
+    assert (isolation.has_drawn, global_states()) == (True, expected)
 
 
-def test_a_watch_follows_the_draws_between_loads_and_uses_one_thread() -> None:
-    watch, threads = DrawWatch(), []
+def test_isolation_follows_the_draws_of_the_training() -> None:
+    isolation, threads = isolated(), []
     for number in range(3):
         draw()
         expected = global_states()
-        assert watch.is_ready()
-        with watch:
+        with isolation:
             threads.append(torch.get_num_threads())
             DRAWS["numpy"](number)
-        assert (watch.has_drawn, global_states()) == (number > 0, expected)
+        assert (isolation.has_drawn, global_states()) == (number > 0, expected)
 
     assert threads == [1, 1, 1]
 
 
-def test_a_bit_generator_of_another_kind_is_not_watched() -> None:
-    watch, ready = DrawWatch(), mtrand.get_bit_generator()
+def test_with_a_bit_generator_of_another_kind_nothing_is_known() -> None:
+    isolation, own = isolated(), mtrand.get_bit_generator()
     mtrand.set_bit_generator(np.random.PCG64(1))
-    assert not watch.is_ready()
+    with isolation:
+        pass
+    assert (isolation.has_drawn, isolation.can_tell) == (True, False)
 
-    mtrand.set_bit_generator(ready)
-    assert watch.is_ready()
+    mtrand.set_bit_generator(own)
+    with isolation:
+        pass
+    assert (isolation.has_drawn, isolation.can_tell) == (False, True)
