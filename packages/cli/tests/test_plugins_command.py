@@ -108,7 +108,7 @@ def test_plugins_verbose_lists_package_version_state_class_and_events(capsys: py
         lines[start + 1 : start + 5],
         ("Save the state",),
         ("class: heliograph.builtin_callbacks.checkpoint.plugin:Checkpoint",),
-        ("events: batch_end, checkpoint_loaded, epoch_end,", "last_boundary, log, run_closed, run_failed,"),
+        ("events: batch_end, checkpoint_loaded, epoch_end,", "last_boundary, late_result, log, run_closed,"),
         ("save_point, train_end, train_start, validation_end",),
     )
     assert max(map(len, lines)) <= 100

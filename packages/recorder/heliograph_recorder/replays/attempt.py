@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # The events that may be emitted during a batch.
 DURING_BATCHES: Final = (
     "plugin_changed", "plugin_failed", "checkpoint_saved", "checkpoint_pruned", "resume_verified", "verdict",
+    "late_result",
 )  # fmt: skip
 AT_BOUNDARIES: Final[tuple[Verb, ...]] = ("next_phase", "log", "validation", "save")  # in the order of the loop
 CONTINUES: Final = (BATCHES, "epoch_start", "checkpoint_loaded")

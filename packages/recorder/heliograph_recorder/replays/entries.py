@@ -18,7 +18,7 @@ from .run import ReplayRun
 ENDS = ("last_boundary", "train_end")
 MILESTONES = ("epoch_start", "epoch_end", *ENDS, "checkpoint_loaded", "run_failed", "run_closed")
 BATCHES = "batches"
-CHECKPOINTS = ("checkpoint_saved", "checkpoint_pruned", "resume_verified")
+CHECKPOINTS = ("checkpoint_saved", "checkpoint_pruned", "resume_verified", "late_result")
 KINDS: Final = {kind.name: kind for kind in CATALOGUE}
 EXITS: Final = {kind.__name__: kind for kind in (KeyboardInterrupt, SystemExit, GeneratorExit)}
 
