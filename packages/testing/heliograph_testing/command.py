@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from heliograph.spi import UsageError, describe_error, find_function
+from heliograph.spi import UsageError, as_json, describe_error, find_function
 
 FUNCTION = "returns a new trainer and the keywords of its fit; takes no argument, or a folder to write to"
 
@@ -104,5 +103,5 @@ def _compare(name: str, options: argparse.Namespace, act: Callable[[], Any]) -> 
     if check is None:
         return 0
     facts = {"schema": f"heliograph.{name}/1", "equal": check.difference is None, **asdict(check)}
-    print(json.dumps(facts, indent=1, default=str) if options.json else check)
+    print(as_json(facts) if options.json else check)
     return 0 if check.difference is None else 1

@@ -13,9 +13,10 @@ import pytest
 import torch
 from heliograph.packages.recorder.tests.explain.factory import killed_and_resumed
 from heliograph.packages.tests.facts import assert_facts
+from heliograph.spi import as_json
 from heliograph_recorder import Recorder
 from heliograph_recorder.command import explain, status
-from heliograph_recorder.explain.facts import SCHEMA, as_json, describe_status, facts_of
+from heliograph_recorder.explain.facts import SCHEMA, describe_status, facts_of
 from torch import nn
 
 
