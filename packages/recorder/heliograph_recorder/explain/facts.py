@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..format.records import Counters, Recording
@@ -110,4 +110,7 @@ def _metrics(attempts: Sequence[AttemptSummary]) -> dict[str, float]:
 
 def _time(attempt: AttemptSummary, seconds: float) -> str | None:
     began: datetime | None = attempt.began
-    return None if began is None else (began + timedelta(seconds=seconds)).isoformat(timespec="seconds")
+    if began is None:
+        return None
+    moment = (began + timedelta(seconds=seconds)).astimezone(UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")  # as `fromdate` of jq reads it
