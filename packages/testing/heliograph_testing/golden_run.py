@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import platform
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,8 +36,8 @@ from heliograph.spi import (
 
 WHEN = "in epoch {}, batch {}, step {}"
 MakeTrainer = Callable[..., tuple[h.Trainer, Mapping[str, Any]]]
-SCHEMA = 1  # of the file
-DIGEST = 12  # hexadecimal digits of a digest in the file
+SCHEMA = 2  # of the file
+DIGEST = 6  # bytes of a digest in the file
 NAMES = ("the golden run", "this run")
 RATE, MANY = "learning_rate", 8
 WHOLE = ("batch", "draws", "gradients")  # one digest for all values, as for more than 8 others: the file stays small
@@ -81,12 +82,17 @@ class GoldenRun:
         return max((fact.place[2] for fact in self.facts), default=0)
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file with a line for each fact."""
+        """Write a JSON file with a line for each batch."""
         head: dict[str, Any] = {"schema": SCHEMA, "steps": self.steps, "every": self.every}
         head |= {"environment": self.environment, "program": self.program}
-        rows = [json.dumps(_row(fact), separators=(",", ":")) for fact in self.facts]
+        kinds: dict[tuple[str, str], str] = {}
+        lines = [
+            [place, *(_row(fact, kinds) for fact in facts)]
+            for place, facts in groupby(self.facts, lambda fact: fact.place)
+        ]
+        rows = ",\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
         text = json.dumps(head, indent=1).removesuffix("\n}")
-        Path(path).write_text(f'{text},\n "facts": [\n{",".join(rows).replace("],[", "],[")}\n]}}\n', encoding="utf-8")
+        Path(path).write_text(f'{text},\n "facts": [\n{rows}\n]}}\n', encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> GoldenRun:
@@ -101,7 +107,8 @@ class GoldenRun:
                 raise UsageError(
                     f"{path} has schema {content['schema']}; this version reads {SCHEMA}: record it again."
                 )
-            facts = [_fact(row) for row in content["facts"]]
+            kinds: dict[tuple[str, str], str] = {}
+            facts = [_fact(row, tuple(place), kinds) for place, *rows in content["facts"] for row in rows]
             return cls(content["steps"], content["every"], content["program"], content["environment"], facts)
         except FileNotFoundError:
             raise UsageError(f"There is no golden run {path}: record it first.") from None
@@ -154,7 +161,7 @@ def record_golden(make_trainer: MakeTrainer, path: str | Path, *, steps: int = 5
     Args:
         make_trainer: returns a trainer and the keywords of its `fit`, all created by the call. Torch, NumPy and Python
             are seeded before it is called.
-        path: the file to write; about 35 kB for a small model. Commit it beside the test.
+        path: the file to write; about 20 kB for a small model. Commit it beside the test.
         steps: the largest number of optimizer steps; a training that ends earlier is recorded to its end.
         every: the number of steps after which the weights and the states of optimizer and plugins are recorded.
 
@@ -266,7 +273,8 @@ class _Recorder:
             if steps >= golden.steps:
                 run.control.stop(f"{steps} steps are recorded", by="the golden run")
         elif isinstance(event, h.BatchEnd):
-            self._add(Fact("draws", when, place, leaves(capture())))
+            draws = {path: replace(leaf, sample=None) for path, leaf in leaves(capture()).items()}
+            self._add(Fact("draws", when, place, draws))
         else:
             self._tracer.record(run, event)
 
@@ -300,25 +308,38 @@ def _short(leaf: Leaf) -> Leaf:
             sample = float(np.sqrt(np.sum(np.square(sample))))
     if isinstance(sample, float):
         sample = float(f"{sample:.9g}")  # to show; the digest has all bits
-    return Leaf(leaf.kind, leaf.digest[:DIGEST], sample if isinstance(sample, bool | int | float | str) else None)
+    return Leaf(leaf.kind, _shortened(leaf.digest), sample if isinstance(sample, bool | int | float | str) else None)
 
 
 def _combined(values: Iterable[Leaf]) -> Leaf:
     parts = list(values)
-    digest = sha256("".join(f"{part.kind} {part.digest} " for part in parts).encode()).hexdigest()[:DIGEST]
+    digest = _shortened("".join(f"{part.kind} {part.digest} " for part in parts))
     norms = [float(part.sample) for part in parts if isinstance(part.sample, int | float)]
-    return Leaf(f"{len(parts)} values", digest, float(f"{math.hypot(*norms):.9g}"))
+    return Leaf(f"{len(parts)} values", digest, float(f"{math.hypot(*norms):.9g}") if norms else None)
 
 
-def _row(fact: Fact) -> list[Any]:
+def _shortened(text: str) -> str:
+    return urlsafe_b64encode(sha256(text.encode()).digest()[:DIGEST]).decode()
+
+
+def _row(fact: Fact, kinds: dict[tuple[str, str], str]) -> list[Any]:
+    """Return a fact of the file; a kind is written when it changes."""
     when = "" if fact.when == WHEN.format(*fact.place) else fact.when
-    values = {path: [leaf.kind, leaf.digest, leaf.sample] for path, leaf in fact.leaves.items()}
-    return [fact.what, when, fact.place, values]
+    values = {}
+    for path, leaf in fact.leaves.items():
+        is_known = kinds.get((fact.what, path)) == leaf.kind
+        values[path] = [leaf.digest, leaf.sample] if is_known else [leaf.digest, leaf.sample, leaf.kind]
+        kinds[fact.what, path] = leaf.kind
+    return [fact.what, when, values[""] if [*values] == [""] else values]
 
 
-def _fact(row: list[Any]) -> Fact:
-    what, when, place, values = row
-    return Fact(what, when or WHEN.format(*place), tuple(place), {path: Leaf(*leaf) for path, leaf in values.items()})
+def _fact(row: list[Any], place: tuple[int, int, int], kinds: dict[tuple[str, str], str]) -> Fact:
+    what, when, values = row
+    leaves = {}
+    for path, (digest, sample, *kind) in (values if isinstance(values, dict) else {"": values}).items():
+        kinds[what, path] = kind[0] if kind else kinds[what, path]
+        leaves[path] = Leaf(kinds[what, path], digest, sample)
+    return Fact(what, when or WHEN.format(*place), place, leaves)
 
 
 def _within(golden: Iterable[Fact], found: Iterable[Fact], rtol: float) -> Iterator[Fact]:
