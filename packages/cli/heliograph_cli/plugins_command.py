@@ -15,9 +15,10 @@ from heliograph import Bus
 from heliograph.plugins import Discovered, Plugins, discover, marked_methods
 from heliograph.spi import as_json, describe_error, find, is_first_party, printable_lines
 
-from .tables import format_table
+from .tables import format_table, terminal_width
 
 NOT_IMPORTED = "not imported"
+WIDTH = 100  # columns, if the terminal has as many
 DECLARATIONS = {"asks": "Asks for", "needs": "Needs", "exclusive": "Exclusive"}
 STARS: dict[int, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 
@@ -128,7 +129,8 @@ def _details(states: Sequence[PluginState]) -> str:
 
 
 def _wrapped(text: str, first: str, indent: str) -> list[str]:
-    return wrap(text, 100, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    width = min(WIDTH, terminal_width() or WIDTH)
+    return wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _is_ours(plugin: Discovered) -> bool:
@@ -223,8 +225,8 @@ def _option(option: Parameter, text: str) -> list[str]:
     default = " (required)" if _is_required(option) else ""
     if option.default is not Parameter.empty:
         default = f" = {option.default!r}"
-    head = f"    {STARS.get(option.kind, '')}{option.name}{typed}{default}"
-    return [head, *_wrapped(" ".join(text.split()), " " * 8, " " * 8)]
+    head = _wrapped(f"{STARS.get(option.kind, '')}{option.name}{typed}{default}", " " * 4, " " * 12)
+    return [*head, *_wrapped(" ".join(text.split()), " " * 8, " " * 8)]
 
 
 def _type_of(option: Parameter) -> str | None:

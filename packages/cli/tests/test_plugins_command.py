@@ -365,3 +365,13 @@ def test_json_has_the_error_of_a_broken_plugin(lay: Lay, capsys: pytest.CaptureF
     rows = {plugin["name"]: plugin for plugin in json.loads(capsys.readouterr().out)["plugins"]}
     assert rows["weather"]["state"] == "broken"
     assert_facts(rows["weather"]["text"], "OSError", "no weather")
+
+
+def test_the_page_of_a_plugin_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main(["plugins", "early_stopping"]) == 0
+    lines = capsys.readouterr().out.split("Options:")[1].splitlines()
+    assert 40 < max(map(len, lines)) <= 50
