@@ -68,6 +68,7 @@ def golden(arguments: Sequence[str]) -> int:
         command.add_argument("file", metavar="FILE", help="for example tests/golden.json")
     record.add_argument("--steps", type=int, default=50, metavar="N", help="optimizer steps to record (%(default)s)")
     record.add_argument("--every", type=int, default=10, metavar="N", help="steps between records of all weights")
+    record.add_argument("--operators", action="store_true", help="also record operators; the file is much larger")
     check.add_argument("--rtol", type=float, default=0.0, metavar="X", help="relative tolerance, for other hardware")
     _add_json(check)
     options = parser.parse_args(arguments)
@@ -77,7 +78,9 @@ def golden(arguments: Sequence[str]) -> int:
         train = find_function(options.function)
         if options.command == "check":
             return check_golden(train, options.file, rtol=options.rtol)
-        golden = record_golden(train, options.file, steps=options.steps, every=options.every)
+        golden = record_golden(
+            train, options.file, steps=options.steps, every=options.every, operators=options.operators
+        )
         print(f"recorded {golden.recorded_steps} steps in {options.file}")
         return None
 

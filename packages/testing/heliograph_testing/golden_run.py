@@ -7,6 +7,7 @@ import math
 import platform
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import groupby, zip_longest
@@ -26,6 +27,7 @@ from heliograph.spi import (
     TrainerFactory,
     UsageError,
     capture,
+    check_flag,
     check_number,
     is_whole_number,
     leaves,
@@ -33,6 +35,9 @@ from heliograph.spi import (
     seed_all,
     version,
 )
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 WHEN = "in epoch {}, batch {}, step {}"
 MakeTrainer = Callable[..., tuple[h.Trainer, Mapping[str, Any]]]
@@ -41,7 +46,10 @@ DIGEST = 6  # bytes of a digest in the file
 NAMES = ("the golden run", "this run")
 RATE, MANY = "learning_rate", 8
 WHOLE = ("batch", "draws", "gradients")  # one digest for all values, as for more than 8 others: the file stays small
+OPERATOR = "operator"
+UNWRITTEN = ("empty", "new_empty", "resize")  # operators whose results are uninitialized memory
 CAUSES = {
+    OPERATOR: "the code that calls this operator: the results of all operators before it are equal",
     "batch": "the order of the samples, their contents or an augmentation",
     "loss": "the forward pass or the loss: the batch and the weights are equal",
     "gradients": "the backward pass, the accumulation or the clipping: the losses are equal",
@@ -155,7 +163,9 @@ class GoldenCheck:
         return "\n".join(lines)
 
 
-def record_golden(make_trainer: MakeTrainer, path: str | Path, *, steps: int = 50, every: int = 10) -> GoldenRun:
+def record_golden(
+    make_trainer: MakeTrainer, path: str | Path, *, steps: int = 50, every: int = 10, operators: bool = False
+) -> GoldenRun:
     """Train the first steps, and record them in a file.
 
     Args:
@@ -164,6 +174,8 @@ def record_golden(make_trainer: MakeTrainer, path: str | Path, *, steps: int = 5
         path: the file to write; about 20 kB for a small model. Commit it beside the test.
         steps: the largest number of optimizer steps; a training that ends earlier is recorded to its end.
         every: the number of steps after which the weights and the states of optimizer and plugins are recorded.
+        operators: also record the result of each operator of torch, so that a difference names the first one. The
+            training is slower and the file several times as large.
 
     Returns:
         The recorded run.
@@ -174,7 +186,8 @@ def record_golden(make_trainer: MakeTrainer, path: str | Path, *, steps: int = 5
     for name, number in (("steps", steps), ("every", every)):
         if not is_whole_number(number) or number < 1:
             raise UsageError(f"{name}= must be a whole number of at least 1, got {number!r}.")
-    golden, again = (_train(make_trainer, steps, every) for _ in range(2))
+    check_flag("operators", operators)
+    golden, again = (_train(make_trainer, steps, every, operators) for _ in range(2))
     check = compare_golden(golden, again, names=("the first recording", "the second"))
     if not check.is_equal:
         raise UsageError(
@@ -193,7 +206,7 @@ def check_golden(make_trainer: MakeTrainer, path: str | Path, *, rtol: float = 0
         path: the file that `record_golden` wrote.
         rtol: the largest relative difference of losses, learning rates, metrics and norms of gradients and weights;
             0 compares all bits. Use it if the file was recorded on other hardware. Batches are compared by their norm,
-            and random states are not compared then.
+            and random states and operators are not compared then.
 
     Returns:
         The comparison; `print` shows the first difference and its probable cause.
@@ -203,7 +216,8 @@ def check_golden(make_trainer: MakeTrainer, path: str | Path, *, rtol: float = 0
     """
     check_number("rtol", rtol, at_least=0)
     golden = GoldenRun.load(path)
-    return compare_golden(golden, _train(make_trainer, golden.steps, golden.every), rtol=rtol)
+    operators = any(fact.what == OPERATOR for fact in golden.facts)
+    return compare_golden(golden, _train(make_trainer, golden.steps, golden.every, operators), rtol=rtol)
 
 
 def compare_golden(
@@ -218,6 +232,7 @@ def compare_golden(
         names: the names of both in the report.
     """
     shared = {fact.what for fact in golden.facts} & {fact.what for fact in found.facts}  # not a new plugin
+    shared -= {OPERATOR} if rtol else set()
     expected, facts = ([fact for fact in run.facts if fact.what in shared] for run in (golden, found))
     facts = facts if rtol == 0.0 else list(_within(expected, facts, rtol))
     differences = list(Difference.between(expected, facts, names=names))
@@ -238,11 +253,30 @@ def compare_golden(
     )
 
 
+class _Operators(TorchDispatchMode):
+    """Records the result of each operator by its number."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.results: dict[str, Leaf] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        if tensors and not str(func).partition(".")[2].startswith(UNWRITTEN):
+            parts = [*leaves(tensors).values()]
+            leaf = parts[0] if len(parts) == 1 else _combined(parts)
+            self.results[str(len(self.results) + 1)] = Leaf(f"{func}, {leaf.kind}", leaf.digest, None)
+        return result
+
+
 class _Recorder:
     """Records the facts of a run, after all other handlers."""
 
-    def __init__(self, golden: GoldenRun, folder: Path) -> None:
+    def __init__(self, golden: GoldenRun, folder: Path, records_operators: bool) -> None:
         self._golden, self._folder = golden, folder
+        self._records_operators, self._operators = records_operators, _Operators()
+        self._recording = ExitStack()
         self._tracer = Tracer(self._add)
 
     def subscribe(self, trainer: h.Trainer) -> None:
@@ -253,6 +287,10 @@ class _Recorder:
         golden = self._golden
         place = run.progress.epoch, run.progress.batch + 1, run.progress.steps
         when = WHEN.format(*place)
+        self.close()
+        if self._operators.results:
+            self._add(Fact(OPERATOR, when, place, self._operators.results))
+            self._operators = _Operators()
         if isinstance(event, h.TrainStart):
             golden.program = {name: text.replace(str(self._folder), "") for name, text in _describe(run)}
             self._tracer.state(run, INITIAL)
@@ -277,25 +315,32 @@ class _Recorder:
             self._add(Fact("draws", when, place, draws))
         else:
             self._tracer.record(run, event)
+        if self._records_operators and isinstance(event, h.BatchStart | h.BackwardEnd | h.GradientsReady):
+            self._recording.enter_context(self._operators)  # until the next event
+
+    def close(self) -> None:
+        self._recording.close()
 
     def _add(self, fact: Fact) -> None:
         is_state = fact.when.startswith(("before", "at the end"))
         if (is_state and fact.what.split()[0] not in STATES) or self._golden.steps < fact.place[2]:
             return
         values = {path: _short(leaf) for path, leaf in fact.leaves.items() if "param_groups" not in path}
-        if fact.what in WHOLE or (fact.what != "modules" and len(values) > MANY):
+        if fact.what in WHOLE or (fact.what not in ("modules", OPERATOR) and len(values) > MANY):
             values = {"": _combined(values.values())}
         self._golden.facts.append(replace(fact, leaves=values))
 
 
-def _train(make_trainer: MakeTrainer, steps: int, every: int) -> GoldenRun:
+def _train(make_trainer: MakeTrainer, steps: int, every: int, operators: bool) -> GoldenRun:
     golden, before = GoldenRun(steps, every, environment=_environment()), capture()
     try:
         seed_all(0)
         with TemporaryDirectory() as folder:
             trainer, options = TrainerFactory(make_trainer)(Path(folder))
-            _Recorder(golden, Path(folder)).subscribe(trainer)
-            trainer.fit(**{**options, "on_interrupt": "raise"})
+            recorder = _Recorder(golden, Path(folder), operators)
+            recorder.subscribe(trainer)
+            with closing(recorder):
+                trainer.fit(**{**options, "on_interrupt": "raise"})
     finally:
         restore(before)
     return golden
@@ -328,7 +373,9 @@ def _row(fact: Fact, kinds: dict[tuple[str, str], str]) -> list[Any]:
     values = {}
     for path, leaf in fact.leaves.items():
         is_known = kinds.get((fact.what, path)) == leaf.kind
-        values[path] = [leaf.digest, leaf.sample] if is_known else [leaf.digest, leaf.sample, leaf.kind]
+        values[path] = [leaf.digest, leaf.sample, leaf.kind]
+        if is_known:
+            del values[path][1 if leaf.sample is None else 2 :]
         kinds[fact.what, path] = leaf.kind
     return [fact.what, when, values[""] if [*values] == [""] else values]
 
@@ -336,8 +383,9 @@ def _row(fact: Fact, kinds: dict[tuple[str, str], str]) -> list[Any]:
 def _fact(row: list[Any], place: tuple[int, int, int], kinds: dict[tuple[str, str], str]) -> Fact:
     what, when, values = row
     leaves = {}
-    for path, (digest, sample, *kind) in (values if isinstance(values, dict) else {"": values}).items():
-        kinds[what, path] = kind[0] if kind else kinds[what, path]
+    for path, parts in (values if isinstance(values, dict) else {"": values}).items():
+        digest, sample, kind = [*parts, *(None, None, None)][:3]
+        kinds[what, path] = kind or kinds[what, path]
         leaves[path] = Leaf(kinds[what, path], digest, sample)
     return Fact(what, when or WHEN.format(*place), place, leaves)
 

@@ -15,6 +15,7 @@ from heliograph.core.program import UsageError
 from heliograph.packages.tests.facts import assert_facts
 from heliograph_testing import GoldenCheck, GoldenRun, check_golden, record_golden
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import Dataset
 
 Made = tuple[h.Trainer, dict[str, Any]]
@@ -218,6 +219,50 @@ def test_a_change_is_named_with_its_step_and_cause(
 def test_later_differences_are_listed(golden: Path) -> None:
     check = check_golden(replace(Program(), step_size=4), golden)
     assert {"weights", "loss", "gradients", "plugin ema"} <= set(check.later)
+
+
+@pytest.fixture(scope="module")
+def with_operators(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("operators") / "golden.json"
+    record_golden(Program(), path, steps=2, operators=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "step", "operators"),
+    [
+        ({"activation": nn.ReLU}, "operator", 0, ["aten.tanh.default", "aten.relu.default"]),
+        ({"factor": 0.5}, "operator", 0, ["aten.mul.Tensor"]),
+        ({"gradient_factor": 2.0}, "operator", 0, ["aten.mul.Tensor, float32 of shape [4, 3] in this run"]),
+        ({"norm": 0.4}, "operator", 0, ["aten.mul.Tensor"]),
+        ({"weight_decay": 0.01}, "operator", 1, ["aten.add.Tensor, float32 of shape [4, 3] in this run"]),
+        ({"lr": 0.2}, "learning_rate", 0, []),
+    ],
+)
+def test_the_first_operator_that_differs_is_named_on_request(
+    with_operators: Path, options: dict[str, Any], what: str, step: int, operators: list[str]
+) -> None:
+    check = check_golden(replace(Program(), **options), with_operators)
+    assert check.difference is not None
+    assert (check.difference.what, check.difference.place[2]) == (what, step)
+    assert_facts(check.difference, *operators)
+
+
+def test_operators_are_equal_in_an_unchanged_program_and_ignored_with_a_tolerance(with_operators: Path) -> None:
+    assert check_golden(Program(), with_operators).is_equal
+    assert check_golden(replace(Program(), factor=1.0 + 1e-6), with_operators, rtol=1e-3).is_equal
+    golden = GoldenRun.load(with_operators)
+    golden.save(again := with_operators.with_name("again.json"))
+    assert again.read_text() == with_operators.read_text()
+
+
+def test_an_error_while_operators_are_recorded_ends_the_recording(tmp_path: Path) -> None:
+    def fail(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise OSError("no loss")
+
+    with pytest.raises(OSError, match="no loss"):
+        record_golden(replace(Program(), loss=fail), tmp_path / "golden.json", operators=True)
+    assert _get_current_dispatch_mode() is None
 
 
 def test_a_tolerance_accepts_small_differences(golden: Path) -> None:
