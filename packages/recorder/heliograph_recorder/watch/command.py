@@ -35,6 +35,8 @@ def watch(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.json and not options.once:
         parser.error("--json prints the state of the runs once: add --once")
+    if options.once and (options.open or options.port or options.terminal):
+        parser.error("--once prints, and exits: remove --open, --port and --terminal")
 
     from heliograph.spi import as_json, printable, require
 
