@@ -286,10 +286,9 @@ def _plugin_changes(label: str, before: Mapping[str, Any], now: Mapping[str, Any
 
 def _plugin(run: Run, name: str, plugin: Any) -> dict[str, Any]:
     affects = affects_training(plugin)
-    kind = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
     compares = affects and is_ours(type(plugin).__module__)  # other plugins are in the object graph
     return {
-        "class": kind,
+        "class": type_name(plugin),
         "affects_training": affects,
         "enabled": run.plugins.is_enabled(name),
         "options": plugin_options(plugin) if compares else {},
