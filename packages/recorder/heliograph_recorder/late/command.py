@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,6 +68,8 @@ def lock_of(folder: Path) -> Lock:
 
 
 def _evaluate_all(evaluator: Evaluator, *, follow: bool, show: argparse.Namespace) -> list[Evaluation]:
+    from heliograph.spi import as_json
+
     from .files import is_over
 
     evaluations = []
@@ -83,7 +84,7 @@ def _evaluate_all(evaluator: Evaluator, *, follow: bool, show: argparse.Namespac
         sleep(POLL)
     if show.json:
         plain = [evaluation.as_plain() for evaluation in evaluations]
-        print(json.dumps({"schema": "heliograph.evaluate/1", "evaluations": plain}, indent=1))
+        print(as_json({"schema": "heliograph.evaluate/1", "evaluations": plain}))
     return evaluations
 
 
