@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
-from heliograph import Bus, Control, NotRecorded, Progress, TrainStart
+from heliograph import Bus, Control, DeviceEngine, NotRecorded, Progress, TrainStart
 from heliograph.core.context import LineVerbs
-from heliograph.events import CHANGES, CheckpointSource, Event, Phase, Reduction, Request, Verb, is_within
+from heliograph.events import CHANGES, CheckpointSource, Event, Phase, Request, Verb, is_within
 from heliograph.spi import Metrics, describe_error
 
 from ..format.records import AttemptRecord, Counters
@@ -58,35 +57,16 @@ class RecordedEngine(Unrecorded):
     waited_seconds = 0.0
 
     def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
+        self.world_size, alone = world_size, DeviceEngine("cpu")
+        self.barrier, self.refusing, self.writing = alone.barrier, alone.refusing, alone.writing
+        if world_size == 1:
+            self.reduce, self.gather, self.gather_objects = alone.reduce, alone.gather, alone.gather_objects
+            self.broadcast, self.vote = alone.broadcast, alone.vote
 
-    def reduce(self, value: Any, how: Reduction = "mean") -> Any:
-        return self._on_one_rank(value)
-
-    def gather(self, tensor: Any) -> list[Any]:
-        return [self._on_one_rank(tensor)]
-
-    gather_objects = gather
-
-    def broadcast(self, value: Any, source: int = 0) -> Any:
-        return self._on_one_rank(value)
-
-    def barrier(self) -> None:
-        pass
-
-    def vote(self, values: Sequence[float]) -> list[float]:
-        return list(self._on_one_rank(values))
-
-    def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def writing(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def _on_one_rank(self, value: Any) -> Any:
-        if self.world_size > 1:
+    def __getattr__(self, name: str) -> Any:
+        if name in ("reduce", "gather", "gather_objects", "broadcast", "vote"):
             raise NotRecorded(f"the values of the other ranks ({self.world_size - 1})")
-        return value
+        return super().__getattr__(name)
 
 
 class RecordedData(Unrecorded):
