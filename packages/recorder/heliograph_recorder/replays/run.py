@@ -74,13 +74,18 @@ class RecordedData(Unrecorded):
 
     owner = "data"
 
-    def __init__(self, validation_sets: tuple[str, ...], is_last_batch: Callable[[], bool]) -> None:
-        self.validation_sets, self._is_last_batch, self.in_hand = validation_sets, is_last_batch, False
-        self.evaluation_batches: int | None = None
+    in_hand = False
+    evaluation_batches: int | None = None
+
+    def __init__(self, run: ReplayRun, validation_sets: tuple[str, ...]) -> None:
+        self._run, self.validation_sets = run, validation_sets
 
     @property
     def is_last_batch(self) -> bool:
-        return self._is_last_batch()
+        run = self._run
+        if run.batches_per_epoch is None:
+            return run.is_last_seen
+        return run.progress.batch + self.in_hand >= run.batches_per_epoch
 
 
 class ReplayControl(Control):
@@ -198,7 +203,7 @@ class ReplayRun(Unrecorded, LineVerbs):
         self.optimizer: Any = self.optimizers.get(self.optimizer_name)
         self.is_named = self.trains and tuple(attempt.optimizers) != ("optimizer",)
         self.engine = RecordedEngine(attempt.world_size)
-        self.data = RecordedData(attempt.validation_sets, self.is_last_batch)
+        self.data = RecordedData(self, attempt.validation_sets)
         self.max_epochs, self.max_steps = attempt.max_epochs, attempt.max_steps
         self.planned_steps = attempt.planned_steps
         self.batches_per_epoch: int | None = None
@@ -252,14 +257,9 @@ class ReplayRun(Unrecorded, LineVerbs):
     def fraction(self) -> float | None:
         return self.progress.part_done(self.planned_steps, skips=self.max_epochs is not None)
 
-    def is_last_batch(self) -> bool:
-        if self.batches_per_epoch is None:
-            return self.is_last_seen
-        return self.progress.batch + self.data.in_hand >= self.batches_per_epoch
-
     @property
     def epoch_is_over(self) -> bool:
-        return self.progress.batch > 0 and (self.is_last_batch() or self.control.should_end_epoch)
+        return self.progress.batch > 0 and (self.data.is_last_batch or self.control.should_end_epoch)
 
     def label(self, name: str, optimizer: str | None = None) -> str:
         return f"{optimizer or self.optimizer_name}_{name}" if self.is_named else name
