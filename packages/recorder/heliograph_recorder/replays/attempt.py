@@ -167,10 +167,10 @@ class AttemptReplay:
         if isinstance(event, h.Log | h.ValidationEnd | h.TestEnd | h.PredictEnd):
             self.run.metrics.update(event.metrics)
 
-    def _begin(self, *, in_boundary: bool = False) -> None:
+    def _begin(self) -> None:
         """Begin or continue, with a boundary before the next epoch."""
         self._has_begun = True
-        self._open_boundary(due=in_boundary or self.run.control.pending)
+        self._open_boundary(due=self.run.in_boundary or self.run.control.pending)
 
     def _load(self, entry: EventEntry) -> None:
         run, session, path = self.run, self._session, entry.data["path"]
@@ -191,7 +191,7 @@ class AttemptReplay:
         run.last = None if path is None else Path(path)
         run.best = session.best
         self._emit(entry)
-        self._begin(in_boundary=run.in_boundary)
+        self._begin()
 
     def _flush(self, place: Counters) -> None:
         """Step with the gradients of a last, partial window, as the loop does."""
@@ -262,15 +262,13 @@ class AttemptReplay:
         batch_end: Any = KINDS[f"{run.phase}_batch_end"]
         before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
         run.control.is_evaluating, cut = True, run.control.cut_request
-        if before.chain or after.chain:
-            datasets = [dataset for dataset, batches in entry.data["batches"].items() for _ in range(batches)]
-            run.progress.evaluated = 0
-            for number, dataset in enumerate(datasets, 1):
-                before.emit(run, batch_start(dataset))
-                run.progress.evaluated = number
-                after.emit(run, batch_end(dataset))
-                if run.control.cut_request is not cut:  # a replayed plugin would have ended it here
-                    break
+        datasets = [dataset for dataset, batches in entry.data["batches"].items() for _ in range(batches)]
+        for run.progress.evaluated, dataset in enumerate(datasets if before.chain or after.chain else ()):
+            before.emit(run, batch_start(dataset))
+            run.progress.evaluated += 1
+            after.emit(run, batch_end(dataset))
+            if run.control.cut_request is not cut:  # a replayed plugin would have ended it here
+                break
         run.control.is_evaluating = False
 
     # Batches, with the events of the loop that have handlers.
@@ -282,16 +280,14 @@ class AttemptReplay:
         if not control.pending and not any(signal.chain for signal in self._signals.values()):
             self._move_to_end(block, is_last=is_last)
             return
-        losses, remaining = iter(block.losses or ()), len(block)
-        entries.in_block = True
-        for row in zip(*(getattr(block, name) for name in COLUMNS), strict=True):
-            remaining -= 1
-            if not remaining:
+        losses, entries.in_block = iter(block.losses or ()), True
+        for number, row in enumerate(zip(*(getattr(block, name) for name in COLUMNS), strict=True), 1):
+            if number == len(block):
                 entries.in_block, run.is_last_seen = False, is_last
             self._replay_batch(row, next(losses, UNREAD))
             judged = bool(self._signals[h.ShouldStop].chain)
             self._open_boundary(due=control.is_due(window=run.window, judged=judged))
-            if remaining:
+            if number < len(block):
                 self._close_boundary(block)
 
     def _move_to_end(self, block: Batches, *, is_last: bool) -> None:

@@ -108,8 +108,7 @@ class ReplayControl(Control):
         if request.verb in AT_BOUNDARY and request.what not in requests:
             self._replace({**requests, request.what: request}, vetoed=self.vetoed)
             return request
-        self.history.append(request)
-        self.history.total += 1
+        request = self.history.add(request)
         if request.verb == EVALUATION_VERB:
             self.cut_request = request
         match request.verb:
