@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
-from heliograph import Bus, Control, DeviceEngine, NotRecorded, Progress, TrainStart
-from heliograph.core.context import LineVerbs
-from heliograph.events import CHANGES, CheckpointSource, Event, Phase, Request, Verb, is_within
+from heliograph import Bus, Control, DeviceEngine, NotRecorded, Progress
+from heliograph.core.context import RunVerbs
+from heliograph.events import CHANGES, CheckpointSource, Event, Phase, Request, Verb
 from heliograph.spi import Metrics, describe_error
 
 from ..format.records import AttemptRecord, Counters
@@ -82,10 +82,7 @@ class RecordedData(Unrecorded):
 
     @property
     def is_last_batch(self) -> bool:
-        run = self._run
-        if run.batches_per_epoch is None:
-            return run.is_last_seen
-        return run.progress.batch + self.in_hand >= run.batches_per_epoch
+        return self._run.is_last_batch()
 
 
 class ReplayControl(Control):
@@ -149,7 +146,7 @@ class ReplayControl(Control):
 COUNTERS = [field.name for field in fields(Counters) if field.name != "seconds"]
 
 
-class ReplayRun(Unrecorded, LineVerbs):
+class ReplayRun(Unrecorded, RunVerbs):
     """One attempt of a recorded run: the protocol `heliograph.Run`, including all parts except the data.
 
     Args:
@@ -256,9 +253,10 @@ class ReplayRun(Unrecorded, LineVerbs):
     def fraction(self) -> float | None:
         return self.progress.part_done(self.planned_steps, skips=self.max_epochs is not None)
 
-    @property
-    def epoch_is_over(self) -> bool:
-        return self.progress.batch > 0 and (self.data.is_last_batch or self.control.should_end_epoch)
+    def is_last_batch(self) -> bool:
+        if self.batches_per_epoch is None:
+            return self.is_last_seen
+        return self.progress.batch + self.data.in_hand >= self.batches_per_epoch
 
     def label(self, name: str, optimizer: str | None = None) -> str:
         return f"{optimizer or self.optimizer_name}_{name}" if self.is_named else name
@@ -287,9 +285,7 @@ class ReplayRun(Unrecorded, LineVerbs):
         pass  # the tokens are recorded
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        if not self.started or self.finished or is_within(TrainStart.name):
-            raise RuntimeError("run.roll_back needs a started training. At TrainStart, call run.resume(saved).")
-        self.control.roll_back(f"to {path or 'a saved state'}")
+        super().roll_back(saved, path)
         if not self._rolls_back_to(path):
             self.own_control.remove("roll_back")
             raise NotRecorded(f"a roll-back to {path or 'a saved state'}: the run did not roll back here")
