@@ -276,47 +276,14 @@ class RunContext(RunVerbs):
     def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]: ...
 
     def loop_state(self) -> dict[str, Any]:
-        """Return the part of the state that any loop has: requests, means, plugins and the position in the epoch."""
-        from .checkpoint.schema import as_plain
+        from .loop_state import capture_loop
 
-        versions = self.plugins.state_versions()
-        return {
-            "control": self.control.state_dict(is_over=self.report.finished),
-            "last_seen": self.work.is_last_seen,
-            "epoch_begun": self.work.has_begun,
-            "means": self.means.state_dict(),
-            "plugins": self.plugins.state_dict(as_plain),
-            "filters": self.plugins.filter_states(self.origin, as_plain),
-            **({"plugin_versions": versions} if versions else {}),
-        }
+        return capture_loop(self)
 
-    def load_loop_state(self, saved: Mapping[str, Any], note: str, *, goes_back: bool = False) -> None:
-        """Load `loop_state`, after the counters and `checkpoints.in_boundary`; add notes, the given one first."""
-        from ..plugins.filters import Filter
+    def load_loop_state(self, saved: Mapping[str, Any], note: str) -> None:
+        from .loop_state import load_loop
 
-        checkpoints, switched = self.checkpoints, self.control.switches
-        self.work.is_last_seen = saved.get("last_seen")
-        self.work.has_begun = saved.get("epoch_begun", self.progress.batch > 0)
-        self.control.load_state_dict(saved["control"], at_save_point=checkpoints.in_boundary)
-        self.metrics.update(saved["metrics"])
-        self.means.load_state_dict(saved.get("means", {}))
-        self.note(note)
-        versions = saved.get("plugin_versions")
-        unmatched = self.plugins.load_state_dict(saved["plugins"], versions, checkpoints.path, goes_back=goes_back)
-        checkpoints.fresh_plugins, checkpoints.unclaimed_states = map(tuple, unmatched)
-        if switched or self.control.switches:
-            from .stepping.changes import restore_switches
-
-            restore_switches(self, switched, goes_back=goes_back)
-        if checkpoints.fresh_plugins:
-            outcome = "keep their state" if goes_back else "start fresh"
-            self.note(f"plugins without state in the checkpoint {outcome}: {', '.join(checkpoints.fresh_plugins)}")
-        if checkpoints.unclaimed_states:
-            names = ", ".join(checkpoints.unclaimed_states)
-            self.note(f"states in the checkpoint without a plugin, ignored: {names}")
-        self.origin = self.progress.copy()
-        Filter.plan_all(self)
-        self.plugins.load_filter_states(self.origin, saved.get("filters", {}))
+        load_loop(self, saved, note)
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         check_within(ev.TrainStart, "resume")

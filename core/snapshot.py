@@ -29,6 +29,7 @@ from .checkpoint.storage import read_manifest
 from .context import RunContext
 from .engines.sharded_states import ShardingEngine
 from .engines.weights import check_fits
+from .loop_state import capture_loop, load_loop
 
 
 def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
     objects = {} if object_state is None else object_state.state_dict(run)  # before the data, which save its reports
     snapshot = {
         **_describe(run),
-        **run.loop_state(),
+        **capture_loop(run),
         "data": run.data.state_dict(run.progress),
         "planned_done": run.length.done,
         "at_save_point": run.report.at_save_point,
@@ -163,7 +164,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     run.checkpoints.batch_note = apply_batch_change(
         run, saved["world"], resumption.batch_change, may_refuse=resumption.is_resume
     )
-    run.load_loop_state(saved, _position_note(run), goes_back=not resumption.is_resume)
+    load_loop(run, saved, _position_note(run), goes_back=not resumption.is_resume)
     for change in find_differences(run, saved, versions(), resumption.fresh_plugins):
         run.data.report_difference(change)
     resumption.before = saved["world"]["size"], saved["world"].get("workers")
