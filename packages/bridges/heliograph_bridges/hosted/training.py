@@ -49,6 +49,7 @@ from .saved import Position, begin_at, capture, move_to, restore
 
 P = ParamSpec("P")
 R = TypeVar("R")
+E = TypeVar("E", bound=ev.Event)
 T = TypeVar("T", bound="HostedTraining")
 
 LOSS = "train/loss"
@@ -66,6 +67,11 @@ def in_run(method: Callable[Concatenate[T, HostedRun, P], R]) -> Callable[Concat
             raise
 
     return guarded
+
+
+def emit(run: HostedRun, signal: ev.OrderedSignal[E], event: Callable[[], E]) -> None:
+    if signal.chain:  # these events come with every batch
+        signal.emit(run, event())
 
 
 class Leave(NamedTuple):
@@ -234,7 +240,7 @@ class HostedTraining:
         self.leave_validation()
         run.work.batch, run.work.in_hand = batch, True
         self._is_counted = False
-        run.hot.batch_start.emit(run, ev.BatchStart())
+        emit(run, run.hot.batch_start, ev.BatchStart)
         if run.work.batch is not batch:
             raise RuntimeError(
                 f"A plugin replaced run.batch, but {run.host.name} ignores that. Instead, {run.host.remedy('batches')}."
@@ -243,13 +249,13 @@ class HostedTraining:
     @in_run
     def end_forward(self, run: HostedRun, loss: Tensor) -> None:
         self._take(run, loss)
-        run.hot.forward_end.emit(run, ev.ForwardEnd())
+        emit(run, run.hot.forward_end, ev.ForwardEnd)
 
     @in_run
     def end_backward(self, run: HostedRun, loss: Tensor | None) -> None:
         self._take(run, loss)
         run.stepping.first.size += 1
-        run.hot.backward_end.emit(run, ev.BackwardEnd())
+        emit(run, run.hot.backward_end, ev.BackwardEnd)
 
     def track_loss(self, loss: Tensor) -> None:
         """Add the loss of the micro-batch to `train/loss` of the next log, if the host does not log a loss.
@@ -263,7 +269,7 @@ class HostedTraining:
     @in_run
     def begin_step(self, run: HostedRun) -> bool:
         """Emit `GradientsReady`; return whether to drop the gradients, on all ranks."""
-        run.hot.gradients_ready.emit(run, ev.GradientsReady())
+        emit(run, run.hot.gradients_ready, ev.GradientsReady)
         run.control.agree_on_step()
         return run.control.drops_step
 
@@ -276,7 +282,7 @@ class HostedTraining:
             run.control.count_skip("skipped_steps", by_engine=not run.control.drops_step)
         else:
             run.progress.steps += 1
-            run.hot.step_end.emit(run, ev.StepEnd())
+            emit(run, run.hot.step_end, ev.StepEnd)
 
     @in_run
     def end_batch(self, run: HostedRun, loss: Tensor | None = None) -> None:
@@ -286,7 +292,7 @@ class HostedTraining:
             run.means.settle(window.label, window.kept, stepped=not self._is_dropped)
         run.progress.batch += 1
         run.work.in_hand = False
-        run.hot.batch_end.emit(run, ev.BatchEnd())
+        emit(run, run.hot.batch_end, ev.BatchEnd)
         run.outputs = run.work.batch = None
         run.control.close_batch()
 
@@ -304,6 +310,8 @@ class HostedTraining:
         self.leave_validation()
         run.boundary_is_open, control = True, run.control
         control.agree()
+        if not control.pending:  # the usual case
+            return frozenset()
         asked = {"log": control.should_log, "validation": control.should_validate, "save": control.should_save}
         return frozenset(verb for verb, is_asked in asked.items() if is_asked)
 
@@ -323,7 +331,7 @@ class HostedTraining:
         if run.checkpoints.in_boundary:  # the resumed state was saved at this boundary
             run.checkpoints.in_boundary = False
             control.release()
-        run.hot.should_stop.emit(run, ev.ShouldStop())
+        emit(run, run.hot.should_stop, ev.ShouldStop)
         control.decide(served=self._is_served, in_epoch=run.work.has_begun)
         self._is_served = run.boundary_is_open = False
         return Leave(control.stopped, control.should_end_epoch)
