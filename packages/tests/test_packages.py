@@ -32,8 +32,8 @@ PRIVATE = """
     core.checkpoint.ranks.gather_rank_parts core.checkpoint.ranks.join_shards core.checkpoint.ranks.select_rank_part
     core.checkpoint.storage.files.prepare_folder core.checkpoint.storage.files.write_whole
     core.checkpoint.storage.untrusted_files.read_foreign core.checkpoint.weights.WeightsFile
-    core.checkpoint.weights.find_weights core.checkpoint.weights.view_of core.context.LineVerbs
-    core.context.RunContext core.data.generators.isolated core.data.generators.states core.data.keyed.KeyedGenerators
+    core.checkpoint.weights.find_weights core.checkpoint.weights.view_of core.context.RunContext
+    core.context.RunVerbs core.data.generators.isolated core.data.generators.states core.data.keyed.KeyedGenerators
     core.data.loaders.evaluation_loader core.data.loaders.is_dataset core.data.loaders.make_loader
     core.data.loaders.params_of_one_process core.data.sizes.Share core.data.source.FactsDataset
     core.data.source.Reading core.data.source.Source core.data.source.Sourced core.data.training_data.TrainingData
