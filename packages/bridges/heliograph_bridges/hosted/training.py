@@ -86,6 +86,9 @@ class Leave(NamedTuple):
     end_epoch: bool = False
 
 
+STAY = Leave(stop=False, end_epoch=False)
+
+
 class HostedTraining:
     """Plugins in the consecutive trainings of a host.
 
@@ -327,8 +330,11 @@ class HostedTraining:
     @in_run
     def close_boundary(self, run: HostedRun) -> Leave:
         """Emit `ShouldStop` and return the decision, after the host has served all requests."""
-        control = run.control
-        if run.checkpoints.in_boundary:  # the resumed state was saved at this boundary
+        control, is_resumed = run.control, run.checkpoints.in_boundary
+        if not (control.pending or self._is_served or control.is_shared or is_resumed or run.hot.should_stop.chain):
+            run.boundary_is_open = False
+            return STAY  # the usual case: nothing to decide
+        if is_resumed:  # the resumed state was saved at this boundary
             run.checkpoints.in_boundary = False
             control.release()
         emit(run, run.hot.should_stop, ev.ShouldStop)
