@@ -90,14 +90,18 @@ class Checkpoint(Saver):
 
         def look() -> tuple[str, str, Path | None, list[str], str]:
             nonlocal point
-            store = self._files.open(run, self.folder)
+            store, resume, fetched = self._files.open(run, self.folder), self.resume.path, list[str]()
+            if self._remote is not None:
+                resume, fetched = self._remote.fetch(store, resume)
             with store.steady() if run.checkpoints.source is None else nullcontext():  # a source adds files
-                point = find(store, self.resume.path, run.checkpoints.source)
+                point = find(store, resume, run.checkpoints.source)
                 training_id, name, notes = point.choose_training(run.name, run.checkpoints.training_id)
                 self._files.damaged = point.damaged
                 if point.path is not None or not run.checkpoints.is_resuming:  # another plugin chose the training
                     notes += self._claim(run, name, training_id, is_branch=bool(point.newer))
-            return training_id, self._files.name, point.path, notes, point.warning
+            if self._remote is not None:
+                self._remote.check(store)
+            return training_id, self._files.name, point.path, [*fetched, *notes], point.warning
 
         run.checkpoints.training_id, self.file_name, path, notes, warning = on_main(run.engine, look)
         for note in notes:

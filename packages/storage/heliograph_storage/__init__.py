@@ -1,0 +1,3 @@
+"""Checkpoints in remote storage: `heliograph.Checkpoint("s3://bucket/run")` uses this package."""
+
+from .remote_copy import RemoteCopy as RemoteCopy
