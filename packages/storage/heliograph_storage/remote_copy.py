@@ -205,6 +205,7 @@ class RemoteCopy:
         except (ValueError, FileNotFoundError) as error:
             notes.append(f"skipped: {self.url}/{name}: {error}")
             logger.warning("resume %s", notes[-1])
+            self._remote.damaged.add((name, entry.sha256))
             self._remote.problems[name] = ValueError(str(error))
             del self._remote.entries[name]
             return None
@@ -319,6 +320,7 @@ class Uploads:
                 pauses = iter(PAUSES)
             except Exception as error:  # noqa: BLE001  # each storage raises its own
                 self._report(error)
+                self._remote.is_listed = False  # it may have happened nevertheless
                 with self._changed:
                     self._is_due = True
                     if self._changed.wait_for(lambda: self._is_ending, next(pauses, PAUSES[-1])):

@@ -51,6 +51,7 @@ class RemoteFolder:
         entries: the checkpoints by file name.
         problems: the errors of files without a usable manifest, by file name.
         pinned: the names of pinned checkpoints.
+        damaged: file names and digests of checkpoints whose data does not match their manifests.
         is_listed: whether these attributes are known.
 
     Raises:
@@ -83,6 +84,7 @@ class RemoteFolder:
         self.entries: dict[str, Entry] = {}
         self.problems: dict[str, ValueError] = {}
         self.pinned: set[str] = set()
+        self.damaged: set[tuple[str, str]] = set()
         self.is_listed = False
 
     @property
@@ -149,8 +151,10 @@ class RemoteFolder:
             Exception: it could not be uploaded; no file has its name, unless an earlier version was there.
         """
         folder, name = entry.path.parent, entry.path.name
+        hidden = f"{self._path}/.{name.partition('_epoch_')[0]}.tmp"  # each upload replaces what a failed one left
         for file in [*files[1:], files[0]]:
-            self._put(file, f"{self._path}/{file.relative_to(folder).as_posix()}", _Moves(moved))
+            self._put(file, hidden, f"{self._path}/{file.relative_to(folder).as_posix()}", _Moves(moved))
+        self.damaged.discard((name, entry.sha256))
         self._read({name: self._files.info(f"{self._path}/{name}")["size"]})
         if name not in self.entries or self.entries[name].sha256 != entry.sha256:
             raise OSError(f"{self.url}/{name} differs from {entry.path} after the upload")
@@ -171,23 +175,28 @@ class RemoteFolder:
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint and its shards; one that was pinned meanwhile stays."""
-        if self._files.exists(f"{self._path}/{name.removesuffix(SUFFIX)}{PINNED}"):
+        if self._exists(f"{name.removesuffix(SUFFIX)}{PINNED}"):
             self.pinned.add(name)
             return
         shards = self.entries[name].shards
-        if self._files.exists(f"{self._path}/{name}"):
+        if self._exists(name):
             self._files.rm_file(f"{self._path}/{name}")
-        if shards is not None and self._files.exists(f"{self._path}/{shards[0]}"):
+        if shards is not None and self._exists(shards[0]):
             self._files.rm(f"{self._path}/{shards[0]}", recursive=True)
         del self.entries[name]
 
-    def _put(self, file: Path, target: str, callback: Callback) -> None:
+    def _exists(self, name: str) -> bool:
+        try:  # `exists` of fsspec is False in an outage, too
+            self._files.info(f"{self._path}/{name}")
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _put(self, file: Path, hidden: str, target: str, callback: Callback) -> None:
         if self.protocol in OBJECT_STORES:
             self._files.put_file(str(file), target, callback=callback)
             return
-        folder, _, name = target.rpartition("/")
-        hidden = f"{folder}/.{name}.tmp"
-        self._files.makedirs(folder, exist_ok=True)
+        self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
         self._files.put_file(str(file), hidden, callback=callback)
         self._files.mv(hidden, target)
 
@@ -203,7 +212,10 @@ class RemoteFolder:
             if isinstance(tail, BaseException):
                 raise tail
             try:
-                self.entries[name] = read_manifest(Path(name), source=_Tail(tail, size))
+                entry = read_manifest(Path(name), source=_Tail(tail, size))
+                if (name, entry.sha256) in self.damaged:
+                    raise ValueError(f"{name} is damaged.")
+                self.entries[name] = entry
             except ValueError as error:
                 self.problems[name] = error
 
