@@ -33,7 +33,8 @@ class Checkpoint(Saver):
     fails raises on all ranks at the same step. If a rank cannot see a file, the main rank sends it.
 
     Args:
-        folder: where to write; created if it is missing.
+        folder: where to write; created if it is missing. A URL such as `s3://bucket/run` needs heliograph-storage: the
+            checkpoints are written to `runs/s3/bucket/run` and copied there in the background.
         every: when to save, for example `Every(epochs=1)`, `Every(seconds=600)` or `At(fraction=[0.5, 0.9])`; the end
             of the training is saved, too. None saves only when another plugin requests it, for example `SaveSchedule`;
             if both are due at a boundary, one checkpoint is written.
@@ -80,7 +81,7 @@ class Checkpoint(Saver):
 
     def rehearse(self, folder: Path) -> list[Path]:
         """Write to `folder`, and resume only from there; raise if a checkpoint to resume cannot be read."""
-        if self.resume.path not in (None, "auto"):
+        if self.resume.path not in (None, "auto") and "://" not in str(self.resume.path):
             storage.load(Path(self.resume.path))
         self.resume = replace(self.resume, path="auto")
         return super().rehearse(folder)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ...events.alarms import Alarm
 
 
-class RemoteCopy(Protocol):
-    """A copy of the folder in remote storage, such as `heliograph_storage.RemoteCopy`; used on the main rank."""
+class FolderCopy(Protocol):
+    """A copy of the folder in remote storage, as of heliograph-storage; used on the main rank."""
 
     url: str
     folder: Path  # the local one
@@ -142,8 +142,8 @@ class Saver(Plugin):
                 f"and monitor, for example keep_best=1, monitor='validation/loss', or neither."
             )
         self.monitor = None if monitor is None else Monitor(monitor, mode)
-        self._remote: RemoteCopy | None = None
-        if re.match(r"\w[\w+.-]+:/", str(folder)):
+        self._remote: FolderCopy | None = None
+        if re.match(r"[\w+.:-]{2,}:/", str(folder)):  # also a Path of a URL, which is refused
             kept = {"keep_last": keep_last, "keep_best": keep_best, "monitor": self.monitor}
             self._remote = find("fsspec", "heliograph.storage").load()(str(folder), **kept)
             folder = self._remote.folder

@@ -33,6 +33,7 @@ READ_PAUSES = (0.5, 2.0, 5.0)  # seconds before reading is tried again
 TICK = 0.1  # seconds between two looks at the progress
 PATIENCE = 60.0  # seconds without progress that the end of a run waits for uploads
 FINAL = (FileNotFoundError, PermissionError)
+SHOWN_AFTER = 5.0  # seconds of waiting that are reported
 SHOWN = 5  # names in a message
 SHORTEST = 80  # bytes at the beginning of a run's name that the names of all its files have
 logger = logging.getLogger("heliograph")
@@ -298,8 +299,12 @@ class Uploads:
         with self._changed:
             self._is_ending, self._moved_at = True, monotonic()
             self._changed.notify_all()
+            is_silent, shown_at = True, monotonic() + SHOWN_AFTER
             try:
                 while (self._is_due or self._is_busy) and monotonic() - self._moved_at < PATIENCE:
+                    if is_silent and monotonic() > shown_at:
+                        is_silent = False
+                        logger.warning("waiting for uploads to %s; Ctrl-C skips them", self._remote.url)
                     self._changed.wait(TICK)
             finally:
                 self._is_ended = True

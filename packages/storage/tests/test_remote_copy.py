@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import heliograph as h
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_another_machine_continues_bit_for_bit(storage: FlakyStorage) -> None:
 
 
 def test_another_machine_knows_the_best_and_removes_what_it_never_had(storage: FlakyStorage) -> None:
-    options = {"keep_last": 2, "keep_best": 1, "monitor": "validation/loss", "mode": "max"}  # the first is the best
+    options: dict[str, Any] = {"keep_last": 2, "keep_best": 1, "monitor": "validation/loss", "mode": "max"}  # the first is the best
     train(4, **options)
     assert storage.names(REMOTE) == [name(1), name(3), name(4)]
     lose_machine()
@@ -283,7 +284,7 @@ def test_s3(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         host, port = service.get_host_and_port()
         options = {"key": "a", "secret": "secret-b", "endpoint_url": f"http://{host}:{port}"}
-        monkeypatch.setitem(__import__("fsspec").config.conf, "s3", options)
+        monkeypatch.setitem(fsspec.config.conf, "s3", options)
         with pytest.raises(FileNotFoundError, match=r"s3://bucket/run cannot be listed.*bucket does not exist"):
             train(1, "s3://bucket/run")
         files = s3fs.S3FileSystem(**options)
