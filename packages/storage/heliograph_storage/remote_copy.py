@@ -6,6 +6,7 @@ import errno
 import logging
 import shutil
 from collections.abc import Callable, Collection
+from math import inf
 from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic, sleep, time
@@ -32,6 +33,7 @@ PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds before an upload is t
 READ_PAUSES = (0.5, 2.0, 5.0)  # seconds before reading is tried again
 TICK = 0.1  # seconds between two looks at the progress
 PATIENCE = 60.0  # seconds without progress that the end of a run waits for uploads
+LONGEST = 300.0  # seconds in total if other ranks wait, which they do for 600 seconds by default
 FINAL = (FileNotFoundError, PermissionError)
 SHOWN_AFTER = 5.0  # seconds of waiting that are reported
 SHOWN = 5  # names in a message
@@ -143,7 +145,7 @@ class RemoteCopy:
         self.update(run)  # a metric may have been written into a manifest
         uploads, self._uploads = self._uploads, None
         with run.engine.writing():
-            missing = uploads.end()
+            missing = uploads.end(LONGEST if run.engine.world_size > 1 else inf)
         if missing:
             names = ", ".join(sorted(missing)[:SHOWN]) + f" and {len(missing) - SHOWN} more" * (len(missing) > SHOWN)
             run.warn(
@@ -294,15 +296,18 @@ class Uploads:
             self._removed.update(removed)
             self._changed.notify_all()
 
-    def end(self) -> list[str]:
-        """Wait as long as there is progress, end the thread, and return the names of missing checkpoints."""
+    def end(self, longest: float = inf) -> list[str]:
+        """Wait as long as there is progress, end the thread, and return the names of missing checkpoints.
+
+        `longest` is the longest wait in seconds.
+        """
         with self._changed:
             self._is_ending, self._moved_at = True, monotonic()
             self._changed.notify_all()
-            is_silent, shown_at = True, monotonic() + SHOWN_AFTER
+            began, is_silent = monotonic(), True
             try:
-                while (self._is_due or self._is_busy) and monotonic() - self._moved_at < PATIENCE:
-                    if is_silent and monotonic() > shown_at:
+                while (self._is_due or self._is_busy) and monotonic() < min(self._moved_at + PATIENCE, began + longest):
+                    if is_silent and monotonic() > began + SHOWN_AFTER:
                         is_silent = False
                         logger.warning("waiting for uploads to %s; Ctrl-C skips them", self._remote.url)
                     self._changed.wait(TICK)

@@ -79,7 +79,12 @@ def test_another_machine_continues_bit_for_bit(storage: FlakyStorage) -> None:
 
 
 def test_another_machine_knows_the_best_and_removes_what_it_never_had(storage: FlakyStorage) -> None:
-    options: dict[str, Any] = {"keep_last": 2, "keep_best": 1, "monitor": "validation/loss", "mode": "max"}  # the first is the best
+    options: dict[str, Any] = {
+        "keep_last": 2,
+        "keep_best": 1,
+        "monitor": "validation/loss",
+        "mode": "max",
+    }  # the first is the best
     train(4, **options)
     assert storage.names(REMOTE) == [name(1), name(3), name(4)]
     lose_machine()
