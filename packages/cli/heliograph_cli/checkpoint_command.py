@@ -21,6 +21,7 @@ from heliograph.spi import (
     MissingManifestError,
     Monitor,
     Store,
+    find,
     known_names,
     printable,
     printable_lines,
@@ -34,6 +35,7 @@ from .weights_export import export_weights
 
 T = TypeVar("T")
 ERRORS = (ValueError, OSError, MemoryError, RuntimeError, SystemError, ImportError)  # of a file, or of the machine
+DROPPED = ("BATCH", "RUN", "SIZE", "SAVED", "EPOCH")  # in a narrow terminal, in this order
 HEAD = ("FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METRICS")
 
 
@@ -61,7 +63,8 @@ def _parser() -> ArgumentParser:
         (verify, lambda options: _process_files(options.paths, _verified)),
         (migrate, _migrate),
     ):
-        command.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="a checkpoint or a folder of them")
+        kind = _path_or_url if command is inspect else _path
+        command.add_argument("paths", metavar="PATH", nargs="+", type=kind, help="a checkpoint or a folder of them")
         command.set_defaults(run=act)
     migrate.add_argument("--dry-run", action="store_true", help="print what would be done, and change nothing")
     migrate.add_argument("--no-backup", action="store_true", help="remove the original files after the conversion")
@@ -107,6 +110,10 @@ def _path(text: str) -> Path:
     if not text:  # an unset shell variable would mean the current folder
         raise ArgumentTypeError("expected a path, got an empty text")
     return Path(text)
+
+
+def _path_or_url(text: str) -> Path | str:
+    return text if "://" in text else _path(text)
 
 
 def _positive(text: str) -> int:
@@ -322,7 +329,9 @@ def _verified(path: Path) -> list[str]:
     return [f"intact   {path}: run {entry.family!r}, step {entry.progress.get('steps')}"]
 
 
-def _inspected(path: Path) -> list[str]:
+def _inspected(path: Path | str) -> list[str]:
+    if isinstance(path, str):
+        return _remote_table(path)
     _check_exists(path)
     if path.is_dir():
         return _table(path)
@@ -341,12 +350,24 @@ def _read_manifests(folder: Path) -> tuple[list[Entry], dict[Path, OSError | Val
     return entries, problems
 
 
+def _remote_table(url: str) -> list[str]:
+    try:
+        kind = find("fsspec", "heliograph.storage").load()
+    except LookupError as error:
+        raise ValueError(f"{url} cannot be read: {error}") from error
+    entries, problems = kind(url, keep_last=None, keep_best=0, monitor=None).entries()
+    if not entries and not problems:
+        raise FileNotFoundError(f"There is no checkpoint in {url}.")
+    rows = [_cells(entry, f"{entry.size / 1e6:,.3f} MB", "-") for entry in entries]
+    return [format_table([HEAD, *rows], optional=DROPPED), *map(str, problems)]
+
+
 def _table(folder: Path) -> list[str]:
     # Only truncated files and missing shards count as damaged here: the digests are not verified.
     entries, problems = _read_manifests(folder)
     entries.sort(key=lambda entry: (entry.run_name, -entry.sequence, -entry.saved_at, entry.path.name))
     if entries:
-        print(format_table([HEAD, *map(_row, entries)], optional=("BATCH", "RUN", "SIZE", "SAVED", "EPOCH")))
+        print(format_table([HEAD, *map(_row, entries)], optional=DROPPED))
     for problem in problems.values():
         print(printable(problem))
     bad = [path.name for path, problem in problems.items() if not isinstance(problem, MissingManifestError)]
@@ -357,12 +378,16 @@ def _table(folder: Path) -> list[str]:
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
-    counters = (str(entry.progress.get(name, "?")) for name in ("epoch", "batch", "steps"))
     damaged = [] if _files_of(entry) else ["damaged"]
     kind = ["weights only"] * entry.weights_only
     marks = ",".join([*damaged, *kind, *_store(entry.path).marks(entry)]) or "-"
+    return _cells(entry, _size(entry), marks)
+
+
+def _cells(entry: Entry, size: str, marks: str) -> tuple[str, ...]:
+    counters = (str(entry.progress.get(name, "?")) for name in ("epoch", "batch", "steps"))
     metrics = " ".join(f"{name}={value:.4g}" for name, value in sorted(entry.metrics.items()))
-    return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), _size(entry), marks, metrics
+    return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), size, marks, metrics
 
 
 def describe(path: Path) -> str:

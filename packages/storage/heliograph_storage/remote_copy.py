@@ -70,6 +70,23 @@ class RemoteCopy:
         self._uploads: Uploads | None = None
         self._outage = ""  # why the storage could not be listed at the start
 
+    def entries(self) -> tuple[list[Entry], list[ValueError]]:
+        """Return the checkpoints there, the newest first, and the errors of files without a usable manifest.
+
+        Raises:
+            FileNotFoundError: there is no such bucket.
+            PermissionError: the storage refuses to list it.
+            OSError: it cannot be reached.
+        """
+        try:
+            _patiently(self._remote.list)
+        except Exception as error:
+            problem = f"{self.url} cannot be listed: {describe_error(error)}"
+            if isinstance(error, FINAL):
+                raise type(error)(f"{problem}. Check the URL and the credentials.") from error
+            raise OSError(problem) from error
+        return sorted(self._remote.entries.values(), key=_order, reverse=True), [*self._remote.problems.values()]
+
     def fetch(self, store: Store, resume: Resume) -> tuple[Resume, list[str]]:
         """Download the checkpoint to resume, and the best ones, unless the local folder has them or a newer one.
 
@@ -87,17 +104,16 @@ class RemoteCopy:
         if is_url and not str(resume).startswith(f"{self.url}/"):
             raise ValueError(f"resume={resume!r} is not in {self.url}: pass that URL, or the path of a local file.")
         try:
-            _patiently(self._remote.list)
-        except Exception as error:
-            outage = f"{self.url} cannot be listed: {describe_error(error)}"
-            if isinstance(error, FINAL):
-                raise type(error)(f"{outage}. Check the URL and the credentials.") from error
+            self.entries()
+        except FINAL:
+            raise
+        except OSError as error:
             if is_url or (resume == "auto" and not store.entries()[0]):
                 raise OSError(
-                    f"resume={resume!r} finds no checkpoint, because {outage}. Nothing was started. Start again when "
+                    f"resume={resume!r} finds no checkpoint, because {error}. Nothing was started. Start again when "
                     f"it can be reached, or set resume=None for a new training."
                 ) from error
-            self._outage = outage
+            self._outage = str(error)
             return resume, notes
         for name, problem in self._remote.problems.items() if resume == "auto" else ():
             if name.startswith(f"{clean(store.run_name, SHORTEST)}") and "_epoch_" in name:

@@ -14,6 +14,7 @@ import fsspec
 import heliograph as h
 import pytest
 import torch
+from heliograph.__main__ import main
 from heliograph.packages.storage.tests.flaky import ALL, FlakyStorage
 from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph.spi import Store
@@ -227,6 +228,21 @@ def test_shards_are_before_their_manifest(storage: FlakyStorage, tmp_path: Path)
     copy.fetch(again, "auto")
     assert again.verify(LOCAL / "a.pth").shards == entry.shards
     again.close()
+
+
+def test_the_command_lists_a_url(storage: FlakyStorage, capsys: pytest.CaptureFixture[str]) -> None:
+    train(2, keep_last=2)
+    storage.pipe_file(f"/{REMOTE}/other.pth", b"damage")
+    assert main(["checkpoint", "inspect", URL]) == 0
+
+    head, newest, older, problem = capsys.readouterr().out.splitlines()
+    assert head.split()[:5] == ["FILE", "RUN", "EPOCH", "BATCH", "STEP"]
+    assert newest.split()[:5] == [name(2), "run", "2", "0", "4"]
+    assert older.split()[0] == name(1)
+    assert_facts(problem, "other.pth", "damaged")
+    storage.failing.add("ls")
+    assert main(["checkpoint", "inspect", URL]) == 1
+    assert_facts(capsys.readouterr().err, URL, "ConnectionError")
 
 
 def test_two_ranks_upload_once_and_both_resume(ranks: Any, tmp_path: Path) -> None:
