@@ -129,7 +129,7 @@ class Checkpoint(Saver):
         if not path.exists():
             return f"the newest checkpoint was {path}, of step {saved_at}, and is missing: no run can resume it"
         loss = f"{count_steps(steps - saved_at)} lost" if steps > saved_at else "no step is lost"
-        how = f"Checkpoint({str(self.folder)!r}, resume={str(path)!r})"
+        how = f"Checkpoint({str(self._remote.url if self._remote else self.folder)!r}, resume={str(path)!r})"
         if self.resume.path == "auto" and path.parent.resolve() == self.folder.resolve():
             how = "start the program again"
         return f"the newest checkpoint is {path}, of step {saved_at}, {loss}; to resume it, {how}"

@@ -32,6 +32,7 @@ Resume = str | Path | None
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds before an upload is tried again; the last one repeats
 READ_PAUSES = (0.5, 2.0, 5.0)  # seconds before reading is tried again
 TICK = 0.1  # seconds between two looks at the progress
+READ_LIMIT = 20.0  # seconds after which it is not tried again
 PATIENCE = 60.0  # seconds without progress that the end of a run waits for uploads
 LONGEST = 300.0  # seconds in total if other ranks wait, which they do for 600 seconds by default
 FINAL = (FileNotFoundError, PermissionError)
@@ -164,9 +165,10 @@ class RemoteCopy:
             missing = uploads.end(LONGEST if run.engine.world_size > 1 else inf)
         if missing:
             names = ", ".join(sorted(missing)[:SHOWN]) + f" and {len(missing) - SHOWN} more" * (len(missing) > SHOWN)
+            reason = uploads.problem or "The storage did not finish in time"
             run.warn(
-                f"Not uploaded from {self.folder} to {self.url}: {names}. "
-                f"{uploads.problem or 'The upload was too slow'}. The next run with this URL uploads them from there."
+                f"Not uploaded from {self.folder} to {self.url}: {names}. {reason}. To upload them, start the program "
+                f"again on this machine with resume='auto'."
             )
         elif uploads.failures:
             run.note(f"{self.url} has all checkpoints, after {uploads.failures} failures: {uploads.problem}")
@@ -269,11 +271,13 @@ def _intact(store: Store, wanted: Entry, *, or_newer: bool = False) -> Path | No
 
 
 def _patiently(work: Callable[[], T]) -> T:
+    began = monotonic()
     for seconds in READ_PAUSES:
         try:
             return work()
         except Exception as error:  # each storage raises its own
-            if isinstance(error, FINAL) or getattr(error, "errno", None) == errno.ENOSPC:
+            is_late = monotonic() - began > READ_LIMIT  # file systems of fsspec try again, too
+            if isinstance(error, FINAL) or is_late or getattr(error, "errno", None) == errno.ENOSPC:
                 raise
             logger.warning("reading failed, retrying in %s s: %s", seconds, describe_error(error))
         sleep(seconds)
@@ -325,7 +329,7 @@ class Uploads:
                 while (self._is_due or self._is_busy) and monotonic() < min(self._moved_at + PATIENCE, began + longest):
                     if is_silent and monotonic() > began + SHOWN_AFTER:
                         is_silent = False
-                        logger.warning("waiting for uploads to %s; Ctrl-C skips them", self._remote.url)
+                        logger.warning("waiting for uploads to %s", self._remote.url)
                     self._changed.wait(TICK)
             finally:
                 self._is_ended = True

@@ -17,8 +17,10 @@ import torch
 from heliograph.__main__ import main
 from heliograph.packages.storage.tests.flaky import ALL, FlakyStorage
 from heliograph.packages.tests.facts import assert_each, assert_facts
+from heliograph.plugins import discovery
 from heliograph.spi import Store
 from heliograph.tests.kit import adam, class_batches, linear_classifier
+from heliograph.tuning import rehearse
 from heliograph_storage import remote_copy
 
 URL, REMOTE, LOCAL = "flaky://bucket/run", "bucket/run", Path("runs/flaky/bucket/run")
@@ -344,3 +346,27 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ImportError, match="pip install gcsfs"):
         h.Checkpoint("gs://bucket/run")
+
+
+def test_without_this_package_a_url_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def discover(group: str = discovery.GROUP) -> list[discovery.Discovered]:
+        return [] if group == "heliograph.storage" else installed(group)
+
+    installed = discovery.discover
+    monkeypatch.setattr(discovery, "discover", discover)
+    with pytest.raises(LookupError, match=r"pip install \./packages/storage"):
+        h.Checkpoint(URL)
+
+
+def test_curves_and_rehearsals_stay_here(storage: FlakyStorage) -> None:
+    plugins = h.standard(URL, without=("progress", "early_stopping"))
+    trainer = h.Trainer(plugins, device="cpu")
+    task, batches = linear_classifier(), class_batches(2)
+    trainer.fit(task, batches, validation=batches, optimizer=adam(), epochs=1)
+
+    assert storage.names(REMOTE) == [name(1)]
+    assert [path.name[:6] for path in LOCAL.glob("events*")] == ["events"]
+    rehearse(trainer, task, batches, validation=batches, optimizer=adam(), epochs=3)
+    assert storage.names(REMOTE) == [name(1)]
+    trainer.fit(task, batches, validation=batches, optimizer=adam(), epochs=1)
+    assert storage.names(REMOTE) == [name(1, "run-2"), name(1)]
