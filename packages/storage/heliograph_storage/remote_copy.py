@@ -18,6 +18,7 @@ from heliograph.spi import (
     Entry,
     MissingManifestError,
     Monitor,
+    ProcessEngine,
     Store,
     clean,
     describe_error,
@@ -34,7 +35,6 @@ READ_PAUSES = (0.5, 2.0, 5.0)  # seconds before reading is tried again
 TICK = 0.1  # seconds between two looks at the progress
 READ_LIMIT = 20.0  # seconds after which it is not tried again
 PATIENCE = 60.0  # seconds without progress that the end of a run waits for uploads
-LONGEST = 300.0  # seconds in total if other ranks wait, which they do for 600 seconds by default
 FINAL = (FileNotFoundError, PermissionError)
 SHOWN_AFTER = 5.0  # seconds of waiting that are reported
 SHOWN = 5  # names in a message
@@ -69,7 +69,7 @@ class RemoteCopy:
         self.url, self.folder = self._remote.url, local_folder(url)
         self._keep_last, self._keep_best, self._monitor = keep_last, keep_best, monitor
         self._uploads: Uploads | None = None
-        self._outage = ""  # why the storage could not be listed at the start
+        self._warning = ""  # about the storage at the start
 
     def entries(self) -> tuple[list[Entry], list[ValueError]]:
         """Return the checkpoints there, the newest first, and the errors of files without a usable manifest.
@@ -99,7 +99,7 @@ class RemoteCopy:
             PermissionError: the storage refuses to list it.
             OSError: it cannot be read, and the local folder does not have the checkpoint to resume.
         """
-        self._outage, notes = "", list[str]()
+        self._warning, notes = "", list[str]()
         self._remote.is_listed = False
         is_url = "://" in str(resume)
         if is_url and not str(resume).startswith(f"{self.url}/"):
@@ -114,7 +114,7 @@ class RemoteCopy:
                     f"resume={resume!r} finds no checkpoint, because {error}. Nothing was started. Start again when "
                     f"it can be reached, or set resume=None for a new training."
                 ) from error
-            self._outage = str(error)
+            self._warning = f"{error}. Uploads are tried again; checkpoints of other machines are not seen."
             return resume, notes
         for name, problem in self._remote.problems.items() if resume == "auto" else ():
             if name.startswith(f"{clean(store.run_name, SHORTEST)}") and "_epoch_" in name:
@@ -149,9 +149,9 @@ class RemoteCopy:
         """Upload and remove in the background what has changed."""
         if self._uploads is None:
             run.note(f"checkpoints are copied from {self.folder} to {self.url}")
-            if self._outage:
-                run.warn(f"{self._outage}. Uploads are tried again; checkpoints of other machines are not seen.")
-                logger.warning(self._outage)
+            if self._warning:
+                run.warn(self._warning)
+                logger.warning(self._warning)
             self._uploads = Uploads(self._remote, Store(self.folder, run.name), self._reasons_to_keep)
         self._uploads.request(run.checkpoints.training_id, {path.name for path in removed})
 
@@ -161,11 +161,12 @@ class RemoteCopy:
             return
         self.update(run)  # a metric may have been written into a manifest
         uploads, self._uploads = self._uploads, None
-        with run.engine.writing():
-            missing = uploads.end(LONGEST if run.engine.world_size > 1 else inf)
+        engine = run.engine
+        with engine.writing():
+            missing = uploads.end(engine.timeout / 2 if isinstance(engine, ProcessEngine) else inf)  # other ranks wait
         if missing:
             names = ", ".join(sorted(missing)[:SHOWN]) + f" and {len(missing) - SHOWN} more" * (len(missing) > SHOWN)
-            reason = uploads.problem or "The storage did not finish in time"
+            reason = uploads.problem.rstrip(".") or "The storage did not finish in time"
             run.warn(
                 f"Not uploaded from {self.folder} to {self.url}: {names}. {reason}. To upload them, start the program "
                 f"again on this machine with resume='auto'."
@@ -180,30 +181,42 @@ class RemoteCopy:
             family = [entry for entry in (*local, *remote) if entry.family == store.run_name]
             training = max(family, key=lambda entry: entry.order).training if family else None
         elif resume is not None and "://" in str(resume):
-            name = str(resume).removeprefix(f"{self.url}/")
-            if name not in self._remote.entries:
-                reason = self._remote.problems.get(name, f"no such file.{known_names(name, self._remote.entries)}")
-                raise FileNotFoundError(f"{resume}: {reason}")
-            wanted = self._remote.entries[name]
+            wanted = self._find(str(resume), store.run_name)
             training = wanted.training
         elif resume is not None and Path(resume).is_file():
             training = read_manifest(Path(resume)).training
         if training is None:
             return resume
-        candidates = sorted((entry for entry in remote if entry.training == training), key=_order, reverse=True)
+        of_training = (entry for entry in remote if (entry.family, entry.training) == (store.run_name, training))
+        candidates = sorted(of_training, key=_order, reverse=True)
         reasons = self._reasons_to_keep(candidates, keep_last=1)
         for entry in candidates:
             if reasons[entry.path.name].startswith("among the best"):
                 self._take_in(store, entry, notes)
+        damaged = list[str]()
         for entry in candidates:  # also for a path: the training branches if there is a newer one
             if _intact(store, entry, or_newer=True) is not None or self._take_in(store, entry, notes) is not None:
                 break
+            damaged.append(entry.path.name)
+        if damaged:
+            self._warning = f"Damaged checkpoints in {self.url} are not used: {', '.join(damaged[:SHOWN])}."
         if wanted is None:
             return resume
         path = self._take_in(store, wanted, notes)
         if path is None:
             raise ValueError(f"{resume} is damaged: choose another checkpoint, or resume='auto'.")
         return path
+
+    def _find(self, url: str, run_name: str) -> Entry:
+        name = url.removeprefix(f"{self.url}/")
+        if (entry := self._remote.entries.get(name)) is None:
+            reason = self._remote.problems.get(name, f"no such file.{known_names(name, self._remote.entries)}")
+            raise FileNotFoundError(f"{url}: {reason}")
+        if entry.family != run_name:
+            raise ValueError(
+                f"{url} is of run {entry.family!r}, and this run is {run_name!r}: set name={entry.family!r}."
+            )
+        return entry
 
     def _take_in(self, store: Store, entry: Entry, notes: list[str]) -> Path | None:
         """Download and verify a checkpoint, unless it is here; return None if it is damaged or has been removed."""

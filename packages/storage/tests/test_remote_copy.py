@@ -154,6 +154,7 @@ def test_damaged_files_are_skipped(storage: FlakyStorage) -> None:
     assert_each(skipped, (f"{URL}/{name(3)}", "damaged"), (f"{URL}/{name(2)}", "damaged"))
     assert result.resume is not None
     assert result.resume.step == 2
+    assert_each(result.warnings, ("Damaged", URL, name(2)))
     assert storage.names(REMOTE) == [name(2), name(3), name(4)]
     assert storage.cat_file(f"/{REMOTE}/{name(3)}") == (LOCAL / name(3)).read_bytes()
     assert torch.equal(weights, train(4, "runs/elsewhere")[1])
@@ -201,6 +202,8 @@ def test_an_older_one_by_its_url_is_a_branch(storage: FlakyStorage) -> None:
     assert storage.names(REMOTE) == [name(2, "run-2"), name(3, "run-2"), name(1), name(2), name(3)]
     with pytest.raises(FileNotFoundError, match=r"run_epoch_7.*run_epoch_"):
         train(3, resume=f"{URL}/{name(7)}")
+    with pytest.raises(ValueError, match=r"of run 'run'.*'second'.*name='run'"):
+        train(3, resume=f"{URL}/{name(1)}", name="second")
     with pytest.raises(ValueError, match="is not in flaky://bucket/run"):
         train(3, resume="flaky://bucket/else/a.pth")
 
