@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 PEERS := .venv/peers/ready
-PACKAGES := recorder ray optuna rules bridges trackers export testing cli
+PACKAGES := recorder ray optuna rules bridges trackers storage export testing cli
 SOURCES := $(addprefix .venv/src/heliograph/,__init__.pyi __main__.py spi.pyi tuning.py builtin_callbacks core events plugins)
 
 # The tests often wait. Types and documentation are checked meanwhile.

@@ -47,7 +47,7 @@ def standard(
     the best, as the result shows; with `patience` this is an error.
 
     Args:
-        folder: the folder of checkpoints and curves; created if it does not exist.
+        folder: the folder of checkpoints and curves; created if it does not exist. The curves of a URL stay local.
         *plugins: more plugins. One with the name of a standard plugin replaces it, in the same position.
         every: when to validate and save, such as `Every(steps=500)`.
         log_every: the number of optimizer steps between two logs.
@@ -93,7 +93,7 @@ def standard(
         "validation_schedule": lambda: ValidationSchedule(every, required=False),
         "early_stopping": lambda: EarlyStopping(monitor, patience=patience or 0, mode=mode),
         "checkpoint": make_checkpoint,
-        "tensorboard": lambda: TensorBoard(folder),
+        "tensorboard": lambda: TensorBoard(Checkpoint(folder).folder if "://" in str(folder) else folder),
         "progress": ProgressBar,
     }
     users_plugins = _by_name(plugins)

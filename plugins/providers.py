@@ -15,7 +15,7 @@ from typing import Any
 
 from ..events.checks import did_you_mean
 
-PACKAGES = ("bridges", "cli", "export", "optuna", "ray", "recorder", "rules", "testing", "trackers")
+PACKAGES = ("bridges", "cli", "export", "optuna", "ray", "recorder", "rules", "storage", "testing", "trackers")
 """The packages in this repository, by their folders in `packages/`."""
 
 DISTRIBUTIONS = frozenset({"heliograph", *(f"heliograph-{name}" for name in PACKAGES)})
@@ -127,4 +127,5 @@ ENTRY_POINTS = {
     "heliograph.commands": COMMANDS,
     "heliograph.engines": {"accelerate": "bridges"},
     "heliograph.plugins": PLUGINS,
+    "heliograph.storage": {"fsspec": "storage"},
 }

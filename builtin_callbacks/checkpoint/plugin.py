@@ -33,7 +33,8 @@ class Checkpoint(Saver):
     fails raises on all ranks at the same step. If a rank cannot see a file, the main rank sends it.
 
     Args:
-        folder: where to write; created if it is missing.
+        folder: where to write; created if it is missing. A URL such as `s3://bucket/run` needs heliograph-storage: the
+            checkpoints are written to `runs/s3/bucket/run` and copied there in the background.
         every: when to save, for example `Every(epochs=1)`, `Every(seconds=600)` or `At(fraction=[0.5, 0.9])`; the end
             of the training is saved, too. None saves only when another plugin requests it, for example `SaveSchedule`;
             if both are due at a boundary, one checkpoint is written.
@@ -80,7 +81,7 @@ class Checkpoint(Saver):
 
     def rehearse(self, folder: Path) -> list[Path]:
         """Write to `folder`, and resume only from there; raise if a checkpoint to resume cannot be read."""
-        if self.resume.path not in (None, "auto"):
+        if self.resume.path not in (None, "auto") and "://" not in str(self.resume.path):
             storage.load(Path(self.resume.path))
         self.resume = replace(self.resume, path="auto")
         return super().rehearse(folder)
@@ -90,14 +91,18 @@ class Checkpoint(Saver):
 
         def look() -> tuple[str, str, Path | None, list[str], str]:
             nonlocal point
-            store = self._files.open(run, self.folder)
+            store, resume, fetched = self._files.open(run, self.folder), self.resume.path, list[str]()
+            if self._remote is not None:
+                resume, fetched = self._remote.fetch(store, resume)
             with store.steady() if run.checkpoints.source is None else nullcontext():  # a source adds files
-                point = find(store, self.resume.path, run.checkpoints.source)
+                point = find(store, resume, run.checkpoints.source)
                 training_id, name, notes = point.choose_training(run.name, run.checkpoints.training_id)
                 self._files.damaged = point.damaged
                 if point.path is not None or not run.checkpoints.is_resuming:  # another plugin chose the training
                     notes += self._claim(run, name, training_id, is_branch=bool(point.newer))
-            return training_id, self._files.name, point.path, notes, point.warning
+            if self._remote is not None:
+                self._remote.check(store)
+            return training_id, self._files.name, point.path, [*fetched, *notes], point.warning
 
         run.checkpoints.training_id, self.file_name, path, notes, warning = on_main(run.engine, look)
         for note in notes:
@@ -124,7 +129,7 @@ class Checkpoint(Saver):
         if not path.exists():
             return f"the newest checkpoint was {path}, of step {saved_at}, and is missing: no run can resume it"
         loss = f"{count_steps(steps - saved_at)} lost" if steps > saved_at else "no step is lost"
-        how = f"Checkpoint({str(self.folder)!r}, resume={str(path)!r})"
+        how = f"Checkpoint({str(self._remote.url if self._remote else self.folder)!r}, resume={str(path)!r})"
         if self.resume.path == "auto" and path.parent.resolve() == self.folder.resolve():
             how = "start the program again"
         return f"the newest checkpoint is {path}, of step {saved_at}, {loss}; to resume it, {how}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from ...core.checkpoint import storage
 from ...core.checkpoint.storage import Entry, JudgedBy
@@ -22,6 +23,7 @@ from ...events import Lane, Run
 from ...events import catalogue as ev
 from ...events.checks import check_flag, check_path, check_whole_number
 from ...plugins import Plugin, on
+from ...plugins.discovery import find
 from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
 from .folder import CheckpointFolder, OnExisting, Retention
 from .resume import Resume
@@ -29,6 +31,21 @@ from .writers import BackgroundWriter, CheckpointWriter, save_shards
 
 if TYPE_CHECKING:
     from ...events.alarms import Alarm
+
+
+class FolderCopy(Protocol):
+    """A copy of the folder in remote storage, as of heliograph-storage; used on the main rank."""
+
+    url: str
+    folder: Path  # the local one
+
+    def fetch(self, store: storage.Store, resume: str | Path | None) -> tuple[str | Path | None, list[str]]: ...
+
+    def check(self, store: storage.Store) -> None: ...
+
+    def update(self, run: Run, removed: Collection[Path] = ()) -> None: ...
+
+    def finish(self, run: Run) -> None: ...
 
 
 @dataclass(slots=True)
@@ -129,8 +146,13 @@ class Saver(Plugin):
                 f"keep_best={keep_best}, monitor={monitor!r}, mode={mode!r} do not fit together: set both keep_best "
                 f"and monitor, for example keep_best=1, monitor='validation/loss', or neither."
             )
-        self.folder, self.holds_saves, self.expects_best = Path(folder), False, True
         self.monitor = None if monitor is None else Monitor(monitor, mode, late=True)
+        self._remote: FolderCopy | None = None
+        if re.match(r"[\w+.:-]{2,}:/", str(folder)):  # also a Path of a URL, which is refused
+            kept = {"keep_last": keep_last, "keep_best": keep_best, "monitor": self.monitor}
+            self._remote = find("fsspec", "heliograph.storage").load()(str(folder), **kept)
+            folder = self._remote.folder
+        self.folder, self.holds_saves, self.expects_best = Path(folder), False, True
         self.every = deepcopy(every)
         self._recurrence = None if self.every is None else Recurrence(self.every)
         ignores = (ev.Log, ev.ValidationEnd, ev.LateResult) if self.monitor is None else self.monitor.ignores
@@ -157,11 +179,12 @@ class Saver(Plugin):
             rule += f" and the best {self._retention.keep_best} by the {way} {self.monitor.name}"
         content = "weights" if self.weights_only else "checkpoints"
         when = "" if self.every is None else f" {self.every} and at the end"
-        return f"writes {content} to {self.folder}{when}, keeps {rule}"
+        copies = "" if self._remote is None else f", copies them to {self._remote.url}"
+        return f"writes {content} to {self.folder}{when}, keeps {rule}{copies}"
 
     def rehearse(self, folder: Path) -> list[Path]:
         """Write to another folder."""
-        before, self.folder = self.folder, folder
+        before, self.folder, self._remote = self.folder, folder, None
         return [before]
 
     def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
@@ -189,6 +212,8 @@ class Saver(Plugin):
             say(f"No checkpoint is the best by {self.monitor.name!r}: fit has no validation data.")
         self._is_open = True
         self._start(run)
+        if self._remote is not None and run.engine.is_main:
+            self._remote.update(run)
         self._writer.begin(run)
 
     def _start(self, run: Run) -> None:
@@ -316,6 +341,8 @@ class Saver(Plugin):
             self._announce_best(run, best)
             for path, reason in removed:
                 run.emit(ev.CheckpointPruned(path, reason))
+            if self._remote is not None and run.engine.is_main:
+                self._remote.update(run, [path for path, _ in removed])
 
         tidy = partial(self._files.tidy, self._saved.path, judged_by, is_new=is_new, judged=judged)
         self._writer.do(run, tidy, report, is_save=False)
@@ -348,6 +375,8 @@ class Saver(Plugin):
                 run.note(lost)
                 if error is not None:
                     add_run_note(error, lost)
+        if self._remote is not None and run.engine.is_main:
+            self._remote.finish(run)
         if ended_for_good(run, event.status) and not self.holds_saves:
             for text in self._saved.missing(run, self):
                 run.warn(text)

@@ -23,6 +23,7 @@ from heliograph.spi import (
     Store,
     as_json,
     describe_error,
+    find,
     known_names,
     printable,
     printable_lines,
@@ -36,6 +37,7 @@ from .weights_export import export_weights
 
 T = TypeVar("T")
 ERRORS = (ValueError, OSError, MemoryError, RuntimeError, SystemError, ImportError)  # of a file, or of the machine
+DROPPED = ("BATCH", "RUN", "SIZE", "SAVED", "EPOCH")  # in a narrow terminal, in this order
 HEAD = ("FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METRICS")
 
 
@@ -63,7 +65,8 @@ def _parser() -> ArgumentParser:
         (verify, lambda options: _print_json(options) if options.json else _process_files(options.paths, _verified)),
         (migrate, _migrate),
     ):
-        command.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="a checkpoint or a folder of them")
+        kind = _path_or_url if command is inspect else _path
+        command.add_argument("paths", metavar="PATH", nargs="+", type=kind, help="a checkpoint or a folder of them")
         command.set_defaults(run=act)
     for command in inspect, verify:
         command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -111,6 +114,10 @@ def _path(text: str) -> Path:
     if not text:  # an unset shell variable would mean the current folder
         raise ArgumentTypeError("expected a path, got an empty text")
     return Path(text)
+
+
+def _path_or_url(text: str) -> Path | str:
+    return text if "://" in text else _path(text)
 
 
 def _positive(text: str) -> int:
@@ -326,7 +333,9 @@ def _verified(path: Path) -> list[str]:
     return [f"intact   {path}: run {entry.family!r}, step {entry.progress.get('steps')}"]
 
 
-def _inspected(path: Path) -> list[str]:
+def _inspected(path: Path | str) -> list[str]:
+    if isinstance(path, str):
+        return _remote_table(path)
     _check_exists(path)
     if path.is_dir():
         return _table(path)
@@ -338,10 +347,13 @@ def _inspected(path: Path) -> list[str]:
 def _print_json(options: Namespace) -> int:
     rows = []
     for path in options.paths:
-        verifies = options.command == "verify" or not path.is_dir()
         try:
+            if isinstance(path, str):
+                rows += _remote_rows(path)
+                continue
+            verifies = options.command == "verify" or not path.is_dir()
             rows += [_row_facts(file, verifies=verifies, loads=options.command == "verify") for file in files_in(path)]
-        except OSError as error:
+        except (OSError, ValueError) as error:
             rows.append({"path": str(path), "error": str(error)})
     print(as_json({"schema": "heliograph.checkpoints/1", "checkpoints": rows}))
     return int(any(row["error"] is not None and not row.get("foreign") for row in rows))
@@ -374,12 +386,36 @@ def _read_manifests(folder: Path) -> tuple[list[Entry], dict[Path, OSError | Val
     return entries, problems
 
 
+def _remote_entries(url: str) -> tuple[list[Entry], list[ValueError]]:
+    try:
+        kind = find("fsspec", "heliograph.storage").load()
+    except LookupError as error:
+        raise ValueError(f"{url} cannot be read: {error}") from error
+    entries, problems = kind(url, keep_last=None, keep_best=0, monitor=None).entries()
+    if not entries and not problems:
+        raise FileNotFoundError(f"There is no checkpoint in {url}.")
+    return entries, problems
+
+
+def _remote_rows(url: str) -> list[dict[str, Any]]:
+    entries, problems = _remote_entries(url)
+    common = {"error": None, "foreign": False, "verified": False}
+    rows = [{**asdict(entry), **common, "path": f"{url}/{entry.path.name}", "bytes": entry.size} for entry in entries]
+    return [*rows, *({**common, "path": url, "error": str(problem)} for problem in problems)]
+
+
+def _remote_table(url: str) -> list[str]:
+    entries, problems = _remote_entries(url)
+    rows = [_cells(entry, f"{entry.size / 1e6:,.3f} MB", "-") for entry in entries]
+    return [format_table([HEAD, *rows], optional=DROPPED), *map(str, problems)]
+
+
 def _table(folder: Path) -> list[str]:
     # Only truncated files and missing shards count as damaged here: the digests are not verified.
     entries, problems = _read_manifests(folder)
     entries.sort(key=lambda entry: (entry.run_name, -entry.sequence, -entry.saved_at, entry.path.name))
     if entries:
-        print(format_table([HEAD, *map(_row, entries)], optional=("BATCH", "RUN", "SIZE", "SAVED", "EPOCH")))
+        print(format_table([HEAD, *map(_row, entries)], optional=DROPPED))
     for problem in problems.values():
         print(printable(problem))
     bad = [path.name for path, problem in problems.items() if not isinstance(problem, MissingManifestError)]
@@ -390,12 +426,16 @@ def _table(folder: Path) -> list[str]:
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
-    counters = (str(entry.progress.get(name, "?")) for name in ("epoch", "batch", "steps"))
     damaged = [] if _files_of(entry) else ["damaged"]
     kind = ["weights only"] * entry.weights_only
     marks = ",".join([*damaged, *kind, *_store(entry.path).marks(entry)]) or "-"
+    return _cells(entry, _size(entry), marks)
+
+
+def _cells(entry: Entry, size: str, marks: str) -> tuple[str, ...]:
+    counters = (str(entry.progress.get(name, "?")) for name in ("epoch", "batch", "steps"))
     metrics = " ".join(f"{name}={value:.4g}" for name, value in sorted(entry.metrics.items()))
-    return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), _size(entry), marks, metrics
+    return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), size, marks, metrics
 
 
 def describe(path: Path) -> str:
