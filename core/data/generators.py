@@ -6,11 +6,11 @@ import ctypes
 import random
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b, shake_128
 from struct import Struct
 from typing import Any, Final, TypeAlias, get_args
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -21,171 +21,48 @@ PYTHON: Final[Any] = random._inst  # the generator of the functions in `random`
 LEGACY: Final[Any] = mtrand._rand  # the generator of the functions in `np.random`
 TORCH: Final[Any] = torch.default_generator
 
-
-class MemoryState:
-    """A state in memory; only the GIL protects it."""
-
-    __slots__ = ("_bytes",)
-
-    def __init__(self, address: int, size: int) -> None:
-        self._bytes = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
-
-    def room(self) -> memoryview:
-        # Reused buffers: with a new one each time, the allocator would place pieces between them.
-        return memoryview(bytearray(len(self._bytes)))
-
-    def parts(self, *spans: tuple[int, int]) -> list[memoryview]:
-        # Live views.
-        return [self._bytes[begin:end] for begin, end in spans]
-
-    def image(self) -> bytes:
-        # For comparison.
-        return self._bytes.tobytes()
-
-    def save(self, room: Any) -> Any:
-        room[:] = self._bytes
-        return room
-
-    def restore(self, state: Any) -> None:
-        self._bytes[:] = state
-
-
-class MethodState:
-    """The same through public methods, which every version has."""
-
-    def __init__(self, save: Callable[[], Any], restore: Callable[[Any], Any]) -> None:
-        self._save, self.restore = save, restore
-
-    def room(self) -> None:
-        pass
-
-    def parts(self, *spans: tuple[int, int]) -> list[memoryview]:
-        # None: the layout is unknown.
-        return []
-
-    def save(self, room: object) -> Any:
-        return self._save()
-
-
-State: TypeAlias = MemoryState | MethodState
-
-_RANDOM_LAYOUT: Final = Struct("=i624I")  # in C: the position, and the words
-_NORMAL_LAYOUT: Final = Struct("=i4xd")  # whether a number is cached, and the number
-_ENGINE_LAYOUT: Final = Struct("=Qi4xI624I4x8x16x")  # the seed, the position, the words; an optional float and double
-_SEED_LAYOUT: Final = Struct("=Q")
+_RANDOM_LAYOUT: Final = Struct("=i624I")  # of Python's generator in C: the index, and the words
 _HEAD: Final = object.__basicsize__
-_FARTHEST: Final = 256  # largest offset of the engine in bytes
-_PATTERN: Final = 0x9E3779B97F4A7C15  # a seed that is not in memory by chance
-_DRAWS: Final = (0, 1, 622, 1, 1, 700)  # to the end of the words, to the start, and between
-NO_NORMAL: Final = _NORMAL_LAYOUT.pack(0, 0.0)
 
 
-def states() -> tuple[State, State, State]:
-    # Python's generator, torch's CPU generator, and NumPy's cached normal number.
-    return of_python(), of_torch(), of_normal()
+def python_memory(generator: random.Random) -> memoryview | None:
+    """Return the index and words of a Python generator in memory, protected by the GIL only; None if unknown.
 
-
-def of_python() -> State:
-    # The words only: the cached normal number of Python's generator is an attribute.
-    return (
-        MemoryState(id(PYTHON) + _HEAD, _RANDOM_LAYOUT.size)
-        if _is_python_known()
-        else MethodState(PYTHON.getstate, PYTHON.setstate)
-    )
-
-
-def of_torch() -> State:
-    place = _place_in_torch()
-    return (
-        MethodState(TORCH.get_state, TORCH.set_state)
-        if place is None
-        else MemoryState(TORCH._cdata + place, _ENGINE_LAYOUT.size)
-    )
-
-
-def of_normal() -> State:
-    place = _place_in_numpy()
-    if place is None:
-        return MethodState(partial(_normal, LEGACY), partial(_set_normal, LEGACY))
-    return MemoryState(id(LEGACY) + place, _NORMAL_LAYOUT.size)
-
-
-def _is_python_known() -> bool:
-    # Verifies the layout on a twin; reads no memory beyond the object.
+    `getstate` makes an object of each word, which takes four times as long as all else between two batches.
+    """
+    has_layout = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
     base: Any = random.Random.__base__
-    has_lock = _has_addresses() and not sysconfig.get_config_var("Py_GIL_DISABLED")
-    if not has_lock or type(PYTHON) is not random.Random or base.__basicsize__ < _HEAD + _RANDOM_LAYOUT.size:
-        return False
-    twin = random.Random(1)  # noqa: S311  # only compared
-    words = MemoryState(id(twin) + _HEAD, _RANDOM_LAYOUT.size)
-    index, *numbers = _RANDOM_LAYOUT.unpack(words.image())
-    return (3, (*numbers, index), None) == twin.getstate() and _is_state(
-        words, lambda number: twin.getrandbits(32 * number), twin.getstate
-    )
-
-
-def _place_in_numpy() -> int | None:
-    # The offset of the cached normal number; None if unknown.
-    if not _has_addresses() or type(LEGACY) is not np.random.RandomState:
+    if not has_layout or type(generator) is not random.Random or base.__basicsize__ < _HEAD + _RANDOM_LAYOUT.size:
         return None
-    twin = np.random.RandomState(1)
-    twin.standard_normal()
-    place = MemoryState(id(twin), np.random.RandomState.__basicsize__).image().find(_normal(twin))
-    if place < 0:
-        return None
-    words = MemoryState(id(twin) + place, _NORMAL_LAYOUT.size)
-    return place if _is_state(words, lambda _: twin.standard_normal(), partial(_normal, twin)) else None
+    memory = memoryview((ctypes.c_char * _RANDOM_LAYOUT.size).from_address(id(generator) + _HEAD)).cast("B")
+    index, *words = _RANDOM_LAYOUT.unpack(memory)
+    return memory if generator.getstate()[1] == (*words, index) else None
 
 
-def _place_in_torch() -> int | None:
-    # The offset of the engine; None if unknown.
-    if not hasattr(TORCH, "_cdata"):
-        return None
-    twin: Any = torch.Generator("cpu").manual_seed(_PATTERN)
-    place = next((offset for offset in range(8, _FARTHEST, 8) if _seed_at(twin, offset) == _PATTERN), None)
-    if place is None or _seed_at(TORCH, place) != TORCH.initial_seed():
-        return None
-
-    def draw(number: int) -> None:
-        torch.rand(number, generator=twin, device="cpu", dtype=torch.float32)
-        torch.randn(1, generator=twin, device="cpu")  # every other time, a second one is cached
-
-    words = MemoryState(twin._cdata + place, _ENGINE_LAYOUT.size)
-    public = twin.get_state()[24 : 24 + 624 * 8].view(torch.int64).tolist()  # it has each word in eight bytes
-    if list(_ENGINE_LAYOUT.unpack(words.image())[3:]) != public:
-        return None
-    return place if _is_state(words, draw, lambda: twin.get_state().numpy().tobytes()) else None
+class _WithoutWords:
+    # In place of NumPy's legacy bit generator while the cached normal number is read or set, which copies its state.
+    state = property(lambda _: dict(NO_NORMAL), lambda *_: None)
 
 
-def _is_state(memory: MemoryState, draw: Callable[[int], object], now: Callable[[], Any]) -> bool:
-    # Whether restoring the bytes restores the state, at several positions.
-    states = []
-    for number in _DRAWS:
-        draw(number)
-        states.append((memory.image(), now()))
-    for image, expected in states:
-        memory.restore(image)
-        if now() != expected:
-            return False
-    return True
+NO_NORMAL: Final = {"bit_generator": "MT19937", "state": {}, "has_gauss": 0, "gauss": 0.0}
+_WITHOUT_WORDS: Final[Any] = _WithoutWords()
 
 
-def _has_addresses() -> bool:
-    return sys.implementation.name == "cpython"
+def cached_normal() -> dict[str, Any]:
+    """Return the normal number that NumPy's legacy generator has cached, for `set_cached_normal`."""
+    bits, LEGACY._bit_generator = LEGACY._bit_generator, _WITHOUT_WORDS
+    try:
+        return dict(LEGACY.get_state(legacy=False))
+    finally:
+        LEGACY._bit_generator = bits
 
 
-def _seed_at(generator: Any, place: int) -> int:
-    return int(_SEED_LAYOUT.unpack(MemoryState(generator._cdata + place, _SEED_LAYOUT.size).image())[0])
-
-
-def _normal(generator: Any) -> bytes:
-    state = generator.get_state(legacy=False)
-    return _NORMAL_LAYOUT.pack(state["has_gauss"], state["gauss"])
-
-
-def _set_normal(generator: Any, normal: bytes) -> None:
-    has_number, number = _NORMAL_LAYOUT.unpack(normal)
-    generator.set_state({**generator.get_state(legacy=False), "has_gauss": has_number, "gauss": number})
+def set_cached_normal(normal: Mapping[str, Any]) -> None:
+    bits, LEGACY._bit_generator = LEGACY._bit_generator, _WITHOUT_WORDS
+    try:
+        LEGACY.set_state(normal)
+    finally:
+        LEGACY._bit_generator = bits
 
 
 Generator: TypeAlias = (
@@ -256,7 +133,7 @@ def seed_all(*key: int) -> None:
         bits = np.random.MT19937(0)
         mtrand.set_bit_generator(bits)
     bits._legacy_seeding(numpy)  # np.random.seed() does these two, but its lock costs as much
-    _NORMAL.restore(NO_NORMAL)
+    set_cached_normal(NO_NORMAL)
     TORCH.manual_seed(pytorch)  # torch.manual_seed also queues calls for CUDA: 70 times slower
     _set_entropy(_KeyedEntropy(entropy))
 
@@ -305,7 +182,27 @@ def generator_states() -> list[Any]:
     source = _entropy()
     requests = source.draws if isinstance(source, _KeyedEntropy) else None
     bits = mtrand.get_bit_generator().state
-    return [random.getstate(), bits, bytes(_NORMAL.save(_NORMAL.room())), TORCH.get_state(), requests]
+    return [random.getstate(), bits, cached_normal(), TORCH.get_state(), requests]
+
+
+def digest_draws() -> int:
+    """Return a digest of the states of the global generators: Python, NumPy (legacy), torch, and CUDA devices in use.
+
+    A Mersenne Twister has 624 words and an index. A draw increments the index, and all words change at its end, so the
+    index and the first word identify the state.
+    """
+    value = 0 if (cached := PYTHON.gauss_next) is None else hash(cached) & 0xFFFFFFFF  # equal in all processes
+    value = crc32(repr(PYTHON.getstate()).encode() if _PYTHON_MEMORY is None else _PYTHON_MEMORY[:8], value)
+    bits = mtrand.get_bit_generator()
+    if type(bits) is np.random.MT19937:  # its state would copy the words
+        words = ctypes.string_at(bits.ctypes.state_address, 625 * 4)
+        value = crc32(words[:4] + words[-4:], value)
+    else:
+        value = crc32(repr(bits.state).encode(), value)
+    value = crc32(TORCH.get_state()[:32].numpy(), value ^ cached_normal()["has_gauss"])
+    for generator in torch.cuda.default_generators if torch.cuda.is_initialized() else ():
+        value = crc32(generator.get_state().numpy(), value)  # a few bytes on the host
+    return value
 
 
 def _key_bits(bits: Any, seed: int) -> None:
@@ -323,13 +220,13 @@ class _Isolation:
 
     def __init__(self, one_thread: bool) -> None:
         self.one_thread = one_thread
-        self.python, self.torch, self.normal = _PYTHON.room(), _TORCH.room(), _NORMAL.room()
 
     def __enter__(self) -> None:
-        self.python, self.gauss = _PYTHON.save(self.python), PYTHON.gauss_next
-        self.torch = _TORCH.save(self.torch)
+        self.python: Any = PYTHON.getstate() if _PYTHON_MEMORY is None else bytes(_PYTHON_MEMORY)
+        self.gauss = PYTHON.gauss_next
+        self.torch = TORCH.get_state()
         self.entropy = _entropy()
-        self.bits, self.normal = mtrand.get_bit_generator(), _NORMAL.save(self.normal)
+        self.bits, self.normal = mtrand.get_bit_generator(), cached_normal()
         self.spare = _SPARES.pop() if _SPARES else np.random.MT19937(0)
         mtrand.set_bit_generator(self.spare)
         self.threads = torch.get_num_threads() if self.one_thread else 1
@@ -340,17 +237,20 @@ class _Isolation:
         if self.threads > 1:
             torch.set_num_threads(self.threads)
         mtrand.set_bit_generator(self.bits)
-        _NORMAL.restore(self.normal)
+        set_cached_normal(self.normal)
         _SPARES.append(self.spare)
         _set_entropy(self.entropy)
-        _TORCH.restore(self.torch)
-        _PYTHON.restore(self.python)
+        TORCH.set_state(self.torch)
+        if _PYTHON_MEMORY is None:
+            PYTHON.setstate(self.python)
+        else:
+            _PYTHON_MEMORY[:] = self.python
         PYTHON.gauss_next = self.gauss
 
 
 _SEED: Final[Any] = random.Random.__base__.seed  # type: ignore[union-attr]  # in C
 _SPARES: Final[list[Any]] = []
-_PYTHON, _TORCH, _NORMAL = states()
+_PYTHON_MEMORY: Final = python_memory(PYTHON)
 
 
 def _entropy() -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -213,20 +212,15 @@ def test_a_large_pool_of_entropy() -> None:
     assert first != second
 
 
-@pytest.fixture(params=[generators.MemoryState, generators.MethodState])
-def kept_as(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Keep the generators in each of the two ways."""
-    if request.param is generators.MethodState:
-        monkeypatch.setattr(sys.implementation, "name", "another")
-        monkeypatch.setattr(generators, "_FARTHEST", 0)
-    makers = {"_PYTHON": generators.of_python, "_NORMAL": generators.of_normal, "_TORCH": generators.of_torch}
-    for name, make in makers.items():
-        state = make()
-        assert isinstance(state, request.param)
-        monkeypatch.setattr(generators, name, state)
+@pytest.fixture(params=["memory", "methods"])
+def python_state(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save the state of Python's generator in each of the two ways."""
+    assert generators._PYTHON_MEMORY is not None
+    if request.param == "methods":
+        monkeypatch.setattr(generators, "_PYTHON_MEMORY", None)
 
 
-@pytest.mark.usefixtures("kept_as")
+@pytest.mark.usefixtures("python_state")
 @pytest.mark.parametrize("normals", [0, 1, 2, 3])
 @pytest.mark.parametrize("inside", [0, 1])
 def test_isolation_leaves_the_streams_bit_exact(normals: int, inside: int) -> None:
@@ -291,7 +285,7 @@ def test_the_contexts_need_no_more_bit_generators_than_are_nested(monkeypatch: p
     assert used <= set(map(id, spares))
 
 
-@pytest.mark.usefixtures("kept_as")
+@pytest.mark.usefixtures("python_state")
 def test_isolation_ends_with_an_exception() -> None:
     seed_all(1)
     expected = draw()
@@ -327,7 +321,7 @@ def test_what_user_code_does_to_numpy_inside_stays_inside() -> None:
     assert numbers == expected
 
 
-@pytest.mark.usefixtures("kept_as")
+@pytest.mark.usefixtures("python_state")
 def test_isolations_nest() -> None:
     def streams(depth: int, nest: bool) -> list[Any]:
         seed_all(depth)
