@@ -28,7 +28,7 @@ from ..host import hosted_by
 from ..settings import FitOptions
 from ..task import check_step
 from ..trainer import Trainer
-from .objects import KeptObjects, restored
+from .objects import KeptObjects
 from .report import STEPS, Planned, Rehearsal, Seen, plan_of, predict
 from .trace import RECORDED, Difference, Tracer
 
@@ -143,7 +143,7 @@ def restored_trainer(
     with (
         engine.process(),
         trainer.plugins.disabled(*leave),
-        restored([task, options, *trainer.plugins], data, ours, [engine, *leave]) as objects,
+        KeptObjects([task, options, *trainer.plugins], data, ours, [engine, *leave]) as objects,
     ):
         yield objects
 
