@@ -6,7 +6,7 @@ import ctypes
 import random
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b, shake_128
 from struct import Struct
 from typing import Any, Final, TypeAlias, get_args
@@ -44,7 +44,7 @@ class _WithoutWords:
     state = property(lambda _: dict(NO_NORMAL), lambda *_: None)
 
 
-NO_NORMAL: Final = {"bit_generator": "MT19937", "state": {}, "has_gauss": 0, "gauss": 0.0}
+NO_NORMAL: Final[dict[str, Any]] = {"bit_generator": "MT19937", "state": {}, "has_gauss": 0, "gauss": 0.0}
 _WITHOUT_WORDS: Final[Any] = _WithoutWords()
 
 
@@ -83,39 +83,6 @@ def digest(*key: int, size: int, purpose: bytes = b"") -> bytes:
     return blake2b(b"%d," * len(key) % key, digest_size=size, person=purpose).digest()
 
 
-class _Seeds:
-    """The seeds of keys, computed for 32 equally spaced positions at once.
-
-    A digest between two batches finds none of its code in the CPU caches and takes ten times as long.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[int, ...], tuple[int, ...]] = {}  # by seed and epoch: several streams alternate
-        self._ahead: dict[tuple[int, ...], tuple[Any, ...]] = {}
-
-    def of(self, key: tuple[int, ...]) -> tuple[Any, ...]:
-        seeds = self._ahead.pop(key, None) or self._look_ahead(key)
-        self._last[key[:2]] = key
-        return seeds
-
-    def _look_ahead(self, key: tuple[int, ...]) -> tuple[Any, ...]:
-        if len(self._last) > _SOURCES:  # of earlier epochs
-            self._last.clear()
-            self._ahead.clear()
-        last, keys = self._last.get(key[:2], ()), [key]
-        if len(key) == len(last) > 2 and key != last == (*key[:2], last[2], *key[3:]):
-            begin, position, end = key[:2], key[2], key[3:]
-            step = position - last[2]
-            keys += [(*begin, position + step * number, *end) for number in range(1, _AHEAD)]
-        self._ahead |= {ahead: _SEEDS.unpack(digest(*ahead, size=_SEEDS.size)) for ahead in keys}
-        return self._ahead.pop(key)
-
-
-_AHEAD: Final = 32
-_SOURCES: Final = 8
-_DRAWN: Final = _Seeds()
-
-
 def seed_all(*key: int) -> None:
     """Seed the CPU's global generators by a key: Python, NumPy's legacy generator and torch.
 
@@ -125,7 +92,7 @@ def seed_all(*key: int) -> None:
     Args:
         key: integers of any size and sign.
     """
-    python, numpy, pytorch, entropy = _DRAWN.of(key)
+    python, numpy, pytorch, entropy = _SEEDS.unpack(digest(*key, size=_SEEDS.size))
     _SEED(PYTHON, python)  # random.seed() does these two after a check of the type
     PYTHON.gauss_next = None
     bits = mtrand.get_bit_generator()
@@ -200,8 +167,9 @@ def digest_draws() -> int:
     else:
         value = crc32(repr(bits.state).encode(), value)
     value = crc32(TORCH.get_state()[:32].numpy(), value ^ cached_normal()["has_gauss"])
-    for generator in torch.cuda.default_generators if torch.cuda.is_initialized() else ():
-        value = crc32(generator.get_state().numpy(), value)  # a few bytes on the host
+    is_used: Callable[[], bool] = torch.cuda.is_initialized
+    for generator in torch.cuda.default_generators if is_used() else ():
+        value = crc32(generator.get_state().numpy().data, value)  # a few bytes on the host
     return value
 
 

@@ -34,7 +34,7 @@ def checksum(tensors: Iterable[Tensor]) -> Sum:
     for part in (part.detach() for tensor in tensors for part in strided(tensor)):
         words = _words(part)
         if words.is_cpu:
-            sums.append(crc32(words.numpy()) << 32 if words.numel() else 0)
+            sums.append(crc32(words.numpy().data) << 32 if words.numel() else 0)
         else:
             on_devices.setdefault((words.device, words.dtype), []).append(words)
     return combine([*sums, *map(_checksum_of_vectors, on_devices.values())])
@@ -129,7 +129,7 @@ def read_batch(batch: Any) -> list[Sum]:
             if not words.is_cpu:
                 sums.append(_checksum_of_vectors([words]))
             elif words.numel():
-                crc = crc32(words.numpy(), crc)
+                crc = crc32(words.numpy().data, crc)
     return [(crc or 1) << 32, *sums]
 
 
