@@ -7,12 +7,11 @@ import struct
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from operator import is_not
 from struct import Struct
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -41,20 +40,17 @@ SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd: a bijection in which every bit ch
 Table64: TypeAlias = NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerOptions:
-    """The options of an optimizer, cached.
+class OptimizerOptions(NamedTuple):
+    """The options of an optimizer, cached while they are the same objects.
 
     Attributes:
-        objects: all values in its groups: the cache is valid while they are the same objects.
-        options: of all groups.
+        values: of all groups, without parameters.
         can_change: an option may change in place.
         checksum: of the options.
         rate: the learning rate of the first group, NaN if it is not a number.
     """
 
-    objects: list[Any]
-    options: list[Any]
+    values: list[Any]
     can_change: bool
     checksum: Sum
     rate: float
@@ -113,15 +109,15 @@ class DigestCollector:
     def take_step(self, run: Run, event: GradientsReady) -> None:
         optimizer = run.optimizer
         groups = optimizer.param_groups
-        objects = [value for group in groups for value in group.values()]
+        values = [value for group in groups for key, value in group.items() if key != "params"]
         options = self._options.get(optimizer)
         if (
             options is None
             or options.can_change
-            or len(objects) != len(options.objects)
-            or any(map(is_not, objects, options.objects))
+            or len(values) != len(options.values)
+            or any(map(is_not, values, options.values))
         ):
-            options = self._options[optimizer] = _read_options(groups, objects, options)
+            options = self._options[optimizer] = _read_options(values, groups[0].get("lr"))
         self._option_sum = options.checksum if self._is_single else combine([self._option_sum, options.checksum])
         if self._is_single or optimizer is next(iter(run.optimizers.values())):
             self._rate = options.rate
@@ -227,18 +223,12 @@ def words_of(numbers: Table64) -> Table64:
     return words
 
 
-def _read_options(
-    groups: Sequence[Mapping[str, Any]], objects: list[Any], cached: OptimizerOptions | None
-) -> OptimizerOptions:
-    options = [value for group in groups for key, value in group.items() if key != "params"]
-    if cached is not None and not cached.can_change and options == cached.options:
-        return replace(cached, objects=objects)
-    can_change = any(isinstance(option, Tensor | list) for option in options)
-    checksum_of_plain = text_checksum(repr(list(map(_plain, options)))) << 32
-    tensors = [option for option in options if isinstance(option, Tensor)]
-    total = combine([checksum_of_plain, checksum(tensors)]) if tensors else checksum_of_plain
-    rate = groups[0].get("lr")
-    return OptimizerOptions(objects, options, can_change, total, rate if isinstance(rate, int | float) else math.nan)
+def _read_options(values: list[Any], rate: Any) -> OptimizerOptions:
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    total: Sum = text_checksum(repr(list(map(_plain, values)))) << 32
+    total = combine([total, checksum(tensors)]) if tensors else total
+    can_change = any(isinstance(value, Tensor | list) for value in values)
+    return OptimizerOptions(values, can_change, total, rate if isinstance(rate, int | float) else math.nan)
 
 
 def _plain(value: Any) -> Any:
