@@ -187,10 +187,8 @@ class _Restore:
             slots = self.load_stateful(slots, target, path, force=force)
         elif kind in ("list of scalars", "dict of scalars", "set") and force:
             self.refill(target, kind, self.content(number), path)
-        elif kind == "map":
-            slots = self.fill_map(node, target, path, force=force)
-        elif kind in ("list", "dict") and force:  # the container itself changed
-            slots = self.fill_items(node, target, path)
+        elif kind == "map" or (kind in ("list", "dict") and force):  # the container itself changed
+            slots = self.fill_items(node, target, path, force=force)
         self.fill_other_slots(node, slots, target, path, force=force)
         return target
 
@@ -215,29 +213,23 @@ class _Restore:
         (target.extend if kind[0] == "l" else target.update)(content)
         self.restored.append(path)
 
-    def fill_map(self, node: Node, target: Any, path: str, *, force: bool) -> dict[str, Any]:
-        live = [part for pair in target.items() for part in pair]
+    def fill_items(self, node: Node, target: Any, path: str, *, force: bool) -> dict[str, Any]:
         filled = self.fill_all(node, target, path, prefix="[", force=force)
         items = list(filled.values())
-        if len(live) != len(items) or any(a is not b for a, b in zip(live, items, strict=True)):
+        if any(item is MISSING for item in items):  # do not restore half a container
+            return {}
+        is_map = node["kind"] == "map"
+        live = [part for pair in dict.items(target) for part in pair] if is_map else []
+        if force or len(live) != len(items) or not all(map(operator.is_, live, items)):
             target.clear()
-            target.update(zip(items[::2], items[1::2], strict=True))
+            if node["kind"] == "list":
+                target.extend(items)
+            else:
+                keys, values = (items[::2], items[1::2]) if is_map else (node["leaf"], items)
+                for key, value in zip(keys, values, strict=True):
+                    set_item(target, key, value)
             self.restored.append(path)
         return {key: child for key, child in node["slots"].items() if key not in filled}
-
-    def fill_items(self, node: Node, target: Any, path: str) -> dict[str, Any]:
-        items = self.fill_all(node, target, path, prefix="[", force=True)
-        if any(item is MISSING for item in items.values()):  # do not restore half a container
-            return {}
-        base = collections.OrderedDict if isinstance(target, collections.OrderedDict) else dict
-        target.clear()
-        if node["kind"] == "list":
-            target.extend(items.values())
-        else:
-            for key, item in zip(node["leaf"], items.values(), strict=True):
-                base.__setitem__(target, key, item)  # not the user's method
-        self.restored.append(path)
-        return {key: child for key, child in node["slots"].items() if key not in items}
 
     def fill_all(self, node: Node, holder: Any, path: str, *, prefix: str = "", force: bool) -> dict[str, Any]:
         live = self.live.of(node, holder)
@@ -376,6 +368,11 @@ def cell_of(function: types.FunctionType, key: str) -> types.CellType | None:
     return cells.get(key[2:-1])
 
 
+def set_item(holder: dict[Any, Any], key: Any, value: Any) -> None:
+    base = collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
+    base.__setitem__(holder, key, value)  # not the user's method
+
+
 def put_slot(holder: Any, key: str, value: Any) -> bool:
     # no `__setattr__` or property of the user runs
     if isinstance(holder, types.FunctionType) and key[:2] == ".<":
@@ -389,8 +386,7 @@ def put_slot(holder: Any, key: str, value: Any) -> bool:
         name = next((name for name in dict.keys(holder) if f"[{name!r}]" == key), MISSING)
         if name is MISSING:
             return False
-        base = collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
-        base.__setitem__(holder, name, value)
+        set_item(holder, name, value)
     elif int(key[1:-1]) >= len(holder):
         return False
     else:

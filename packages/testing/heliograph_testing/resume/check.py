@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
-from itertools import cycle, pairwise
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -97,9 +97,12 @@ def choose_moments(moments: Sequence[Moment], count: int) -> list[Moment]:
             f"The run is too short for {count} kills after its first save: it has {batches} batches. Train "
             f"longer, or lower resumes= or save_every=."
         )
-    chosen = []
-    for stage, (start, end) in zip(cycle(STAGES), pairwise(ends), strict=False):
-        candidates = [moment for moment in moments[start:end] if moment.event == stage] or moments[start:end]
+    chosen, unused = [], [*STAGES]
+    for start, end in pairwise(ends):
+        part = moments[start:end]
+        stage = next((event for event in unused if any(moment.event == event for moment in part)), None)
+        unused = [event for event in unused if event != stage]
+        candidates = [moment for moment in part if moment.event == (stage or moment.event)]
         chosen.append(candidates[len(candidates) // 2])
     return chosen
 
@@ -315,8 +318,8 @@ AFTER_RESUME = {
     "order": "a plugin that makes requests does not save its state: add state_dict and load_state_dict",
 }
 DEFAULT_AFTER_RESUME = (
-    "the task, a plugin, the optimizer or the scheduler has state that is not in the checkpoint: add state_dict and "
-    "load_state_dict; or the data changed, or a kernel is not deterministic: see torch.use_deterministic_algorithms"
+    "the task or a plugin has state that is not in the checkpoint: add state_dict and load_state_dict; or the data "
+    "changed, or a kernel is not deterministic: see torch.use_deterministic_algorithms"
 )
 
 
