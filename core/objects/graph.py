@@ -28,7 +28,7 @@ from ..data.generators import KINDS, is_global
 from ..data.rng import generator_state
 from ..data.users_code import attributes, cell_content, is_ours, is_users, slot_names, unwrapped
 from ..engines.options import COMPILED
-from .equality import EMPTY, SCALARS, digest, digest_of, is_scalar, scalar_bits
+from .equality import EMPTY, SCALARS, digest_of, is_scalar, scalar_bits
 
 Node = dict[str, Any]
 MISSING: Final[Any] = object()
@@ -318,9 +318,7 @@ class Walk:
     def large(self, value: Any, path: str, size: str, content: Any) -> Node:
         # too large to be saved: only compared
         node = self.leaf(value, path, "large", size)
-        self.graph.nodes[node["ref"]]["digest"] = (
-            digest_of(content) if not isinstance(content, bytes) else digest(content)
-        )
+        self.graph.nodes[node["ref"]]["digest"] = digest_of(content)
         return node
 
     def mapping(self, value: Any, path: str, depth: int) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -167,21 +167,19 @@ class ObjectState:
         differences = differing(saved["data"], encode_data(run))
         changes = {path: (was, now) for path, was, now in differences if path not in follows_epoch}
 
-        def report(paths: Iterable[str]) -> None:
-            for path in paths:
+        def report(run: Run, event: BatchEnd | None = None) -> None:
+            if event is not None:
+                handle.remove()
+            remaining = {path for path, *_ in differing(saved["data"], encode_data(run))}
+            for path in (path for path in changes if path in remaining):
                 cause = "the training changed it" if path in saved["data_changed"] else "the program sets it"
                 before, present = show_both(*changes[path])
                 run.data.report_difference(f"{path} was {before} and is {present}: {cause}")
 
-        def compare_again(run: Run, event: BatchEnd) -> None:  # noqa: ARG001  # the form of a handler
-            handle.remove()
-            remaining = {path for path, *_ in differing(saved["data"], encode_data(run))}
-            report(path for path in changes if path in remaining)
-
         if changes and run.progress.batch:
-            handle = run.bus.on(BatchEnd, compare_again)
-        else:
-            report(changes)
+            handle = run.bus.on(BatchEnd, report)
+        elif changes:
+            report(run)
 
 
 # Reports changes by handlers of `EpochStart`, which run a second time.
