@@ -38,6 +38,9 @@ class OperatorDifference(NamedTuple):
     values: str = ""
     comes_from_outside: bool = False
 
+    def __str__(self) -> str:
+        return self.text + self.values
+
 
 class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records a digest of each call of an operator; every call waits for the device."""

@@ -342,8 +342,7 @@ def _cause(original: Outcome, second: Outcome, third: Outcome, operator: Operato
     if operator is not None:
         prefix = "not deterministic, with this first difference between two repetitions:"
         limit = " (if a generator outside the task causes it, repetitions change the training)"
-        text = f"{prefix} {operator.text}"
-        return f"{text}{operator.values}{limit * operator.comes_from_outside}", text
+        return f"{prefix} {operator}{limit * operator.comes_from_outside}", f"{prefix} {operator.text}"
     text = "not deterministic: three repetitions differ, and no operator differed between the last two"
     if not _differences(second, third):
         text = "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
