@@ -176,17 +176,27 @@ class _Restore:
                 self.failed[path] = f"{node['type']}{leaf and ', '}{leaf}"
             return target
         if kind in ("array view", "tensor view"):
-            slots = {}
-        elif kind == "generator" and force:
+            return target
+        if kind == "generator" and force:
             set_generator_state(target, leaf)
             self.restored.append(path)
         elif kind == "bytes" and force:
             target[:] = leaf
             self.restored.append(path)
         elif kind == "stateful":
-            slots = self.load_stateful(slots, target, path, force=force)
+            key = ".state_dict()"
+            if force or any(name.startswith(path + key) for name in self.paths):
+                target.load_state_dict(self.fill(slots[key], MISSING, path + key, force=True))
+                self.restored.append(path)
+            slots = {name: child for name, child in slots.items() if name != key}
         elif kind in ("list of scalars", "dict of scalars", "set") and force:
-            self.refill(target, kind, self.content(number), path)
+            content = self.content(number)
+            if content is MISSING:
+                self.failed[path] = type_name(target)
+            elif not isinstance(target, frozenset):
+                target.clear()
+                (target.extend if kind[0] == "l" else target.update)(content)
+                self.restored.append(path)
         elif kind == "map" or (kind in ("list", "dict") and force):  # the container itself changed
             slots = self.fill_items(node, target, path, force=force)
         self.fill_other_slots(node, slots, target, path, force=force)
@@ -195,23 +205,6 @@ class _Restore:
     def content(self, number: int) -> Any:
         content = self.nodes[number]["leaf"][0]
         return self.graph.contents.get(number, MISSING) if content is None else content
-
-    def load_stateful(self, slots: dict[str, Any], target: Any, path: str, *, force: bool) -> dict[str, Any]:
-        key = ".state_dict()"
-        if force or any(name.startswith(path + key) for name in self.paths):
-            target.load_state_dict(self.fill(slots[key], MISSING, path + key, force=True))
-            self.restored.append(path)
-        return {name: child for name, child in slots.items() if name != key}
-
-    def refill(self, target: Any, kind: str, content: Any, path: str) -> None:
-        if content is MISSING:
-            self.failed[path] = type_name(target)
-            return
-        if isinstance(target, frozenset):
-            return
-        target.clear()
-        (target.extend if kind[0] == "l" else target.update)(content)
-        self.restored.append(path)
 
     def fill_items(self, node: Node, target: Any, path: str, *, force: bool) -> dict[str, Any]:
         filled = self.fill_all(node, target, path, prefix="[", force=force)
@@ -362,12 +355,6 @@ def find_class(name: str) -> Any:
     return None
 
 
-def cell_of(function: types.FunctionType, key: str) -> types.CellType | None:
-    # None if the function was edited and no longer closes over the variable
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    return cells.get(key[2:-1])
-
-
 def set_item(holder: dict[Any, Any], key: Any, value: Any) -> None:
     base = collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
     base.__setitem__(holder, key, value)  # not the user's method
@@ -375,44 +362,41 @@ def set_item(holder: dict[Any, Any], key: Any, value: Any) -> None:
 
 def put_slot(holder: Any, key: str, value: Any) -> bool:
     # no `__setattr__` or property of the user runs
-    if isinstance(holder, types.FunctionType) and key[:2] == ".<":
-        cell = cell_of(holder, key)
-        if cell is None:
-            return False
-        cell.cell_contents = value
-    elif key[0] == ".":
-        return _put_attribute(holder, key[1:], value)
-    elif isinstance(holder, dict):
+    if key[0] == "[" and isinstance(holder, dict):
         name = next((name for name in dict.keys(holder) if f"[{name!r}]" == key), MISSING)
         if name is MISSING:
             return False
         set_item(holder, name, value)
-    elif int(key[1:-1]) >= len(holder):
-        return False
-    else:
+    elif key[0] == "[":
+        if int(key[1:-1]) >= len(holder):
+            return False
         holder[int(key[1:-1])] = value
+    elif key[:2] == ".<" and isinstance(holder, types.FunctionType):
+        cells = dict(zip(holder.__code__.co_freevars, holder.__closure__ or (), strict=True))
+        if key[2:-1] not in cells:  # the function was edited
+            return False
+        cells[key[2:-1]].cell_contents = value
+    else:
+        return _put_attribute(holder, key[1:], value)
     return True
 
 
 def _put_attribute(holder: Any, name: str, value: Any) -> bool:
     if isinstance(holder, types.MethodType | functools.partial):
         return False
-    if isinstance(holder, nn.Module) and (
+    owner, _, last = name.partition(".")
+    is_module = isinstance(holder, nn.Module)
+    if is_module and (
         isinstance(value, nn.Module | nn.Parameter)
         or any(name in part for part in (holder._modules, holder._buffers, holder._parameters))
     ):
         nn.Module.__setattr__(holder, name, value)
-        return True
-    owner, _, last = name.partition(".")
-    if last and isinstance(holder, nn.Module):
+    elif is_module and last:
         setattr(holder._parameters[owner], last, value)
-        return True
-    variables = holder.__dict__ if type(holder).__dictoffset__ else None
-    is_slot = isinstance(getattr(type(holder), name, None), types.MemberDescriptorType)
-    if isinstance(holder, type | Tensor | types.FunctionType):
+    elif isinstance(holder, type | Tensor | types.FunctionType):
         setattr(holder, name, value)
-    elif isinstance(variables, dict) and not is_slot:
-        variables[name] = value
+    elif type(holder).__dictoffset__ and not isinstance(getattr(type(holder), name, None), types.MemberDescriptorType):
+        holder.__dict__[name] = value
     else:
         object.__setattr__(holder, name, value)
     return True
