@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
@@ -341,23 +341,18 @@ def _data_objects(run: Run) -> Iterator[object]:
             pending += list(getattr(part, "datasets", ()))[:100]
 
 
-_user_modules: tuple[tuple[int, str], dict[str, types.ModuleType]] = ((0, ""), {})
-
-
 def user_modules() -> dict[str, types.ModuleType]:
     # neither Python's, nor installed, nor heliograph's
-    global _user_modules
-    key = (len(sys.modules), next(reversed(sys.modules)))  # unchanged until the next import
-    if _user_modules[0] != key:
-        modules = {
-            name: module
-            for name, module in list(sys.modules.items())
-            if type(module) is types.ModuleType and module.__name__ == name and _is_users_module(module)
-        }
-        _user_modules = key, modules
-    return _user_modules[1]
+    return _user_modules(len(sys.modules), next(reversed(sys.modules)))
 
 
-def _is_users_module(module: types.ModuleType) -> bool:
-    has_code = isinstance(getattr(module, "__file__", None), str) or module.__name__ == "__main__"
-    return has_code and is_users(module.__name__)
+@lru_cache(maxsize=1)
+def _user_modules(count: int, last: str) -> dict[str, types.ModuleType]:  # noqa: ARG001  # the same until an import
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if type(module) is types.ModuleType
+        and module.__name__ == name
+        and (isinstance(getattr(module, "__file__", None), str) or name == "__main__")
+        and is_users(name)
+    }
