@@ -79,11 +79,11 @@ def difference_of(
     for number, (first, second) in enumerate(zip(first_calls, second_calls, strict=False), 1):
         name = f"operator {number}, {first.operator}"
         if first.operator != second.operator:
-            values = f": {first.operator} in the first, and {second.operator} in the second"
+            values = f": {first.operator} in the first, {second.operator} in the second"
             return OperatorDifference(f"operator {number} is another one", values)
         for one, other in zip(first.arguments, second.arguments, strict=True):
             if one != other:
-                values = f": {one} in the first, and {other} in the second"
+                values = f": {one} in the first, {other} in the second"
                 return OperatorDifference(f"{name}, is given other values", values, True)
         if first.inputs != second.inputs:
             return OperatorDifference(f"the inputs of {name}, which no earlier operator computed", "", True)

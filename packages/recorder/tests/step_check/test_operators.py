@@ -11,33 +11,33 @@ from torch import Tensor, nn
 
 INPUTS = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
 CASES: dict[str, tuple[Callable[[Tensor], object], Callable[[Tensor], object], str, str]] = {
-    "a number": (lambda x: x * 1.0, lambda x: x * 1.5, "mul.Tensor", "1.0 in the first, and 1.5"),
-    "a default": (lambda x: x + x, lambda x: x.add(x, alpha=2), "add.Tensor", "1 in the first, and 2"),
-    "a string": (nn.GELU(), nn.GELU("tanh"), "gelu.default", "'none' in the first, and 'tanh'"),
+    "a number": (lambda x: x * 1.0, lambda x: x * 1.5, "mul.Tensor", "1.0 in the first, 1.5"),
+    "a default": (lambda x: x + x, lambda x: x.add(x, alpha=2), "add.Tensor", "1 in the first, 2"),
+    "a string": (nn.GELU(), nn.GELU("tanh"), "gelu.default", "'none' in the first, 'tanh'"),
     "None": (
         lambda x: x.clamp(min=0.0),
         lambda x: x.clamp(min=0.0, max=9.0),
         "clamp.default",
-        "None in the first, and 9.0",
+        "None in the first, 9.0",
     ),
     "a bool": (
         lambda x: x.sum(0, keepdim=True),
         lambda x: x.sum(0),
         "sum.dim_IntList",
-        "True in the first, and False",
+        "True in the first, False",
     ),
-    "a list": (lambda x: x.sum(0), lambda x: x.sum((0, 1)), "sum.dim_IntList", "[0] in the first, and [0, 1]"),
+    "a list": (lambda x: x.sum(0), lambda x: x.sum((0, 1)), "sum.dim_IntList", "[0] in the first, [0, 1]"),
     "a dtype": (
         lambda x: x.to(torch.float64),
         lambda x: x.to(torch.float16),
         "_to_copy.default",
-        "torch.float64 in the first, and torch.float16",
+        "torch.float64 in the first, torch.float16",
     ),
     "a memory format": (
         lambda x: x.clone(memory_format=torch.contiguous_format),
         lambda x: x.clone(memory_format=torch.preserve_format),
         "clone.default",
-        "torch.contiguous_format in the first, and torch.preserve_format",
+        "torch.contiguous_format in the first, torch.preserve_format",
     ),
 }
 
