@@ -166,7 +166,7 @@ def digest_draws() -> int:
         value = crc32(words[:4] + words[-4:], value)
     else:
         value = crc32(repr(bits.state).encode(), value)
-    value = crc32(TORCH.get_state()[:32].numpy(), value ^ cached_normal()["has_gauss"])
+    value = crc32(TORCH.get_state().numpy()[:32], value ^ cached_normal()["has_gauss"])
     is_used: Callable[[], bool] = torch.cuda.is_initialized
     for generator in torch.cuda.default_generators if is_used() else ():
         value = crc32(generator.get_state().numpy().data, value)  # a few bytes on the host
