@@ -43,6 +43,7 @@ from .core.program import find_function as find_function
 from .core.rehearsal.trace import Difference as Difference
 from .core.rehearsal.trace import Fact as Fact
 from .core.rehearsal.trace import Tracer as Tracer
+from .core.system.extras import as_json as as_json
 from .core.system.extras import printable_lines as printable_lines
 from .core.system.extras import require as require
 from .core.system.extras import version as version
@@ -58,7 +59,6 @@ from .events.checks import is_number as is_number
 from .events.checks import is_whole_number as is_whole_number
 from .events.checks import known_names as known_names
 from .events.checks import printable as printable
-from .events.progress import Rates as Rates
 from .plugins.discovery import check_options as check_options
 from .plugins.discovery import find as find
 from .plugins.providers import is_first_party as is_first_party

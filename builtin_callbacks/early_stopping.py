@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..core.host import ended_for_good
 from ..core.metrics.monitor import Monitor
-from ..events import CheckpointLoaded, Log, Run, RunClosed, TrainStart, ValidationEnd
+from ..events import CheckpointLoaded, LateResult, Log, Run, RunClosed, TrainStart, ValidationEnd
 from ..events.checks import check_whole_number, count
 from ..plugins import Plugin, on
 
@@ -19,8 +19,8 @@ class EarlyStopping(Plugin):
 
     The plugin requests a stop if the metric has not improved in `patience` consecutive checks. The best value changes
     only if the improvement exceeds `min_delta`, so small improvements add up. If the stop is vetoed and the metric
-    improves, the plugin withdraws it. The metric is read after each validation, or at each log if it is a `train/`
-    metric.
+    improves, the plugin withdraws it. The metric is read after each validation, at each log if it is a `train/` metric,
+    or when `LateResults` of heliograph-recorder reads it if it is a `late/` metric.
 
     Args:
         monitor: the name of the metric, such as `validation/loss`.
@@ -49,9 +49,9 @@ class EarlyStopping(Plugin):
         self.patience = check_whole_number("patience", patience, at_least=1)
         if nan not in ("worse", "stop", "raise"):
             raise ValueError(f"nan is 'worse', 'stop' or 'raise', got {nan!r}.")
-        self.monitor = Monitor(monitor, mode, min_delta)
+        self.monitor = Monitor(monitor, mode, min_delta, late=True)
         self.ignores = self.monitor.ignores
-        self.needs = ("validation" if self.monitor.split == "validation" else "log",)
+        self.needs = ({"train": "log", "late": "save"}.get(self.monitor.split, "validation"),)
         self.nan = nan
         self.best: float | None = None
         self.failed_readings = 0
@@ -88,9 +88,9 @@ class EarlyStopping(Plugin):
         elif (stop := run.control.stop_request) is not None and stop.by == self.name:
             run.control.withdraw("stop", f"{self.monitor.name} did not fail {self.patience} times in a row")
 
-    @on(ValidationEnd, Log, optional=True)
-    def read(self, run: Run, event: ValidationEnd | Log) -> None:
-        """Check the metric after a validation or a log of a training."""
+    @on(ValidationEnd, Log, LateResult, optional=True)
+    def read(self, run: Run, event: ValidationEnd | Log | LateResult) -> None:
+        """Check the metric after a validation, at a log of a training, or when a late result was read."""
         if self.monitor.is_for(run, event):
             self._judge(run, event.metrics)
 

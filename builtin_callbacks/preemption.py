@@ -22,6 +22,7 @@ from ..plugins import Plugin, on
 
 DEFAULT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))  # Windows has one
 SLURM, JOB = "slurm", "SLURM_JOB_ID"
+REQUEUE_SECONDS = 30.0  # for an answer of scontrol
 logger = logging.getLogger("heliograph")
 
 
@@ -207,7 +208,13 @@ def _place(run: Run) -> tuple[int, int]:
 def _requeue_job() -> None:
     job = os.environ[JOB]
     command = ["scontrol", "requeue", job]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # no text of a user
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=REQUEUE_SECONDS)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        logger.warning(
+            "scontrol requeue %s has not answered in %g s; the job may not start again", job, REQUEUE_SECONDS
+        )
+        return
     if done.returncode:
         output = (done.stderr or done.stdout).strip()
         logger.error("scontrol requeue %s failed with status %d: %s", job, done.returncode, output)

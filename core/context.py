@@ -43,10 +43,29 @@ logger = logging.getLogger("heliograph")
 
 
 @explains_attributes(OF_RUN)
-class LineVerbs:
-    """The methods of a run that add notes or payloads; the protocol `heliograph.Run` documents them."""
+class RunVerbs(ABC):
+    """The methods that a run has in common with a replayed one; the protocol `heliograph.Run` documents them."""
 
+    control: Control
+    progress: Progress
+    checkpoints: Any
     report: Any
+
+    @abstractmethod
+    def is_last_batch(self) -> bool: ...
+
+    @property
+    def epoch_is_over(self) -> bool:
+        """True if a resumed run is after an epoch's last batch, so that only the end of the epoch remains."""
+        control = self.control
+        ended = self.is_last_batch() or control.should_end_epoch
+        return ended and self.progress.batch > 0 and not control.keeps_epoch_open
+
+    def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
+        if not self.report.started or self.report.finished or is_within(ev.TrainStart.name):
+            raise RuntimeError("run.roll_back needs a started training. At TrainStart, call run.resume(saved).")
+        self.control.roll_back(f"to {path or 'a saved state'}")
+        self.checkpoints.pending_state = saved, path
 
     def note(self, text: str) -> None:
         self.report.notes.append(check_line("note", text))
@@ -94,7 +113,7 @@ class HotSignals:
         self.log: OrderedSignal[ev.Log] = bus.signal(ev.Log)
 
 
-class RunContext(LineVerbs, ABC):
+class RunContext(RunVerbs):
     """The facts of one run; the protocol `heliograph.Run` documents those for plugins.
 
     Attributes:
@@ -207,13 +226,6 @@ class RunContext(LineVerbs, ABC):
 
         return Length(self.settings, self.data, self.plugins, self.progress)
 
-    @property
-    def epoch_is_over(self) -> bool:
-        """True if a resumed run is after an epoch's last batch, so that only the end of the epoch remains."""
-        control = self.control
-        ended = self.is_last_batch() or control.should_end_epoch
-        return ended and self.progress.batch > 0 and not control.keeps_epoch_open
-
     def is_last_batch(self) -> bool:
         seen, length = self.work.is_last_seen, self.data.length
         if length is None:
@@ -263,15 +275,19 @@ class RunContext(LineVerbs, ABC):
     @abstractmethod
     def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]: ...
 
+    def loop_state(self) -> dict[str, Any]:
+        from .loop_state import capture_loop
+
+        return capture_loop(self)
+
+    def load_loop_state(self, saved: Mapping[str, Any], note: str) -> None:
+        from .loop_state import load_loop
+
+        load_loop(self, saved, note)
+
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         check_within(ev.TrainStart, "resume")
         self.checkpoints.pending_state, self.checkpoints.is_resume = (saved, path), True
-
-    def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        if not self.report.started or self.report.finished or is_within(ev.TrainStart.name):
-            raise RuntimeError("run.roll_back needs a started training. At TrainStart, call run.resume(saved).")
-        self.control.roll_back(f"to {path or 'a saved state'}")
-        self.checkpoints.pending_state = saved, path
 
     def blame(self, error: BaseException) -> tuple[str | None, str | None]:
         blamed = self.bus.blamed

@@ -111,6 +111,7 @@ class Checkpoints:
     verified_steps: int = 0
     verified_before: str | None = None
     difference: str | None = None
+    unverified: str | None = None
 
     @property
     def is_resuming(self) -> bool:

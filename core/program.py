@@ -20,7 +20,7 @@ from .trainer import Trainer
 
 TrainerAndOptions = tuple[Trainer, Mapping[str, Any]]
 MakeTrainer = Callable[[], TrainerAndOptions] | Callable[[Path], TrainerAndOptions]
-FORM = "make_trainer returns a trainer and the keywords of its fit: return trainer, {'task': ..., 'train': ..., ...}"
+FORM = "{} returns a trainer and the keywords of its fit: return trainer, {{'task': ..., 'train': ..., ...}}"
 FOLDER = "folder"  # a parameter of this name gets the folder even if it has a default
 SHAREABLE = (list, tuple, Dataset)
 
@@ -79,6 +79,7 @@ class TrainerFactory:
             names = ", ".join(required)
             raise UsageError(f"{describe(make_trainer)} needs the arguments {names}; allowed is one, a folder.")
         self._make: Callable[..., Any] = make_trainer
+        self._name = describe(make_trainer).rpartition(".")[2]
         self._takes_a_folder, self._by_name = bool(required), not required and FOLDER in parameters
         self._first: list[tuple[str, Any]] = []
 
@@ -112,7 +113,7 @@ class TrainerFactory:
         """
         folder.mkdir(exist_ok=True)
         arguments, named = (folder,) * self._takes_a_folder, {FOLDER: folder} if self._by_name else {}
-        trainer, options = _check_returned(self._make(*arguments, **named))
+        trainer, options = _check_returned(self._make(*arguments, **named), FORM.format(self._name))
         objects = list(_objects(trainer, options))
         self._first = self._first or objects
         if objects is not self._first:
@@ -124,7 +125,7 @@ class TrainerFactory:
         for name, value in objects:
             if id(value) in first:
                 kind = type(value).__name__
-                raise UsageError(f"make_trainer returned the same {name} twice ({kind}): create it in make_trainer.")
+                raise UsageError(f"{self._name} returned the same {name} twice ({kind}): create it in {self._name}.")
 
 
 def _is_required(parameter: Parameter) -> bool:
@@ -132,15 +133,15 @@ def _is_required(parameter: Parameter) -> bool:
     return parameter.default is Parameter.empty and not variable
 
 
-def _check_returned(returned: Any) -> tuple[Trainer, dict[str, Any]]:
+def _check_returned(returned: Any, form: str) -> tuple[Trainer, dict[str, Any]]:
     if not isinstance(returned, tuple) or len(returned) != 2:
-        raise UsageError(f"{FORM}; it returned {type(returned).__name__}.")
+        raise UsageError(f"{form}; it returned {type(returned).__name__}.")
     trainer, options = returned
     if not isinstance(trainer, Trainer) or not isinstance(options, Mapping):
-        raise UsageError(f"{FORM}; it returned ({type(trainer).__name__}, {type(options).__name__}).")
+        raise UsageError(f"{form}; it returned ({type(trainer).__name__}, {type(options).__name__}).")
     for name in ("task", "train"):
         if name not in options:
-            raise UsageError(f"{FORM}; {name!r} is missing among {', '.join(map(repr, options)) or 'none'}.")
+            raise UsageError(f"{form}; {name!r} is missing among {', '.join(map(repr, options)) or 'none'}.")
     if options.get("epochs") is None and options.get("steps") is None:
         raise UsageError("The check trains several times: pass epochs= or steps=, so that each training ends.")
     return trainer, dict(options)

@@ -30,6 +30,7 @@ class ResumeReport:
         verified_before: date and steps of the newest earlier comparison of this run's program with itself, for example
             `2026-11-30, 37 steps`: by a rehearsal, by `verify-resume`, or by repeated steps; None without one.
         divergence: where the repeated steps first differ from the killed run, None if they do not.
+        unverified: why repeated steps were not compared, None if they were or no step was repeated.
         restored: paths of state that no `state_dict` covers, restored from the checkpoint.
         edited: paths of such state that the program sets to another value than the run that saved; they keep it.
         fresh_plugins: plugins without state in the checkpoint.
@@ -47,6 +48,7 @@ class ResumeReport:
     verified_steps: int = 0
     verified_before: str | None = None
     divergence: str | None = None
+    unverified: str | None = None
     restored: tuple[str, ...] = ()
     edited: tuple[str, ...] = ()
     fresh_plugins: tuple[str, ...] = ()
@@ -61,8 +63,8 @@ class ResumeReport:
     @property
     def measured(self) -> str:
         """The outcome of comparing repeated steps, in words."""
-        if self.divergence is not None:
-            return self.divergence
+        if text := self.divergence or self.unverified:
+            return text
         return verified(self.verified_steps) if self.verified_steps else "nothing to verify: no step was repeated"
 
     def __str__(self) -> str:

@@ -128,6 +128,7 @@ def _resume(run: RunContext) -> ResumeReport:
         verified_steps=checkpoints.verified_steps,
         verified_before=checkpoints.verified_before,
         divergence=checkpoints.difference,
+        unverified=checkpoints.unverified,
         restored=tuple(checkpoints.restored),
         edited=tuple(checkpoints.edited),
         fresh_plugins=checkpoints.fresh_plugins,

@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 
 from ..events import Run
-from ..plugins.filters import Filter
 from .checkpoint.compatibility import (
     apply_batch_change,
     base_rates,
@@ -30,6 +29,7 @@ from .checkpoint.storage import read_manifest
 from .context import RunContext
 from .engines.sharded_states import ShardingEngine
 from .engines.weights import check_fits
+from .loop_state import capture_loop, load_loop
 
 
 def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -55,11 +55,9 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
     objects = {} if object_state is None else object_state.state_dict(run)  # before the data, which save its reports
     snapshot = {
         **_describe(run),
-        "control": run.control.state_dict(is_over=run.report.finished),
+        **capture_loop(run),
         "data": run.data.state_dict(run.progress),
         "planned_done": run.length.done,
-        "last_seen": run.work.is_last_seen,
-        "epoch_begun": run.work.has_begun,
         "at_save_point": run.report.at_save_point,
         "modules": weights,
         "optimizers": optimizers,
@@ -70,10 +68,6 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "scheduler_kinds": class_names(run.schedulers),
         "task": {"task": run.task.state_dict()} if has_task_state else {},
         "objects": objects,
-        "means": run.means.state_dict(),
-        "plugins": run.plugins.state_dict(as_plain),
-        "filters": run.plugins.filter_states(run.origin, as_plain),
-        **({"plugin_versions": numbers} if (numbers := run.plugins.state_versions()) else {}),
         **({} if run.checkpoints.forked_from is None else {"forked_from": dict(run.checkpoints.forked_from)}),
         **({} if run.checkpoints.given_rates is None else {"given_rates": run.checkpoints.given_rates}),
         **({"count_units": dict(run.stepping.units)} if run.stepping.units else {}),
@@ -159,13 +153,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
         run.task.load_state_dict(deepcopy(saved["task"]["task"]))
     run.progress.load_state_dict(progress)
     run.stepping.units = dict(saved.get("count_units", {}))
-    run.work.is_last_seen = saved.get("last_seen")
-    run.work.has_begun = saved.get("epoch_begun", run.progress.batch > 0)
     run.checkpoints.in_boundary = saved.get("at_save_point", False)
-    switched = run.control.switches
-    run.control.load_state_dict(saved["control"], at_save_point=run.checkpoints.in_boundary)
-    run.metrics.update(saved["metrics"])
-    run.means.load_state_dict(saved.get("means", {}))
     from .metrics.log_rows import LogRows
 
     state = saved.get("log_history")
@@ -176,20 +164,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     run.checkpoints.batch_note = apply_batch_change(
         run, saved["world"], resumption.batch_change, may_refuse=resumption.is_resume
     )
-    plugin_report = run.plugins.load_state_dict(
-        saved["plugins"], saved.get("plugin_versions"), resumption.path, goes_back=not resumption.is_resume
-    )
-    resumption.fresh_plugins, resumption.unclaimed_states = map(tuple, plugin_report)
-    if switched or run.control.switches:
-        from .stepping.changes import restore_switches
-
-        restore_switches(run, switched, goes_back=not resumption.is_resume)
-    run.note(_position_note(run))
-    if resumption.fresh_plugins:
-        outcome = "start fresh" if resumption.is_resume else "keep their state"
-        run.note(f"plugins without state in the checkpoint {outcome}: {', '.join(resumption.fresh_plugins)}")
-    if resumption.unclaimed_states:
-        run.note(f"states in the checkpoint without a plugin, ignored: {', '.join(resumption.unclaimed_states)}")
+    load_loop(run, saved, _position_note(run), goes_back=not resumption.is_resume)
     for change in find_differences(run, saved, versions(), resumption.fresh_plugins):
         run.data.report_difference(change)
     resumption.before = saved["world"]["size"], saved["world"].get("workers")
@@ -261,9 +236,6 @@ def _restore(run: RunContext) -> dict[str, Any]:
     except Exception as error:
         error.add_note(f"heliograph: while continuing from {resumption.path or 'a state'}")
         raise
-    run.origin = run.progress.copy()
-    Filter.plan_all(run)
-    run.plugins.load_filter_states(run.origin, rank_state.get("filters", {}))
     if rank_state.get("objects") and resumption.objects is not None:
         is_roll_back = not resumption.is_resume
         restored, resumption.edited = resumption.objects.resume(run, rank_state["objects"], is_roll_back=is_roll_back)

@@ -1,25 +1,36 @@
 """Write the files for tools and language models: `.venv/bin/python docs/for_tools.py`.
 
-`docs/reference/names.md` has all public names with their signatures, `docs/llms.txt` all pages with a sentence.
+`docs/reference/names.md` has all public names with their signatures, `docs/reference/packages.md` the packages, and
+`docs/llms.txt` all pages with a sentence.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-NAMES, PAGES = DOCS / "reference/names.md", DOCS / "llms.txt"
+NAMES, PAGES, PACKAGES = DOCS / "reference/names.md", DOCS / "llms.txt", DOCS / "reference/packages.md"
 DOORS = ("learn", "howto", "reference", "explanation", "packages", "developers")
 HEAD = """# All names and signatures
 
 One page for editors, search and language models, written by `docs/for_tools.py`.
 Import a name from the module in its heading.
+"""
+PACKAGES_HEAD = """# Packages
+
+The packages of this repository, written by `docs/for_tools.py`.
+Install `heliograph-NAME` with `pip install ./packages/NAME`.
+A package of another author has [the same prefix](../learn/publish_a_plugin.md#names).
+
+```text
 """
 METHODS_OF = {"Trainer", "TrainRun", "Run", "Control", "Plugin", "Plugins", "Task", "Bus", "RunResult"}
 
@@ -45,6 +56,21 @@ def _first_sentence(text: str) -> str:
     prose = re.sub(r"^```.*?^```|^[#|!<].*?$", "", text, flags=re.MULTILINE | re.DOTALL)
     paragraph = next((part for part in prose.split("\n\n") if part.strip()), "").replace("\n", " ").strip()
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.split(r"(?<=[.:])\s", paragraph)[0])
+
+
+def packages() -> str:
+    """Return the page of the packages in this repository, with their entry points."""
+    files = sorted(ROOT.glob("packages/*/pyproject.toml"))
+    projects = [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files]
+    return PACKAGES_HEAD + "\n".join(line for project in projects for line in _package(project)) + "\n```\n"
+
+
+def _package(project: dict[str, Any]) -> Iterator[str]:
+    yield project["name"]
+    points = {group.removeprefix("heliograph."): names for group, names in project.get("entry-points", {}).items()}
+    lists = [f"{group}: {', '.join(points[group])}" for group in ("plugins", "engines", "commands") if group in points]
+    for text in (project["description"], *lists):
+        yield from wrap(text, 88, initial_indent="    ", subsequent_indent="        ", break_on_hyphens=False)
 
 
 def names() -> str:
@@ -116,4 +142,5 @@ class _Annotation(str):
 
 if __name__ == "__main__":
     NAMES.write_text(names(), encoding="utf-8")
+    PACKAGES.write_text(packages(), encoding="utf-8")
     PAGES.write_text(pages(), encoding="utf-8")

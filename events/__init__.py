@@ -18,7 +18,7 @@ from .bus import (
 from .catalogue import *  # noqa: F403  # an event is named where it is declared and where it is emitted, nowhere else
 from .catalogue import CATALOGUE, Phase, Status
 from .control import CHANGES, Control, History, Pending, Request, Verb
-from .progress import Position, Progress, ResumeFacts
+from .progress import Position, Progress, Rates, ResumeFacts
 
 if TYPE_CHECKING:
     from .alarms import Alarm as Alarm
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [kind.__name__ for kind in CATALOGUE]
 __all__ += ["CATALOGUE", "CHANGES", "Alarm", "Bus", "CheckpointSource", "Control", "Engine", "Event", "FunctionName", "Handle", "History"]  # fmt: skip  # noqa: E501, F405
-__all__ += ["Lane", "LogCurve", "LogFile", "LogHistogram", "LogImage", "LogText", "OrderedSignal", "Pending", "Phase", "PluginName", "Position", "Progress", "Receiver", "Reduction", "Request", "ResumeFacts", "Run", "Status", "Subscription", "Verb", "current_owner", "is_within"]  # fmt: skip  # noqa: E501, F405
+__all__ += ["Lane", "LogCurve", "LogFile", "LogHistogram", "LogImage", "LogText", "OrderedSignal", "Pending", "Phase", "PluginName", "Position", "Progress", "Rates", "Receiver", "Reduction", "Request", "ResumeFacts", "Run", "Status", "Subscription", "Verb", "current_owner", "is_within"]  # fmt: skip  # noqa: E501, F405
 
 # Protocols that a run itself does not need: imported when they are first used.
 _LAZY = {"Alarm": "alarms", "CheckpointSource": "run", "Engine": "engine", "Reduction": "engine", "Run": "run"}

@@ -352,6 +352,18 @@ class Verdict(Event):
     text: str
 
 
+class LateResult(Event):
+    """A checkpoint of this training was evaluated in another process.
+
+    `metrics`, such as `late/accuracy`, belong to the checkpoint `path` and its `steps`. The file may be removed by now.
+    """
+
+    apart: ClassVar[bool] = True
+    path: Path
+    steps: int
+    metrics: Mapping[str, float]
+
+
 class RunFailed(Event):
     """An exception ends the run.
 

@@ -239,6 +239,7 @@ class RunCheckpoints(Protocol):
             that compares them.
         verified_before: date and steps of an earlier comparison of the program; set by the plugin that compares.
         difference: where the resumed run first diverges from the original; set by the plugin that compares them.
+        unverified: why repeated steps were not compared; set by the same plugin.
     """
 
     best: Path | None
@@ -253,6 +254,7 @@ class RunCheckpoints(Protocol):
     verified_steps: int
     verified_before: str | None
     difference: str | None
+    unverified: str | None
 
     @property
     def is_resuming(self) -> bool:
@@ -376,7 +378,8 @@ class Run(Protocol):
         control: requests to the loop.
         metrics: the latest value of every metric, such as `validation/loss`.
         batch: the current batch. A `TRANSFORM` handler of `BatchStart` may replace it.
-        loss: the last training loss, unscaled; available until the next forward pass or the end of the epoch.
+        loss: the last training loss, unscaled; available until the next forward pass or the end of the epoch. Keep
+            `run.loss.item()` or `run.loss.detach().clone()`, since the tensor has its autograd graph.
         outputs: what a step of the task has stored here for handlers, or what `predict_step` returned; None after the
             batch.
         bus: the signals, to connect to.

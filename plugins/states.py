@@ -17,10 +17,10 @@ from .filters import Filter
 
 # A handler of these events need not be called in a training.
 OPTIONAL = frozenset({
-    ev.ChangeServed, ev.CheckpointLoaded, ev.CheckpointPruned, ev.CheckpointSaved, ev.LastBoundary, ev.PluginChanged,
-    ev.PluginFailed, ev.PredictBatchEnd, ev.PredictBatchStart, ev.PredictEnd, ev.PredictStart, ev.Replay,
-    ev.ResumeVerified, ev.RunClosed, ev.RunFailed, ev.TestBatchEnd, ev.TestBatchStart, ev.TestEnd, ev.TestStart,
-    ev.TrainEnd, ev.ValidationCut, ev.Verdict,
+    ev.ChangeServed, ev.CheckpointLoaded, ev.CheckpointPruned, ev.CheckpointSaved, ev.LastBoundary, ev.LateResult,
+    ev.PluginChanged, ev.PluginFailed, ev.PredictBatchEnd, ev.PredictBatchStart, ev.PredictEnd, ev.PredictStart,
+    ev.Replay, ev.ResumeVerified, ev.RunClosed, ev.RunFailed, ev.TestBatchEnd, ev.TestBatchStart, ev.TestEnd,
+    ev.TestStart, ev.TrainEnd, ev.ValidationCut, ev.Verdict,
 })  # fmt: skip
 WORDS: dict[type[Event], str] = {
     ev.Log: "log",

@@ -99,6 +99,8 @@ def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: py
     assert first == "rank 0 waits in a collective. Places of the ranks:"
     assert waits.startswith("  rank 0 waits in the boundary for 1 s; in train, epoch 0, batch 2, step 2; at ")
     assert " < hang_for_ever (lost_rank.py:" in hangs
+    assert_facts(log, "in no collective: rank 1", "in hang_for_ever", "in Lose.lose")
+    assert log.index("stacks of rank 1") < log.index("in hang_for_ever") < log.index("in Lose.lose")
 
 
 @pytest.mark.whole

@@ -601,7 +601,7 @@ def compare(
 # The matrix.
 
 # These do not come in a run that nobody cuts short or resumes, or they depend on the time.
-RARE = (h.ValidationCut, h.ResumeVerified, h.Verdict)
+RARE = (h.ValidationCut, h.ResumeVerified, h.Verdict, h.LateResult)
 EVENTS = [each for each in h.events.CATALOGUE if not each.__name__.startswith(("Test", "Predict")) and each not in RARE]
 
 

@@ -110,6 +110,10 @@ class Retention:
         self._damaged.discard(entry.path)
         self._rank()
 
+    def update(self, entry: Entry) -> None:
+        self._entries[entry.path] = entry
+        self._rank()
+
     def entry(self, path: Path) -> Entry | None:
         self._read_entries()
         return None if path in self._damaged else self._entries.get(path)
@@ -235,7 +239,7 @@ class CheckpointFolder:
         return self._opened.begin_shards(needed)
 
     def tidy(
-        self, last: Path, judged_by: JudgedBy | None, *, is_new: bool
+        self, last: Path, judged_by: JudgedBy | None, *, is_new: bool, judged: Path | None = None
     ) -> tuple[Path | None, list[tuple[Path, str]]]:
         """Rank the newest checkpoint, update the pointers, and remove the checkpoints that retention drops.
 
@@ -243,8 +247,9 @@ class CheckpointFolder:
 
         Args:
             last: the newest.
-            judged_by: the metric measured after it was written, if any.
+            judged_by: the metric measured after it or `judged` was written, if any.
             is_new: whether it was just written, so that checkpoints of a replaced training are removed.
+            judged: another checkpoint that was measured.
 
         Returns:
             The best checkpoint; the removed ones, each with a reason.
@@ -255,8 +260,8 @@ class CheckpointFolder:
             entries = store.own()
             retention.begin(entries, [path for path in self.damaged if retention.entry(path) is None])
             newest = entries[0].path if entries else None
-        elif judged_by is not None and (entry := retention.entry(last)) is not None:
-            retention.add(store.judge(entry, judged_by))
+        elif judged_by is not None and (entry := retention.entry(judged or last)) and entry.path.exists():
+            retention.update(store.judge(entry, judged_by))
         dropped = [(path, f"{last.name} has the same step") for path in retention.drop_replaced(store.is_pinned)]
         best = self.best
         store.point("last", newest)

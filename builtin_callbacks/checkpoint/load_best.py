@@ -134,7 +134,7 @@ def load_best(run: Run, best: Entry | None, monitor: Monitor, extent: Extent) ->
     load_parts(run, saved, optimizers, best.path)
     for name, scheduler in run.schedulers.items() if extent == "everything" else ():
         load_scheduler(name, scheduler, saved)
-    average = measured_average(saved) if monitor.split == "validation" else None
+    average = None if monitor.split == "train" else measured_average(saved)
     if average is not None:
         load_average(run.modules, saved, average)
     content = extent if average is None else f"{extent} averaged by {average!r}"

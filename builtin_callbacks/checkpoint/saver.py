@@ -79,7 +79,12 @@ class Saved:
         best = None if plugin.best is None else plugin.best.judged_by
         if best is not None and best[2] is not None and isnan(best[2]):
             yield f"No checkpoint is the best: {monitor.name!r} was NaN at all of them."
-        if run.checkpoints.best is None:
+        if run.checkpoints.best is None and monitor.split == "late":
+            yield (
+                f"No checkpoint is the best by {monitor.name!r}: no late result with it arrived while its checkpoint "
+                f"was kept. Keep more with keep_last=, or save less often."
+            )
+        elif run.checkpoints.best is None:
             measured = "never measured" if self.measured_at < 0 else f"measured last at step {self.measured_at}"
             yield (
                 f"No checkpoint is the best by {monitor.name!r}, because none was saved at the step of a measurement: "
@@ -125,10 +130,10 @@ class Saver(Plugin):
                 f"and monitor, for example keep_best=1, monitor='validation/loss', or neither."
             )
         self.folder, self.holds_saves, self.expects_best = Path(folder), False, True
-        self.monitor = None if monitor is None else Monitor(monitor, mode)
+        self.monitor = None if monitor is None else Monitor(monitor, mode, late=True)
         self.every = deepcopy(every)
         self._recurrence = None if self.every is None else Recurrence(self.every)
-        ignores = (ev.Log, ev.ValidationEnd) if self.monitor is None else self.monitor.ignores
+        ignores = (ev.Log, ev.ValidationEnd, ev.LateResult) if self.monitor is None else self.monitor.ignores
         self.ignores = ignores + (() if self.every is not None else (ev.BatchEnd, ev.EpochEnd))
         self.asks = ("save",) * (self.every is not None)
         self.needs = ("save",) * (self.every is None)
@@ -253,6 +258,15 @@ class Saver(Plugin):
         if saved.is_newest_of_training and saved.steps == step and saved.path is not None:
             self._tidy(run, saved.judged_at(step, self.monitor), is_new=False)
 
+    @on(ev.LateResult, optional=True)
+    def rank_late(self, run: Run, event: ev.LateResult) -> None:
+        """Rank the evaluated checkpoint, if it still exists."""
+        monitor, last = self.monitor, self._saved.path
+        if monitor is not None and last is not None and not self.holds_saves and monitor.is_for(run, event):
+            self._writer.drain()
+            judged_by = (monitor.name, monitor.mode, float(monitor.read(event.metrics)))
+            self._tidy(run, judged_by, is_new=False, judged=self.folder / event.path.name)
+
     @on(ev.SavePoint, lane=Lane.PERSIST, optional=True)
     def save(self, run: Run, event: ev.SavePoint) -> None:
         """Write a checkpoint; when it is durable, emit `CheckpointSaved` and remove the oldest."""
@@ -294,7 +308,7 @@ class Saver(Plugin):
         measured = saved.judged_at(step, self.monitor)  # also while it was written
         self._tidy(run, None if measured == judged_by else measured, is_new=True)
 
-    def _tidy(self, run: Run, judged_by: JudgedBy | None, *, is_new: bool) -> None:
+    def _tidy(self, run: Run, judged_by: JudgedBy | None, *, is_new: bool, judged: Path | None = None) -> None:
         assert self._saved.path is not None
 
         def report(done: tuple[Path | None, list[tuple[Path, str]]]) -> None:
@@ -303,7 +317,7 @@ class Saver(Plugin):
             for path, reason in removed:
                 run.emit(ev.CheckpointPruned(path, reason))
 
-        tidy = partial(self._files.tidy, self._saved.path, judged_by, is_new=is_new)
+        tidy = partial(self._files.tidy, self._saved.path, judged_by, is_new=is_new, judged=judged)
         self._writer.do(run, tidy, report, is_save=False)
 
     def _announce_best(self, run: Run, best: Path | None) -> None:

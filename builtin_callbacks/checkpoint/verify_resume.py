@@ -423,7 +423,7 @@ class VerifyResume(Plugin):
             change = run.checkpoints.batch_note or "the killed run had other batches"
             if previous_owner.world_size != owner.world_size:
                 change = f"world size changed from {previous_owner.world_size} to {owner.world_size}"
-            run.note(f"replayed steps not verified: {change}")
+            run.checkpoints.unverified = f"replayed steps not verified: {change}"
         self._begin_file(run)
 
     def _owner(self, run: Run) -> Owner:

@@ -87,6 +87,8 @@ class MapSource(Rewired):
         self._copy = copy_loader(loader, dataset=self.dataset, batch_sampler=order, **collated)
         self._here = not loader.num_workers or not order.is_own
         self._may_be_plain = type(loader) is DataLoader and not loader.num_workers and order.is_own and is_batched
+        if self._may_be_plain:  # no code of the user runs, except for the dataset's
+            self._here, self.dataset.keyed_isolation = False, isolated()
         self._probe: LoadProbe | None = None
         self._is_armed, self._trains = False, trains
         if share.world_size > 1:

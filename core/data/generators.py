@@ -6,11 +6,11 @@ import ctypes
 import random
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b, shake_128
 from struct import Struct
 from typing import Any, Final, TypeAlias, get_args
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -21,48 +21,167 @@ PYTHON: Final[Any] = random._inst  # the generator of the functions in `random`
 LEGACY: Final[Any] = mtrand._rand  # the generator of the functions in `np.random`
 TORCH: Final[Any] = torch.default_generator
 
-_RANDOM_LAYOUT: Final = Struct("=i624I")  # of Python's generator in C: the index, and the words
+
+class MemoryState:
+    """A state in memory; only the GIL protects it."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, address: int, size: int) -> None:
+        self._bytes = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+    def room(self) -> memoryview:
+        # Reused buffers: with a new one each time, the allocator would place pieces between them.
+        return memoryview(bytearray(len(self._bytes)))
+
+    def part(self, begin: int, end: int) -> memoryview:
+        # A live view.
+        return self._bytes[begin:end]
+
+    def image(self) -> bytes:
+        # For comparison.
+        return self._bytes.tobytes()
+
+    def save(self, room: Any) -> Any:
+        room[:] = self._bytes
+        return room
+
+    def restore(self, state: Any) -> None:
+        self._bytes[:] = state
+
+
+class MethodState:
+    """The same through public methods, which every version has."""
+
+    def __init__(self, save: Callable[[], Any], restore: Callable[[Any], Any]) -> None:
+        self._save, self.restore = save, restore
+
+    def room(self) -> None:
+        pass
+
+    def save(self, room: object) -> Any:
+        return self._save()
+
+
+State: TypeAlias = MemoryState | MethodState
+
+_RANDOM_LAYOUT: Final = Struct("=i624I")  # in C: the position, and the words
+_NORMAL_LAYOUT: Final = Struct("=i4xd")  # whether a number is cached, and the number
+_ENGINE_LAYOUT: Final = Struct("=Qi4xI624I4x8x16x")  # the seed, the position, the words; an optional float and double
+_SEED_LAYOUT: Final = Struct("=Q")
 _HEAD: Final = object.__basicsize__
+_FARTHEST: Final = 256  # largest offset of the engine in bytes
+_PATTERN: Final = 0x9E3779B97F4A7C15  # a seed that is not in memory by chance
+_DRAWS: Final = (0, 1, 622, 1, 1, 700)  # to the end of the words, to the start, and between
+NO_NORMAL: Final = _NORMAL_LAYOUT.pack(0, 0.0)
 
 
-def python_memory(generator: random.Random) -> memoryview | None:
-    """Return the index and words of a Python generator in memory, protected by the GIL only; None if unknown.
+def states() -> tuple[State, State, State]:
+    # Python's generator, torch's CPU generator, and NumPy's cached normal number.
+    return of_python(), of_torch(), of_normal()
 
-    `getstate` makes an object of each word, which takes four times as long as all else between two batches.
-    """
-    has_layout = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+def of_python() -> State:
+    # The words only: the cached normal number of Python's generator is an attribute.
+    return (
+        MemoryState(id(PYTHON) + _HEAD, _RANDOM_LAYOUT.size)
+        if _is_python_known()
+        else MethodState(PYTHON.getstate, PYTHON.setstate)
+    )
+
+
+def of_torch() -> State:
+    place = _place_in_torch()
+    return (
+        MethodState(TORCH.get_state, TORCH.set_state)
+        if place is None
+        else MemoryState(TORCH._cdata + place, _ENGINE_LAYOUT.size)
+    )
+
+
+def of_normal() -> State:
+    place = _place_in_numpy()
+    if place is None:
+        return MethodState(partial(_normal, LEGACY), partial(_set_normal, LEGACY))
+    return MemoryState(id(LEGACY) + place, _NORMAL_LAYOUT.size)
+
+
+def _is_python_known() -> bool:
+    # Verifies the layout on a twin; reads no memory beyond the object.
     base: Any = random.Random.__base__
-    if not has_layout or type(generator) is not random.Random or base.__basicsize__ < _HEAD + _RANDOM_LAYOUT.size:
+    has_lock = _has_addresses() and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    if not has_lock or type(PYTHON) is not random.Random or base.__basicsize__ < _HEAD + _RANDOM_LAYOUT.size:
+        return False
+    twin = random.Random(1)  # noqa: S311  # only compared
+    words = MemoryState(id(twin) + _HEAD, _RANDOM_LAYOUT.size)
+    index, *numbers = _RANDOM_LAYOUT.unpack(words.image())
+    return (3, (*numbers, index), None) == twin.getstate() and _is_state(
+        words, lambda number: twin.getrandbits(32 * number), twin.getstate
+    )
+
+
+def _place_in_numpy() -> int | None:
+    # The offset of the cached normal number; None if unknown.
+    if not _has_addresses() or type(LEGACY) is not np.random.RandomState:
         return None
-    memory = memoryview((ctypes.c_char * _RANDOM_LAYOUT.size).from_address(id(generator) + _HEAD)).cast("B")
-    index, *words = _RANDOM_LAYOUT.unpack(memory)
-    return memory if generator.getstate()[1] == (*words, index) else None
+    twin = np.random.RandomState(1)
+    twin.standard_normal()
+    place = MemoryState(id(twin), np.random.RandomState.__basicsize__).image().find(_normal(twin))
+    if place < 0:
+        return None
+    words = MemoryState(id(twin) + place, _NORMAL_LAYOUT.size)
+    return place if _is_state(words, lambda _: twin.standard_normal(), partial(_normal, twin)) else None
 
 
-class _WithoutWords:
-    # In place of NumPy's legacy bit generator while the cached normal number is read or set, which copies its state.
-    state = property(lambda _: dict(NO_NORMAL), lambda *_: None)
+def _place_in_torch() -> int | None:
+    # The offset of the engine; None if unknown.
+    if not hasattr(TORCH, "_cdata"):
+        return None
+    twin: Any = torch.Generator("cpu").manual_seed(_PATTERN)
+    place = next((offset for offset in range(8, _FARTHEST, 8) if _seed_at(twin, offset) == _PATTERN), None)
+    if place is None or _seed_at(TORCH, place) != TORCH.initial_seed():
+        return None
+
+    def draw(number: int) -> None:
+        torch.rand(number, generator=twin, device="cpu", dtype=torch.float32)
+        torch.randn(1, generator=twin, device="cpu")  # every other time, a second one is cached
+
+    words = MemoryState(twin._cdata + place, _ENGINE_LAYOUT.size)
+    public = twin.get_state()[24 : 24 + 624 * 8].view(torch.int64).tolist()  # it has each word in eight bytes
+    if list(_ENGINE_LAYOUT.unpack(words.image())[3:]) != public:
+        return None
+    return place if _is_state(words, draw, lambda: twin.get_state().numpy().tobytes()) else None
 
 
-NO_NORMAL: Final[dict[str, Any]] = {"bit_generator": "MT19937", "state": {}, "has_gauss": 0, "gauss": 0.0}
-_WITHOUT_WORDS: Final[Any] = _WithoutWords()
+def _is_state(memory: MemoryState, draw: Callable[[int], object], now: Callable[[], Any]) -> bool:
+    # Whether restoring the bytes restores the state, at several positions.
+    states = []
+    for number in _DRAWS:
+        draw(number)
+        states.append((memory.image(), now()))
+    for image, expected in states:
+        memory.restore(image)
+        if now() != expected:
+            return False
+    return True
 
 
-def cached_normal() -> dict[str, Any]:
-    """Return the normal number that NumPy's legacy generator has cached, for `set_cached_normal`."""
-    bits, LEGACY._bit_generator = LEGACY._bit_generator, _WITHOUT_WORDS
-    try:
-        return dict(LEGACY.get_state(legacy=False))
-    finally:
-        LEGACY._bit_generator = bits
+def _has_addresses() -> bool:
+    return sys.implementation.name == "cpython"
 
 
-def set_cached_normal(normal: Mapping[str, Any]) -> None:
-    bits, LEGACY._bit_generator = LEGACY._bit_generator, _WITHOUT_WORDS
-    try:
-        LEGACY.set_state(normal)
-    finally:
-        LEGACY._bit_generator = bits
+def _seed_at(generator: Any, place: int) -> int:
+    return int(_SEED_LAYOUT.unpack(MemoryState(generator._cdata + place, _SEED_LAYOUT.size).image())[0])
+
+
+def _normal(generator: Any) -> bytes:
+    state = generator.get_state(legacy=False)
+    return _NORMAL_LAYOUT.pack(state["has_gauss"], state["gauss"])
+
+
+def _set_normal(generator: Any, normal: bytes) -> None:
+    has_number, number = _NORMAL_LAYOUT.unpack(normal)
+    generator.set_state({**generator.get_state(legacy=False), "has_gauss": has_number, "gauss": number})
 
 
 Generator: TypeAlias = (
@@ -83,6 +202,39 @@ def digest(*key: int, size: int, purpose: bytes = b"") -> bytes:
     return blake2b(b"%d," * len(key) % key, digest_size=size, person=purpose).digest()
 
 
+class _Seeds:
+    """The seeds of keys, computed for 32 equally spaced positions at once.
+
+    A digest between two batches finds none of its code in the CPU caches and takes ten times as long.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, ...], tuple[int, ...]] = {}  # by seed and epoch: several streams alternate
+        self._ahead: dict[tuple[int, ...], tuple[Any, ...]] = {}
+
+    def of(self, key: tuple[int, ...]) -> tuple[Any, ...]:
+        seeds = self._ahead.pop(key, None) or self._look_ahead(key)
+        self._last[key[:2]] = key
+        return seeds
+
+    def _look_ahead(self, key: tuple[int, ...]) -> tuple[Any, ...]:
+        if len(self._last) > _SOURCES:  # of earlier epochs
+            self._last.clear()
+            self._ahead.clear()
+        last, keys = self._last.get(key[:2], ()), [key]
+        if len(key) == len(last) > 2 and key != last == (*key[:2], last[2], *key[3:]):
+            begin, position, end = key[:2], key[2], key[3:]
+            step = position - last[2]
+            keys += [(*begin, position + step * number, *end) for number in range(1, _AHEAD)]
+        self._ahead |= {ahead: _SEEDS.unpack(digest(*ahead, size=_SEEDS.size)) for ahead in keys}
+        return self._ahead.pop(key)
+
+
+_AHEAD: Final = 32
+_SOURCES: Final = 8
+_DRAWN: Final = _Seeds()
+
+
 def seed_all(*key: int) -> None:
     """Seed the CPU's global generators by a key: Python, NumPy's legacy generator and torch.
 
@@ -92,7 +244,7 @@ def seed_all(*key: int) -> None:
     Args:
         key: integers of any size and sign.
     """
-    python, numpy, pytorch, entropy = _SEEDS.unpack(digest(*key, size=_SEEDS.size))
+    python, numpy, pytorch, entropy = _DRAWN.of(key)
     _SEED(PYTHON, python)  # random.seed() does these two after a check of the type
     PYTHON.gauss_next = None
     bits = mtrand.get_bit_generator()
@@ -100,22 +252,22 @@ def seed_all(*key: int) -> None:
         bits = np.random.MT19937(0)
         mtrand.set_bit_generator(bits)
     bits._legacy_seeding(numpy)  # np.random.seed() does these two, but its lock costs as much
-    set_cached_normal(NO_NORMAL)
+    _NORMAL.restore(NO_NORMAL)
     TORCH.manual_seed(pytorch)  # torch.manual_seed also queues calls for CUDA: 70 times slower
     _set_entropy(_KeyedEntropy(entropy))
 
 
-def isolated(*, one_thread: bool = True) -> _Isolation:
+def isolated(*, one_thread: bool = True) -> Isolation:
     """Return a context for loading in the training process; contexts may be nested.
 
-    It begins with an arbitrary state, so seed inside it. On exit, also by an exception, these are restored: Python's
-    generator, NumPy's legacy generator (the same bit generator object and its cached normal number), torch's CPU
-    generator and NumPy's source of entropy. CUDA generators are not restored, because loading runs on the CPU.
+    On exit, also by an exception, these are restored: Python's generator, NumPy's legacy generator (the same bit
+    generator object and its cached normal number), torch's CPU generator and NumPy's source of entropy. CUDA generators
+    are not restored, because loading runs on the CPU.
 
     Args:
         one_thread: use one torch thread inside, as in a worker of a DataLoader: sums depend on the number.
     """
-    return _Isolation(one_thread)
+    return Isolation(one_thread=one_thread)
 
 
 def key_generators(generators: Sequence[Generator], *key: int) -> None:
@@ -149,76 +301,94 @@ def generator_states() -> list[Any]:
     source = _entropy()
     requests = source.draws if isinstance(source, _KeyedEntropy) else None
     bits = mtrand.get_bit_generator().state
-    return [random.getstate(), bits, cached_normal(), TORCH.get_state(), requests]
-
-
-def digest_draws() -> int:
-    """Return a digest of the states of the global generators: Python, NumPy (legacy), torch, and CUDA devices in use.
-
-    A Mersenne Twister has 624 words and an index. A draw increments the index, and all words change at its end, so the
-    index and the first word identify the state.
-    """
-    value = 0 if (cached := PYTHON.gauss_next) is None else hash(cached) & 0xFFFFFFFF  # equal in all processes
-    value = crc32(repr(PYTHON.getstate()).encode() if _PYTHON_MEMORY is None else _PYTHON_MEMORY[:8], value)
-    bits = mtrand.get_bit_generator()
-    if type(bits) is np.random.MT19937:  # its state would copy the words
-        words = ctypes.string_at(bits.ctypes.state_address, 625 * 4)
-        value = crc32(words[:4] + words[-4:], value)
-    else:
-        value = crc32(repr(bits.state).encode(), value)
-    value = crc32(TORCH.get_state().numpy()[:32], value ^ cached_normal()["has_gauss"])
-    is_used: Callable[[], bool] = torch.cuda.is_initialized
-    for generator in torch.cuda.default_generators if is_used() else ():
-        value = crc32(generator.get_state().numpy().data, value)  # a few bytes on the host
-    return value
+    return [random.getstate(), bits, bytes(_NORMAL.save(_NORMAL.room())), TORCH.get_state(), requests]
 
 
 def _key_bits(bits: Any, seed: int) -> None:
     bits.__setstate__(type(bits)(seed).__getstate__())  # from NumPy 2 on this includes the state for `spawn`
 
 
-class _Isolation:
-    """One use of `isolated()`.
+class Isolation:
+    """One use of `isolated()`. The states are saved only if the training has drawn since the last use.
 
-    Saving NumPy's legacy generator by its state costs 50 us, mostly for copying the words of the bit generator.
-    Therefore another bit generator takes its place, and only the cached normal number is saved.
+    Attributes:
+        has_drawn: whether the code drew from one of these generators, or seeded one. Set on exit.
+        can_tell: whether that is known; otherwise `has_drawn` is True.
     """
 
-    __slots__ = ("bits", "entropy", "gauss", "normal", "one_thread", "python", "spare", "threads", "torch")
-
-    def __init__(self, one_thread: bool) -> None:
-        self.one_thread = one_thread
+    def __init__(self, *, one_thread: bool) -> None:
+        self.has_drawn = self.can_tell = True
+        self._one_thread = one_thread
+        self._counter = _KeyedEntropy(b"")
+        self._bits: Any = None
+        self._states: list[State] = []
+        self._rooms: list[Any] = []
+        self._marks: list[memoryview] = []
+        self._saved: list[Any] = []
+        self._saved_at = b""  # the marks of the saved states
 
     def __enter__(self) -> None:
-        self.python: Any = PYTHON.getstate() if _PYTHON_MEMORY is None else bytes(_PYTHON_MEMORY)
-        self.gauss = PYTHON.gauss_next
-        self.torch = TORCH.get_state()
-        self.entropy = _entropy()
-        self.bits, self.normal = mtrand.get_bit_generator(), cached_normal()
-        self.spare = _SPARES.pop() if _SPARES else np.random.MT19937(0)
-        mtrand.set_bit_generator(self.spare)
-        self.threads = torch.get_num_threads() if self.one_thread else 1
-        if self.threads > 1:
+        if (bits := mtrand.get_bit_generator()) is not self._bits:
+            self._follow(bits)
+        self._before, self._gauss = b"".join(self._marks), PYTHON.gauss_next
+        if self._before != self._saved_at or not self.can_tell:
+            self._saved = [state.save(room) for state, room in zip(self._states, self._rooms, strict=True)]
+            self._saved_at = self._before
+        self._entropy, self._counter.draws = _entropy(), 0
+        _set_entropy(self._counter)
+        self._threads = torch.get_num_threads() if self._one_thread else 1
+        if self._threads > 1:
             torch.set_num_threads(1)
 
     def __exit__(self, *raised: object) -> None:
-        if self.threads > 1:
-            torch.set_num_threads(self.threads)
-        mtrand.set_bit_generator(self.bits)
-        set_cached_normal(self.normal)
-        _SPARES.append(self.spare)
-        _set_entropy(self.entropy)
-        TORCH.set_state(self.torch)
-        if _PYTHON_MEMORY is None:
-            PYTHON.setstate(self.python)
-        else:
-            _PYTHON_MEMORY[:] = self.python
-        PYTHON.gauss_next = self.gauss
+        if self._threads > 1:
+            torch.set_num_threads(self._threads)
+        is_replaced = mtrand.get_bit_generator() is not self._bits
+        self.has_drawn = (
+            b"".join(self._marks) != self._before
+            or _entropy() is not self._counter
+            or self._counter.draws > 0
+            or PYTHON.gauss_next is not self._gauss
+            or is_replaced
+            or not self.can_tell
+        )
+        _set_entropy(self._entropy)
+        if self.has_drawn:
+            if is_replaced:
+                mtrand.set_bit_generator(self._bits)
+            for state, saved in zip(self._states, self._saved, strict=True):
+                state.restore(saved)
+            PYTHON.gauss_next = self._gauss
+
+    def _follow(self, bits: Any) -> None:
+        states = (_PYTHON, _TORCH, _of_bits(bits), _NORMAL)
+        self._bits, self._states, self._saved_at = bits, list(states), b""
+        self._rooms = [state.room() for state in states]
+        python, pytorch, numpy, normal = states
+        self._marks, self.can_tell = [], SEEDLESS_IS_KEYED
+        spans = (
+            (python, (0, 12)),  # the position and two words, because the first is the same after every `seed`
+            (pytorch, (0, 24)),  # the seed, the position and a word
+            (pytorch, (_ENGINE_LAYOUT.size - 24, _ENGINE_LAYOUT.size)),  # cached normal numbers
+            (numpy, (_MT_SIZE - 8, _MT_SIZE)),  # a word and the position
+            (normal, (0, _NORMAL_LAYOUT.size)),
+        )
+        for state, span in spans:
+            if isinstance(state, MemoryState):
+                self._marks.append(state.part(*span))
+            else:
+                self.can_tell = False
 
 
+def _of_bits(bits: Any) -> State:
+    if type(bits) is np.random.MT19937 and _has_addresses():
+        return MemoryState(bits.ctypes.state_address, _MT_SIZE)
+    return MethodState(lambda: bits.state, partial(setattr, bits, "state"))
+
+
+_MT_SIZE: Final = 625 * 4  # of NumPy's MT19937: the words, then the position
 _SEED: Final[Any] = random.Random.__base__.seed  # type: ignore[union-attr]  # in C
-_SPARES: Final[list[Any]] = []
-_PYTHON_MEMORY: Final = python_memory(PYTHON)
+_PYTHON, _TORCH, _NORMAL = states()
 
 
 def _entropy() -> Any:

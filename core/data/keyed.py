@@ -27,7 +27,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from ...events.checks import describe_error
 from ..objects.equality import SCALARS, same
 from ..system.extras import with_article
-from .generators import KINDS, Generator, generator_states, is_global, isolated, key_generators, seed_all
+from .generators import KINDS, Generator, Isolation, generator_states, is_global, isolated, key_generators, seed_all
 from .rng import generator_state
 from .users_code import attributes, class_parts, function_parts, is_ours, is_users, module_of, outline
 
@@ -176,6 +176,11 @@ class KeyedGenerators:
         self._findings = search()
         self._epoch: int | None = None
 
+    @property
+    def has_own(self) -> bool:
+        """Whether the objects contain generators."""
+        return bool(self._findings.generators)
+
     def seed(self, seed: int, epoch: int, *position: int) -> None:
         self.begin_epoch(seed, epoch)
         seed_all(seed, epoch, *position)
@@ -281,6 +286,9 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
 
     Attributes:
         keyed_probe: compares two loads of the first batch, if requested.
+        keyed_isolation: `isolated()` if the training process loads, else None.
+        keyed_is_silent: whether no batch has drawn so far. Seeding costs more than loading a small batch, so it is
+            omitted until a batch draws, which is loaded again with its key.
     """
 
     def __init__(
@@ -292,13 +300,24 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         self.keyed_per_sample, self.keyed_is_batched = per_sample, is_batched
         self.keyed_has_begun = False
         self.keyed_probe: LoadProbe | None = None
+        self.keyed_isolation: Isolation | None = None
+        self.keyed_is_silent = not per_sample
 
     def __getitem__(self, index: Any) -> Any:
         return self.keyed_inner[index]
 
     def __getitems__(self, batch: KeyedBatch) -> Any:
         try:
-            return self._load(batch) if self.keyed_has_begun else self._first(batch)
+            if self.keyed_isolation is None:  # a worker
+                return self._load(batch) if self.keyed_has_begun else self._first(batch)
+            if self.keyed_is_silent and self.keyed_has_begun and not self.keyed_generators.has_own:
+                with self.keyed_isolation:
+                    loaded = self._load_once(batch)
+                if not self.keyed_isolation.has_drawn:
+                    return loaded
+                self.keyed_is_silent = False
+            with self.keyed_isolation:
+                return self._load(batch) if self.keyed_has_begun else self._first(batch)
         except StopIteration as error:
             raise RuntimeError(ENDED) from error
 
@@ -308,7 +327,16 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         if self.keyed_probe is not None and self.keyed_probe.is_due():
             return self._load_and_probe(batch, self.keyed_probe)
         loaded = self._load(batch)
-        return self._load(batch) if self.keyed_generators.look() else loaded
+        if self.keyed_generators.look():
+            loaded = self._load(batch)
+        self._note_draws(batch, self.keyed_generators.states())
+        return loaded
+
+    def _note_draws(self, batch: KeyedBatch, after: list[Any]) -> None:
+        # `after`: the states after the batch was loaded.
+        if self.keyed_is_silent and self.keyed_isolation is not None:
+            self.keyed_generators.seed(*batch.position.key)
+            self.keyed_is_silent = same(self.keyed_generators.states(), after)
 
     def _load_and_probe(self, batch: KeyedBatch, probe: LoadProbe) -> Any:
         generators, inner, per_sample = self.keyed_generators, self.keyed_inner, self.keyed_per_sample
@@ -319,6 +347,7 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         if generators.look():
             loaded = self._load(batch)
         after = generators.states()
+        self._note_draws(batch, after)
         elsewhere = partial(self._load, _under_another_key(batch)) if outline(inner) != before else None
         probe.compare((loaded, after), batch.position.key, partial(self._load, batch), elsewhere, generators)
         self.keyed_per_sample = per_sample
@@ -326,17 +355,22 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
 
     def _load(self, batch: KeyedBatch) -> Any:
         inner, position = self.keyed_inner, batch.position
-        if self.keyed_per_sample:
-            samples, (seed, epoch) = [], position.key[:2]
-            for offset, index in enumerate(batch):
-                self.keyed_generators.seed(seed, epoch, position.first + offset * position.stride)
-                samples.append(inner[index])
-            self.keyed_generators.seed(*position.key)  # for the collate function
-        else:
+        if not self.keyed_per_sample:
             self.keyed_generators.seed(*position.key)
-            fetch = getattr(inner, "__getitems__", None) if self.keyed_is_batched else None
-            samples = fetch(list(batch)) if fetch else [inner[index] for index in batch]
+            return self._load_once(batch)
+        samples, (seed, epoch) = [], position.key[:2]
+        for offset, index in enumerate(batch):
+            self.keyed_generators.seed(seed, epoch, position.first + offset * position.stride)
+            samples.append(inner[index])
+        self.keyed_generators.seed(*position.key)  # for the collate function
         return self.keyed_collate(samples if self.keyed_is_batched else samples[0])
+
+    def _load_once(self, batch: KeyedBatch) -> Any:
+        inner = self.keyed_inner
+        if not self.keyed_is_batched:
+            return self.keyed_collate(inner[batch[0]])
+        fetch = getattr(inner, "__getitems__", None)
+        return self.keyed_collate(fetch(list(batch)) if fetch else [inner[index] for index in batch])
 
 
 class KeyedIterable(DatasetWrapper, IterableDataset[Any]):

@@ -8,12 +8,13 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 from uuid import uuid4
@@ -161,19 +162,20 @@ class Watch:
         """
         if not is_broken_collective(error):
             return error
-        roll = None
+        roll, was_late = None, is_late(error)
         self.leaves = True
         self._run_job(self._read_failure)
         if self._failure is None and not self.is_lost:
             roll = self._call_roll()
-            self._run_job(lambda: self._find_culprit(roll, is_late(error)))
+            self._run_job(lambda: self._find_culprit(roll, was_late))
         failure = self._failure
         if failure is not None and (failure.rank != self._rank or failure.kind in SEEN):
             explained = failure.as_error()
             explained.__cause__ = error
             error = explained
         if roll is not None:
-            error.add_note(f"heliograph: places of the ranks, requested by rank {self._rank}:\n{roll}")
+            stacks = f"\n{roll.stacks}" if was_late else ""
+            error.add_note(f"heliograph: places of the ranks, requested by rank {self._rank}:\n{roll}{stacks}")
         elif self.is_lost:
             error.add_note("heliograph: the store through which ranks report failures is gone.")
         return error
@@ -294,7 +296,8 @@ class Watch:
             if roll.collect(self._store):
                 self._rolls.remove(roll)
                 if roll.is_report:
-                    logger.warning("rank %d waits in a collective. Places of the ranks:\n%s", self._rank, roll)
+                    text = f"{roll}\n{roll.stacks}"
+                    logger.warning("rank %d waits in a collective. Places of the ranks:\n%s", self._rank, text)
         self._report_wait()
 
     def _send(self, **message: Any) -> None:
@@ -320,7 +323,7 @@ class Watch:
             if message["is_report"]:
                 self._reports += 1
                 self._next_report = 2 * max(self._seconds_waited(), self.limits.report_after)
-            self._store.set(f"{message['roll']}/{self._rank}", json.dumps(self._status()))
+            self._store.set(f"{message['roll']}/{self._rank}", json.dumps((*self._status(), _stacks())))
 
     def _learn(self, failure: Failure) -> None:
         if self._failure is None:
@@ -396,7 +399,7 @@ class Roll:
 
     Attributes:
         name: the prefix of the keys of the answers.
-        answers: the status of ranks that have answered, by rank: its state, and its text.
+        answers: the status of ranks that have answered, by rank: its state, its text, and the stacks of its threads.
         missing: the other ranks.
         limit: seconds until the roll call ends.
         done: set when it has ended.
@@ -404,7 +407,7 @@ class Roll:
 
     def __init__(self, world_size: int, *, is_report: bool) -> None:
         self.name, self.is_report, self.limit = f"roll/{uuid4().hex}", is_report, ANSWERS
-        self.answers: dict[int, tuple[str, str]] = {}
+        self.answers: dict[int, tuple[str, str, str]] = {}
         self.missing = list(range(world_size))
         self.done = threading.Event()
         self._end = monotonic() + self.limit
@@ -412,7 +415,16 @@ class Roll:
     @property
     def working(self) -> list[int]:
         """The ranks that are in no collective, while others are or were."""
-        return [rank for rank, (state, _) in sorted(self.answers.items()) if state == "works"]
+        return [rank for rank, (state, *_) in sorted(self.answers.items()) if state == "works"]
+
+    @property
+    def stacks(self) -> str:
+        """The ranks that are in no collective, and the Python stacks of all threads; equal ones once."""
+        ranks: dict[str, list[int]] = {}
+        for rank, (*_, stacks) in sorted(self.answers.items()):
+            ranks.setdefault(stacks, []).append(rank)
+        parts = [f"in no collective: rank {_listed(self.working)}"] if self.working else []
+        return "\n".join([*parts, *(f"stacks of rank {_listed(some)}:\n{stacks}" for stacks, some in ranks.items())])
 
     def collect(self, store: Store) -> bool:
         """Read new answers; return True if the roll call has ended."""
@@ -425,9 +437,27 @@ class Roll:
         return self.done.is_set()
 
     def __str__(self) -> str:
-        lines = {rank: text for rank, (_, text) in self.answers.items()}
+        lines = {rank: text for rank, (_, text, _) in self.answers.items()}
         lines |= dict.fromkeys(self.missing, f"gives no sign of life for {self.limit:g} s")
         return "\n".join(f"  rank {rank} {lines[rank]}" for rank in sorted(lines))
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _stacks() -> str:
+    # Of all threads of Python but this one. No source lines: reading them could hang too.
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines: list[str] = []
+    for ident, frame in sys._current_frames().items():
+        if ident != threading.get_ident():
+            lines.append(f"  thread {names.get(ident, 'of a library')}, most recent call first")
+            lines += [
+                f'    File "{part.f_code.co_filename}", line {line}, in {part.f_code.co_qualname}'
+                for part, line in walk_stack(frame)
+            ]
+    return "\n".join(lines)
 
 
 def _functions(frame: FrameType | None) -> str:

@@ -169,17 +169,23 @@ PHASES = ("train", *EVALUATIONS, "predict")
 
 
 class Sum:
-    """A weighted sum of scalars in float64: of numbers and CPU tensors by Python, of other tensors on their device."""
+    """A weighted sum of scalars in float64: of numbers and CPU tensors by Python, of other tensors on their device.
 
-    __slots__ = ("host", "on_device", "weight")
+    Attributes:
+        reads: whether the last value was a scalar tensor on the CPU.
+    """
+
+    __slots__ = ("host", "on_device", "reads", "weight")
 
     def __init__(self, host: float = 0.0, weight: float = 0.0) -> None:
-        self.host = host
+        self.host, self.reads = host, False
         self.weight: Any = weight  # a tensor where counts are on a device
         self.on_device: Tensor | None = None
 
     def add(self, name: str, value: Tensor | float, weight: float) -> None:
-        if value.__class__ is Tensor and value.is_cpu and value.numel() == 1:  # nearly always
+        self.reads = value.__class__ is Tensor and value.is_cpu and value.numel() == 1
+        if self.reads:  # nearly always
+            assert isinstance(value, Tensor)
             self.host += value.item() * weight
             self.weight += weight
             return
@@ -251,11 +257,13 @@ class Means:
             pending: (loss, weight, whether the loss is a sum) of each micro-batch.
             stepped: whether there was a step.
         """
+        entry = self._sums.get(name)
         for loss, weight, is_sum in pending if stepped else ():
             if is_sum:
                 self.add_sum(name, loss, weight)
-            elif (entry := self._sums.get(name)) is not None:
-                entry.add(name, loss, weight)
+            elif entry is not None and entry.reads:  # as in the last step, without the checks
+                entry.host += loss.item() * weight
+                entry.weight += weight
             else:
                 self.add(name, loss, weight)
         pending.clear()

@@ -7,7 +7,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from ...events import Event, Log, Run, ValidationBatchEnd, ValidationBatchStart, ValidationEnd, ValidationStart
+from ...events import (
+    Event,
+    LateResult,
+    Log,
+    Run,
+    ValidationBatchEnd,
+    ValidationBatchStart,
+    ValidationEnd,
+    ValidationStart,
+)
 from ...events.checks import check_number, known_names
 from ...plugins.providers import PACKAGES
 
@@ -16,6 +25,7 @@ BUILT_INS = (
     "heliograph.builtin_callbacks.",
     *(f"heliograph_{name}." for name in PACKAGES if name not in ("bridges", "testing")),
 )
+MEASURING: Mapping[str, type[Event]] = {"train": Log, "validation": ValidationEnd, "late": LateResult}
 VALIDATING = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, ValidationEnd)
 
 
@@ -26,14 +36,17 @@ class Monitor:
         name: such as `validation/loss`.
         mode: `min` or `max`; None means `min` for a name that ends in `loss` or `error`.
         min_delta: improvements up to this, in the metric's units, are ignored.
+        late: whether the metric may be of a `LateResult`, such as `late/accuracy`.
 
     Raises:
         ValueError: an argument is out of range.
     """
 
-    def __init__(self, name: str, mode: Literal["min", "max"] | None, min_delta: float = 0.0) -> None:
+    def __init__(
+        self, name: str, mode: Literal["min", "max"] | None, min_delta: float = 0.0, *, late: bool = False
+    ) -> None:
         check_number("min_delta", min_delta, at_least=0)
-        if not str(name).startswith(("train/", "validation/")):
+        if not str(name).startswith(("train/", "validation/", *("late/",) * late)):
             raise ValueError(f"A monitored metric is <split>/<name>, as in {_suggested_name(name)!r}, got {name!r}.")
         mode = "min" if mode is None and name.endswith(("loss", "error")) else mode
         if mode not in ("min", "max"):
@@ -74,13 +87,13 @@ class Monitor:
 
     @property
     def ignores(self) -> tuple[type[Event], ...]:
-        """The event that never measures this metric.
+        """The events that never measure this metric.
 
         Without a handler of `Log`, nothing is averaged.
         """
-        return (Log,) if self.split == "validation" else (ValidationEnd,)
+        return tuple(event for split, event in MEASURING.items() if split != self.split)
 
-    def is_for(self, run: Run, event: Log | ValidationEnd) -> bool:
+    def is_for(self, run: Run, event: Log | ValidationEnd | LateResult) -> bool:
         """True if an event of a training measured this metric.
 
         A log without a training loss does not belong to a batch. A metric may be missing if it was measured before, if
@@ -90,7 +103,7 @@ class Monitor:
             ValueError: it was never measured, or is not a number; the message lists the existing metrics.
         """
         losses = {f"train/{run.stepping.label('loss', name)}" for name in run.optimizers}
-        if not losses or self.split != ("train" if isinstance(event, Log) else "validation"):
+        if not losses or not isinstance(event, MEASURING[self.split]):
             return False
         if isinstance(event, Log) and losses.isdisjoint(event.metrics):
             return False
@@ -100,7 +113,7 @@ class Monitor:
         if self._is_left_out(run.data.validation_sets, event.metrics):
             return False
         self._misses += 1
-        if not (self._readings or self.name in run.metrics or self.name in losses):
+        if self.split != "late" and not (self._readings or self.name in run.metrics or self.name in losses):
             self._check_number(run)
             self.read(event.metrics)
         return False
@@ -129,6 +142,8 @@ class Monitor:
             return
         if self.split == "validation":
             advice = "validate more often, for example with ValidationSchedule(epochs=1)"
+        elif self.split == "late":
+            advice = "add LateResults(folder), and run `python -m heliograph evaluate --follow` beside the training"
         else:
             advice = "log more often, for example with LogSchedule(steps=10)"
         advice = f"none of {self._misses} measurements had it" if self._misses else advice

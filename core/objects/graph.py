@@ -127,7 +127,8 @@ def type_name(value: object) -> str:
     kind = type(value)
     if isinstance(value, nn.Module) and kind.__name__.startswith("FSDP"):
         kind = next((base for base in kind.__mro__[1:] if not base.__module__.startswith("torch.distributed")), kind)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__  # the script in a spawned process
+    return f"{module}.{kind.__qualname__}"
 
 
 def is_by_user(value: Any) -> bool:

@@ -194,7 +194,7 @@ def test_the_errors_on_the_page_are_texts_of_the_code() -> None:
     assert [heading for heading in headings if any(part.strip() not in texts for part in heading.split("..."))] == []
 
 
-@pytest.mark.parametrize("name", ["names", "pages"])
+@pytest.mark.parametrize("name", ["names", "packages", "pages"])
 def test_the_files_for_tools_are_up_to_date(name: str) -> None:
     specification = spec_from_file_location("for_tools", ROOT / "docs/for_tools.py")
     assert specification is not None

@@ -32,20 +32,20 @@ PRIVATE = """
     core.checkpoint.ranks.gather_rank_parts core.checkpoint.ranks.join_shards core.checkpoint.ranks.select_rank_part
     core.checkpoint.storage.files.prepare_folder core.checkpoint.storage.files.write_whole
     core.checkpoint.storage.untrusted_files.read_foreign core.checkpoint.weights.WeightsFile
-    core.checkpoint.weights.find_weights core.checkpoint.weights.view_of core.context.LineVerbs
-    core.context.RunContext core.data.generators.digest_draws core.data.generators.isolated
-    core.data.keyed.KeyedGenerators core.data.loaders.evaluation_loader core.data.loaders.is_dataset
-    core.data.loaders.make_loader core.data.loaders.params_of_one_process core.data.sizes.Share
-    core.data.source.FactsDataset core.data.source.Reading core.data.source.Source core.data.source.Sourced
-    core.data.training_data.TrainingData core.distributed.failure.Carried core.distributed.failure.ProcessFailure
-    core.distributed.launcher.KeptRanks core.distributed.launcher.child_queue core.distributed.launcher.environment
+    core.checkpoint.weights.find_weights core.checkpoint.weights.view_of core.context.RunContext
+    core.context.RunVerbs core.data.generators.isolated core.data.generators.states core.data.keyed.KeyedGenerators
+    core.data.loaders.evaluation_loader core.data.loaders.is_dataset core.data.loaders.make_loader
+    core.data.loaders.params_of_one_process core.data.sizes.Share core.data.source.FactsDataset
+    core.data.source.Reading core.data.source.Source core.data.source.Sourced core.data.training_data.TrainingData
+    core.distributed.failure.Carried core.distributed.failure.ProcessFailure core.distributed.launcher.KeptRanks
+    core.distributed.launcher.child_queue core.distributed.launcher.environment
     core.distributed.shared_control.SharedControl core.engines.options.EngineOptions core.engines.weights.check_fits
     core.engines.weights.load_module core.loop.publish core.metrics.means.Means core.metrics.window_losses.Fetched
     core.objects.program.plugin_options core.objects.program.show_both core.rehearsal.objects.KeptObjects
     core.run_end.close_run core.settings.FitOptions core.settings.Settings core.settings.check_name
-    core.stepping.changes.refuse_change core.system.numbered_files.file_path
-    core.system.numbered_files.find_numbered core.system.numbered_files.is_text
-    core.system.numbered_files.make_numbered core.system.numbered_files.name_other core.system.signals.SignalHook
+    core.stepping.changes.refuse_change core.system.numbered_files.file_path core.system.numbered_files.find_numbered
+    core.system.numbered_files.is_text core.system.numbered_files.make_numbered core.system.numbered_files.name_other
+    core.system.signals.SignalHook
 """
 
 

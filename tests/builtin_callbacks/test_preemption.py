@@ -579,6 +579,15 @@ def test_a_failed_requeue_is_logged(
     assert any(has_facts(text, "scontrol requeue 4711", "status 1", "Access denied") for text in caplog.messages)
 
 
+def test_a_scontrol_that_hangs_is_given_up(
+    slurm: Path, fit: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (slurm.parent / "bin" / "scontrol").write_text("#!/bin/sh\nexec tail -f /dev/null\n", encoding="utf-8")
+    monkeypatch.setattr("heliograph.builtin_callbacks.preemption.REQUEUE_SECONDS", 0.1)
+    fit(Send(BatchEnd, batches=2), Preemption(requeue="slurm"), on_interrupt="return")
+    assert any(has_facts(text, "scontrol requeue 4711", "0.1 s") for text in caplog.messages)
+
+
 @pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "scontrol"])
 def test_requeue_needs_a_job_of_slurm(missing: str, slurm: Path, fit: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     if missing == "scontrol":

@@ -53,6 +53,7 @@ def test_the_catalogue_is_a_frozen_surface_in_the_order_of_emission() -> None:
         "PluginChanged",
         "PluginFailed",
         "Verdict",
+        "LateResult",
         "RunFailed",
         "RunClosed",
     ]
@@ -83,6 +84,7 @@ def test_the_fields_are_a_frozen_surface() -> None:
         "plugin_changed": ["plugin", "change", "by"],
         "plugin_failed": ["plugin", "event", "error"],
         "verdict": ["kind", "holds", "value", "text"],
+        "late_result": ["path", "steps", "metrics"],
         "run_failed": ["error", "phase", "plugin", "event"],
         "run_closed": ["status"],
     }

@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import cache
 from math import prod
@@ -21,6 +21,8 @@ from heliograph.spi import (
     MissingManifestError,
     Monitor,
     Store,
+    as_json,
+    describe_error,
     known_names,
     printable,
     printable_lines,
@@ -57,12 +59,14 @@ def _parser() -> ArgumentParser:
     verify = commands.add_parser("verify", help="check every byte against its digest, and load it")
     migrate = commands.add_parser("migrate", help="convert checkpoints of Helios")
     for command, act in (
-        (inspect, lambda options: _process(options.paths, _inspected)),
-        (verify, lambda options: _process_files(options.paths, _verified)),
+        (inspect, lambda options: _print_json(options) if options.json else _process(options.paths, _inspected)),
+        (verify, lambda options: _print_json(options) if options.json else _process_files(options.paths, _verified)),
         (migrate, _migrate),
     ):
         command.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="a checkpoint or a folder of them")
         command.set_defaults(run=act)
+    for command in inspect, verify:
+        command.add_argument("--json", action="store_true", help="print one JSON object")
     migrate.add_argument("--dry-run", action="store_true", help="print what would be done, and change nothing")
     migrate.add_argument("--no-backup", action="store_true", help="remove the original files after the conversion")
     migrate.add_argument(
@@ -329,6 +333,35 @@ def _inspected(path: Path) -> list[str]:
     print(printable_lines(describe(path)))  # also if it is damaged
     _store(path).verify(path)
     return []
+
+
+def _print_json(options: Namespace) -> int:
+    rows = []
+    for path in options.paths:
+        verifies = options.command == "verify" or not path.is_dir()
+        try:
+            rows += [_row_facts(file, verifies=verifies, loads=options.command == "verify") for file in files_in(path)]
+        except OSError as error:
+            rows.append({"path": str(path), "error": str(error)})
+    print(as_json({"schema": "heliograph.checkpoints/1", "checkpoints": rows}))
+    return int(any(row["error"] is not None and not row.get("foreign") for row in rows))
+
+
+def _row_facts(path: Path, *, verifies: bool, loads: bool) -> dict[str, Any]:
+    """Return the manifest of a checkpoint; its contents and the result of its verification, if `verifies`."""
+    row: dict[str, Any] = {"path": str(path), "error": None, "foreign": False, "verified": False}
+    try:
+        entry, store = read_manifest(path), _store(path)
+        row |= asdict(entry) | {"bytes": sum(file.stat().st_size for file in store.files_of(path))}
+        row["marks"] = store.marks(entry)
+        if verifies:
+            state = store.peek(path)
+            row["contents"] = {label: texts for label, *texts in _contents(state)}
+            (store.load if loads else store.verify)(path)
+            row["verified"] = True
+    except (*ERRORS, TypeError, AttributeError, LookupError, ArithmeticError) as error:  # of a file, as in `describe`
+        row |= {"error": describe_error(error), "foreign": not verifies and isinstance(error, MissingManifestError)}
+    return row
 
 
 def _read_manifests(folder: Path) -> tuple[list[Entry], dict[Path, OSError | ValueError]]:

@@ -13,11 +13,12 @@ from typing import Any
 from docstring_parser import parse
 from heliograph import Bus
 from heliograph.plugins import Discovered, Plugins, discover, marked_methods
-from heliograph.spi import describe_error, find, is_first_party, printable_lines
+from heliograph.spi import as_json, describe_error, find, is_first_party, printable_lines
 
-from .tables import format_table
+from .tables import format_table, terminal_width
 
 NOT_IMPORTED = "not imported"
+WIDTH = 100  # columns, if the terminal has as many
 DECLARATIONS = {"asks": "Asks for", "needs": "Needs", "exclusive": "Exclusive"}
 STARS: dict[int, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 
@@ -31,13 +32,14 @@ def plugins(arguments: Sequence[str]) -> int:
     parser.add_argument("name", nargs="?", metavar="NAME", help="a plugin or its class, to show its options")
     parser.add_argument("-v", "--verbose", action="store_true", help="show package, version, class and events")
     parser.add_argument("--check", action="store_true", help="also import plugins of other packages")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; for NAME, with its options")
     options = parser.parse_args(arguments)
     if options.name is None:
-        return _list_plugins(verbose=options.verbose, check=options.check)
+        return _list_plugins(options)
     try:
         if options.verbose or options.check:
             raise ValueError(f"-v and --check apply to the list of all plugins: remove them, or {options.name}.")
-        print(plugin_page(options.name))
+        print(_as_json([_page_facts(options.name)]) if options.json else plugin_page(options.name))
     except (ValueError, LookupError, ImportError) as error:
         print(f"heliograph plugins: {error}", file=sys.stderr)
         return 2
@@ -64,11 +66,41 @@ class PluginState:
     def health(self) -> str:
         return f"{self.word}: {self.text}" if self.text else self.word
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        plugin = self.plugin
+        head = {"name": plugin.name, "package": plugin.package, "version": plugin.version, "class": plugin.target}
+        return {**head, "state": self.word, "text": self.text, "events": list(self.events)}
 
-def _list_plugins(*, verbose: bool, check: bool) -> int:
-    states = [_state(plugin, check=check) for plugin in discover()]
-    print(_details(states) if verbose else _tables(states))
-    return int(check and any(state.word == "broken" for state in states))
+
+def _list_plugins(options: argparse.Namespace) -> int:
+    states = [_state(plugin, check=options.check) for plugin in discover()]
+    if options.json:
+        print(_as_json([state.facts for state in states]))
+    else:
+        print(_details(states) if options.verbose else _tables(states))
+    return int(options.check and any(state.word == "broken" for state in states))
+
+
+def _as_json(plugins: Sequence[dict[str, Any]]) -> str:
+    return as_json({"schema": "heliograph.plugins/1", "plugins": plugins})
+
+
+def _page_facts(name: str) -> dict[str, Any]:
+    plugin = _find(name)
+    factory = plugin.load()
+    texts = argument_texts(factory)
+    options = [
+        {
+            "name": option.name,
+            "type": _type_of(option),
+            "default": None if option.default is Parameter.empty else repr(option.default),
+            "required": _is_required(option),
+            "text": " ".join(texts.get(option.name, "").split()),
+        }
+        for option in _options(factory)
+    ]
+    return {**_state(plugin, check=True).facts, "options": options}
 
 
 def _tables(states: Sequence[PluginState]) -> str:
@@ -97,7 +129,8 @@ def _details(states: Sequence[PluginState]) -> str:
 
 
 def _wrapped(text: str, first: str, indent: str) -> list[str]:
-    return wrap(text, 100, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    width = min(WIDTH, terminal_width() or WIDTH)
+    return wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _is_ours(plugin: Discovered) -> bool:
@@ -151,10 +184,7 @@ def plugin_page(name: str) -> str:
     off = ", switched off" * plugin.switched_off
     head = f"{plugin.name} (package {plugin.package} {plugin.version}{off})"
     parts = [head, (parse(factory.__doc__ or "").description or "").strip()]
-    try:
-        options = list(signature(factory).parameters.values())
-    except (TypeError, ValueError):  # C code may have no signature
-        options = []
+    options = _options(factory)
     if options:
         texts = argument_texts(factory)
         lines = [line for option in options for line in _option(option, texts.get(option.name, ""))]
@@ -176,6 +206,13 @@ def _find(name: str) -> Discovered:
     return find(matches[0].name if matches and all(plugin.name != name for plugin in installed) else name)
 
 
+def _options(factory: Callable[..., Any]) -> list[Parameter]:
+    try:
+        return list(signature(factory).parameters.values())
+    except (TypeError, ValueError):  # C code may have no signature
+        return []
+
+
 def argument_texts(factory: Callable[..., Any]) -> dict[str, str]:
     kinds: Sequence[Any] = factory.__mro__[::-1] if isinstance(factory, type) else [factory]
     docstrings = [documented.__doc__ or "" for kind in kinds for documented in (kind, kind.__init__)]
@@ -184,13 +221,18 @@ def argument_texts(factory: Callable[..., Any]) -> dict[str, str]:
 
 
 def _option(option: Parameter, text: str) -> list[str]:
-    kind = option.annotation if isinstance(option.annotation, str) else formatannotation(option.annotation)
-    typed = "" if option.annotation is Parameter.empty else f": {kind}"
+    typed = f": {kind}" if (kind := _type_of(option)) else ""
     default = " (required)" if _is_required(option) else ""
     if option.default is not Parameter.empty:
         default = f" = {option.default!r}"
-    head = f"    {STARS.get(option.kind, '')}{option.name}{typed}{default}"
-    return [head, *_wrapped(" ".join(text.split()), " " * 8, " " * 8)]
+    head = _wrapped(f"{STARS.get(option.kind, '')}{option.name}{typed}{default}", " " * 4, " " * 12)
+    return [*head, *_wrapped(" ".join(text.split()), " " * 8, " " * 8)]
+
+
+def _type_of(option: Parameter) -> str | None:
+    if option.annotation is Parameter.empty:
+        return None
+    return option.annotation if isinstance(option.annotation, str) else formatannotation(option.annotation)
 
 
 def _is_required(option: Parameter) -> bool:

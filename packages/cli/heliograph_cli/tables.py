@@ -11,13 +11,18 @@ from heliograph.spi import printable
 LEAST = 24  # characters of the last column, before other columns are dropped
 
 
+def terminal_width() -> int | None:
+    """Return the columns of the terminal; None for a pipe or a file."""
+    return get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def format_table(rows: Sequence[tuple[str, ...]], *, optional: Sequence[str] = ()) -> str:
     """Return rows below their head as text.
 
     In a narrow terminal, the columns `optional` are dropped in this order, the first column is shortened in the middle
     to half of the width, and long lines are cut.
     """
-    width = get_terminal_size().columns if sys.stdout.isatty() else None
+    width = terminal_width()
     columns = [[printable(cell) for cell in column] for column in zip(*rows, strict=True)]
     if width is not None:
         columns[0] = [_shortened(cell, width // 2) for cell in columns[0]]

@@ -25,6 +25,7 @@ OPTIONS: dict[str, Any] = {
     "gradient_accumulation": {"n": {"0": 1, "3": 4}},
     "gradient_clipping": {"norm": 1.0},
     "jsonl_log": {"path": "out/log.jsonl"},
+    "late_results": {"folder": "out"},
     "learning_rate": {"per": "step"},
     "log_schedule": {"fraction": 0.1, "at_end": True},
     "mixup": {"classes": 10},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from inspect import signature
@@ -108,7 +109,7 @@ def test_plugins_verbose_lists_package_version_state_class_and_events(capsys: py
         lines[start + 1 : start + 5],
         ("Save the state",),
         ("class: heliograph.builtin_callbacks.checkpoint.plugin:Checkpoint",),
-        ("events: batch_end, checkpoint_loaded, epoch_end,", "last_boundary, log, run_closed, run_failed,"),
+        ("events: batch_end, checkpoint_loaded, epoch_end,", "last_boundary, late_result, log, run_closed,"),
         ("save_point, train_end, train_start, validation_end",),
     )
     assert max(map(len, lines)) <= 100
@@ -341,3 +342,36 @@ def test_one_that_lacks_an_extra_says_how_to_install_it(lay: Lay, capsys: pytest
 def test_one_plugin_is_neither_checked_nor_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "--check", "ema"]) == 2
     assert_facts(capsys.readouterr().err, "heliograph plugins: ", "-v and --check", "ema")
+
+
+def test_json_lists_plugins_and_the_options_of_one(lay: Lay, capsys: pytest.CaptureFixture[str]) -> None:
+    lay(WELL)
+    assert main(["plugins", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["schema"] == "heliograph.plugins/1"
+    rows = {plugin["name"]: plugin for plugin in facts["plugins"]}
+    assert (rows["weather"]["state"], rows["early_stopping"]["state"]) == ("not imported", "available")
+    assert rows["early_stopping"]["package"] == "heliograph"
+    assert main(["plugins", "EarlyStopping", "--json"]) == 0
+    (plugin,) = json.loads(capsys.readouterr().out)["plugins"]
+    options = {option["name"]: option for option in plugin["options"]}
+    assert (plugin["name"], options["monitor"]["default"]) == ("early_stopping", "'validation/loss'")
+    assert (options["patience"]["type"], options["patience"]["default"]) == ("int", "3")
+
+
+def test_json_has_the_error_of_a_broken_plugin(lay: Lay, capsys: pytest.CaptureFixture[str]) -> None:
+    lay("raise OSError('no weather')")
+    assert main(["plugins", "--check", "--json"]) == 1
+    rows = {plugin["name"]: plugin for plugin in json.loads(capsys.readouterr().out)["plugins"]}
+    assert rows["weather"]["state"] == "broken"
+    assert_facts(rows["weather"]["text"], "OSError", "no weather")
+
+
+def test_the_page_of_a_plugin_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main(["plugins", "early_stopping"]) == 0
+    lines = capsys.readouterr().out.split("Options:")[1].splitlines()
+    assert 40 < max(map(len, lines)) <= 50

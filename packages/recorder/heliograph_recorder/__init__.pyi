@@ -4,6 +4,7 @@ from .divergence.compare import diverge as diverge
 from .explain.story import story as story
 from .format.reader import read as read
 from .format.records import Recording as Recording
+from .late.plugin import LateResults as LateResults
 from .plugin import Digests as Digests
 from .plugin import Recorder as Recorder
 from .remote.client import RemoteAnswer as RemoteAnswer

@@ -23,7 +23,9 @@ def _tell(name: str, description: str, arguments: Sequence[str]) -> int:
     parser = _parser(name, description)
     parser.add_argument("--json", action="store_true", help="print all facts as one JSON object")
     options = parser.parse_args(arguments)
-    from .explain.facts import as_json, describe_status, facts_of  # after the parser: torch is slow to import
+    from heliograph.spi import as_json  # after the parser: torch is slow to import
+
+    from .explain.facts import describe_status, facts_of
     from .explain.story import story
     from .format.reader import gc_paused, is_being_written, read
 

@@ -205,11 +205,17 @@ class Recorder(h.Plugin):
         self._add_digests()
         self._note(run, event)
 
-    @h.on(h.CheckpointSaved, h.CheckpointPruned, h.ResumeVerified, h.Verdict, lane=h.Lane.TRANSFORM, optional=True)
-    def note_fact(
-        self, run: h.Run, event: h.CheckpointSaved | h.CheckpointPruned | h.ResumeVerified | h.Verdict
-    ) -> None:
-        """Record a saved, pruned or verified checkpoint, or a verdict."""
+    @h.on(
+        h.CheckpointSaved,
+        h.CheckpointPruned,
+        h.ResumeVerified,
+        h.Verdict,
+        h.LateResult,
+        lane=h.Lane.TRANSFORM,
+        optional=True,
+    )
+    def note_fact(self, run: h.Run, event: Event) -> None:
+        """Record a saved, pruned, verified or evaluated checkpoint, or a verdict."""
         extra = {"training": run.checkpoints.training_id} if isinstance(event, h.CheckpointSaved) else {}
         self._note(run, event, extra, sets_clock=False)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from heliograph.spi import UsageError, describe_error, find_function
+from heliograph.spi import UsageError, as_json, describe_error, find_function
 
 FUNCTION = "returns a new trainer and the keywords of its fit; takes no argument, or a folder to write to"
 
@@ -69,6 +68,7 @@ def golden(arguments: Sequence[str]) -> int:
         command.add_argument("file", metavar="FILE", help="for example tests/golden.json")
     record.add_argument("--steps", type=int, default=50, metavar="N", help="optimizer steps to record (%(default)s)")
     record.add_argument("--every", type=int, default=10, metavar="N", help="steps between records of all weights")
+    record.add_argument("--operators", action="store_true", help="also record operators; the file is much larger")
     check.add_argument("--rtol", type=float, default=0.0, metavar="X", help="relative tolerance, for other hardware")
     _add_json(check)
     options = parser.parse_args(arguments)
@@ -78,7 +78,9 @@ def golden(arguments: Sequence[str]) -> int:
         train = find_function(options.function)
         if options.command == "check":
             return check_golden(train, options.file, rtol=options.rtol)
-        golden = record_golden(train, options.file, steps=options.steps, every=options.every)
+        golden = record_golden(
+            train, options.file, steps=options.steps, every=options.every, operators=options.operators
+        )
         print(f"recorded {golden.recorded_steps} steps in {options.file}")
         return None
 
@@ -104,5 +106,5 @@ def _compare(name: str, options: argparse.Namespace, act: Callable[[], Any]) -> 
     if check is None:
         return 0
     facts = {"schema": f"heliograph.{name}/1", "equal": check.difference is None, **asdict(check)}
-    print(json.dumps(facts, indent=1, default=str) if options.json else check)
+    print(as_json(facts) if options.json else check)
     return 0 if check.difference is None else 1

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import platform
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +27,7 @@ from heliograph.spi import (
     TrainerFactory,
     UsageError,
     capture,
+    check_flag,
     check_number,
     is_whole_number,
     leaves,
@@ -32,15 +35,21 @@ from heliograph.spi import (
     seed_all,
     version,
 )
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 WHEN = "in epoch {}, batch {}, step {}"
 MakeTrainer = Callable[..., tuple[h.Trainer, Mapping[str, Any]]]
-SCHEMA = 1  # of the file
-DIGEST = 12  # hexadecimal digits of a digest in the file
+SCHEMA = 2  # of the file
+DIGEST = 6  # bytes of a digest in the file
 NAMES = ("the golden run", "this run")
 RATE, MANY = "learning_rate", 8
 WHOLE = ("batch", "draws", "gradients")  # one digest for all values, as for more than 8 others: the file stays small
+OPERATOR = "operator"
+UNWRITTEN = ("empty", "new_empty", "resize")  # operators whose results are uninitialized memory
 CAUSES = {
+    OPERATOR: "the code that calls this operator: the results of all operators before it are equal",
     "batch": "the order of the samples, their contents or an augmentation",
     "loss": "the forward pass or the loss: the batch and the weights are equal",
     "gradients": "the backward pass, the accumulation or the clipping: the losses are equal",
@@ -81,12 +90,17 @@ class GoldenRun:
         return max((fact.place[2] for fact in self.facts), default=0)
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file with a line for each fact."""
+        """Write a JSON file with a line for each batch."""
         head: dict[str, Any] = {"schema": SCHEMA, "steps": self.steps, "every": self.every}
         head |= {"environment": self.environment, "program": self.program}
-        rows = [json.dumps(_row(fact), separators=(",", ":")) for fact in self.facts]
+        kinds: dict[tuple[str, str], str] = {}
+        lines = [
+            [place, *(_row(fact, kinds) for fact in facts)]
+            for place, facts in groupby(self.facts, lambda fact: fact.place)
+        ]
+        rows = ",\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
         text = json.dumps(head, indent=1).removesuffix("\n}")
-        Path(path).write_text(f'{text},\n "facts": [\n{",".join(rows).replace("],[", "],[")}\n]}}\n', encoding="utf-8")
+        Path(path).write_text(f'{text},\n "facts": [\n{rows}\n]}}\n', encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> GoldenRun:
@@ -101,7 +115,8 @@ class GoldenRun:
                 raise UsageError(
                     f"{path} has schema {content['schema']}; this version reads {SCHEMA}: record it again."
                 )
-            facts = [_fact(row) for row in content["facts"]]
+            kinds: dict[tuple[str, str], str] = {}
+            facts = [_fact(row, tuple(place), kinds) for place, *rows in content["facts"] for row in rows]
             return cls(content["steps"], content["every"], content["program"], content["environment"], facts)
         except FileNotFoundError:
             raise UsageError(f"There is no golden run {path}: record it first.") from None
@@ -148,15 +163,19 @@ class GoldenCheck:
         return "\n".join(lines)
 
 
-def record_golden(make_trainer: MakeTrainer, path: str | Path, *, steps: int = 50, every: int = 10) -> GoldenRun:
+def record_golden(
+    make_trainer: MakeTrainer, path: str | Path, *, steps: int = 50, every: int = 10, operators: bool = False
+) -> GoldenRun:
     """Train the first steps, and record them in a file.
 
     Args:
         make_trainer: returns a trainer and the keywords of its `fit`, all created by the call. Torch, NumPy and Python
             are seeded before it is called.
-        path: the file to write; about 35 kB for a small model. Commit it beside the test.
+        path: the file to write; about 20 kB for a small model. Commit it beside the test.
         steps: the largest number of optimizer steps; a training that ends earlier is recorded to its end.
         every: the number of steps after which the weights and the states of optimizer and plugins are recorded.
+        operators: also record the result of each operator of torch, so that a difference names the first one. The
+            training is slower and the file several times as large.
 
     Returns:
         The recorded run.
@@ -167,7 +186,8 @@ def record_golden(make_trainer: MakeTrainer, path: str | Path, *, steps: int = 5
     for name, number in (("steps", steps), ("every", every)):
         if not is_whole_number(number) or number < 1:
             raise UsageError(f"{name}= must be a whole number of at least 1, got {number!r}.")
-    golden, again = (_train(make_trainer, steps, every) for _ in range(2))
+    check_flag("operators", operators)
+    golden, again = (_train(make_trainer, steps, every, operators) for _ in range(2))
     check = compare_golden(golden, again, names=("the first recording", "the second"))
     if not check.is_equal:
         raise UsageError(
@@ -186,7 +206,7 @@ def check_golden(make_trainer: MakeTrainer, path: str | Path, *, rtol: float = 0
         path: the file that `record_golden` wrote.
         rtol: the largest relative difference of losses, learning rates, metrics and norms of gradients and weights;
             0 compares all bits. Use it if the file was recorded on other hardware. Batches are compared by their norm,
-            and random states are not compared then.
+            and random states and operators are not compared then.
 
     Returns:
         The comparison; `print` shows the first difference and its probable cause.
@@ -196,7 +216,8 @@ def check_golden(make_trainer: MakeTrainer, path: str | Path, *, rtol: float = 0
     """
     check_number("rtol", rtol, at_least=0)
     golden = GoldenRun.load(path)
-    return compare_golden(golden, _train(make_trainer, golden.steps, golden.every), rtol=rtol)
+    operators = any(fact.what == OPERATOR for fact in golden.facts)
+    return compare_golden(golden, _train(make_trainer, golden.steps, golden.every, operators), rtol=rtol)
 
 
 def compare_golden(
@@ -211,6 +232,7 @@ def compare_golden(
         names: the names of both in the report.
     """
     shared = {fact.what for fact in golden.facts} & {fact.what for fact in found.facts}  # not a new plugin
+    shared -= {OPERATOR} if rtol else set()
     expected, facts = ([fact for fact in run.facts if fact.what in shared] for run in (golden, found))
     facts = facts if rtol == 0.0 else list(_within(expected, facts, rtol))
     differences = list(Difference.between(expected, facts, names=names))
@@ -231,11 +253,30 @@ def compare_golden(
     )
 
 
+class _Operators(TorchDispatchMode):
+    """Records the result of each operator by its number."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.results: dict[str, Leaf] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        if tensors and not str(func).partition(".")[2].startswith(UNWRITTEN):
+            parts = [*leaves(tensors).values()]
+            leaf = parts[0] if len(parts) == 1 else _combined(parts)
+            self.results[str(len(self.results) + 1)] = Leaf(f"{func}, {leaf.kind}", leaf.digest, None)
+        return result
+
+
 class _Recorder:
     """Records the facts of a run, after all other handlers."""
 
-    def __init__(self, golden: GoldenRun, folder: Path) -> None:
+    def __init__(self, golden: GoldenRun, folder: Path, records_operators: bool) -> None:
         self._golden, self._folder = golden, folder
+        self._records_operators, self._operators = records_operators, _Operators()
+        self._recording = ExitStack()
         self._tracer = Tracer(self._add)
 
     def subscribe(self, trainer: h.Trainer) -> None:
@@ -246,6 +287,10 @@ class _Recorder:
         golden = self._golden
         place = run.progress.epoch, run.progress.batch + 1, run.progress.steps
         when = WHEN.format(*place)
+        self.close()
+        if self._operators.results:
+            self._add(Fact(OPERATOR, when, place, self._operators.results))
+            self._operators = _Operators()
         if isinstance(event, h.TrainStart):
             golden.program = {name: text.replace(str(self._folder), "") for name, text in _describe(run)}
             self._tracer.state(run, INITIAL)
@@ -266,28 +311,36 @@ class _Recorder:
             if steps >= golden.steps:
                 run.control.stop(f"{steps} steps are recorded", by="the golden run")
         elif isinstance(event, h.BatchEnd):
-            self._add(Fact("draws", when, place, leaves(capture())))
+            draws = {path: replace(leaf, sample=None) for path, leaf in leaves(capture()).items()}
+            self._add(Fact("draws", when, place, draws))
         else:
             self._tracer.record(run, event)
+        if self._records_operators and isinstance(event, h.BatchStart | h.BackwardEnd | h.GradientsReady):
+            self._recording.enter_context(self._operators)  # until the next event
+
+    def close(self) -> None:
+        self._recording.close()
 
     def _add(self, fact: Fact) -> None:
         is_state = fact.when.startswith(("before", "at the end"))
         if (is_state and fact.what.split()[0] not in STATES) or self._golden.steps < fact.place[2]:
             return
         values = {path: _short(leaf) for path, leaf in fact.leaves.items() if "param_groups" not in path}
-        if fact.what in WHOLE or (fact.what != "modules" and len(values) > MANY):
+        if fact.what in WHOLE or (fact.what not in ("modules", OPERATOR) and len(values) > MANY):
             values = {"": _combined(values.values())}
         self._golden.facts.append(replace(fact, leaves=values))
 
 
-def _train(make_trainer: MakeTrainer, steps: int, every: int) -> GoldenRun:
+def _train(make_trainer: MakeTrainer, steps: int, every: int, operators: bool) -> GoldenRun:
     golden, before = GoldenRun(steps, every, environment=_environment()), capture()
     try:
         seed_all(0)
         with TemporaryDirectory() as folder:
             trainer, options = TrainerFactory(make_trainer)(Path(folder))
-            _Recorder(golden, Path(folder)).subscribe(trainer)
-            trainer.fit(**{**options, "on_interrupt": "raise"})
+            recorder = _Recorder(golden, Path(folder), operators)
+            recorder.subscribe(trainer)
+            with closing(recorder):
+                trainer.fit(**{**options, "on_interrupt": "raise"})
     finally:
         restore(before)
     return golden
@@ -300,25 +353,41 @@ def _short(leaf: Leaf) -> Leaf:
             sample = float(np.sqrt(np.sum(np.square(sample))))
     if isinstance(sample, float):
         sample = float(f"{sample:.9g}")  # to show; the digest has all bits
-    return Leaf(leaf.kind, leaf.digest[:DIGEST], sample if isinstance(sample, bool | int | float | str) else None)
+    return Leaf(leaf.kind, _shortened(leaf.digest), sample if isinstance(sample, bool | int | float | str) else None)
 
 
 def _combined(values: Iterable[Leaf]) -> Leaf:
     parts = list(values)
-    digest = sha256("".join(f"{part.kind} {part.digest} " for part in parts).encode()).hexdigest()[:DIGEST]
+    digest = _shortened("".join(f"{part.kind} {part.digest} " for part in parts))
     norms = [float(part.sample) for part in parts if isinstance(part.sample, int | float)]
-    return Leaf(f"{len(parts)} values", digest, float(f"{math.hypot(*norms):.9g}"))
+    return Leaf(f"{len(parts)} values", digest, float(f"{math.hypot(*norms):.9g}") if norms else None)
 
 
-def _row(fact: Fact) -> list[Any]:
+def _shortened(text: str) -> str:
+    return urlsafe_b64encode(sha256(text.encode()).digest()[:DIGEST]).decode()
+
+
+def _row(fact: Fact, kinds: dict[tuple[str, str], str]) -> list[Any]:
+    """Return a fact of the file; a kind is written when it changes."""
     when = "" if fact.when == WHEN.format(*fact.place) else fact.when
-    values = {path: [leaf.kind, leaf.digest, leaf.sample] for path, leaf in fact.leaves.items()}
-    return [fact.what, when, fact.place, values]
+    values = {}
+    for path, leaf in fact.leaves.items():
+        is_known = kinds.get((fact.what, path)) == leaf.kind
+        values[path] = [leaf.digest, leaf.sample, leaf.kind]
+        if is_known:
+            del values[path][1 if leaf.sample is None else 2 :]
+        kinds[fact.what, path] = leaf.kind
+    return [fact.what, when, values[""] if [*values] == [""] else values]
 
 
-def _fact(row: list[Any]) -> Fact:
-    what, when, place, values = row
-    return Fact(what, when or WHEN.format(*place), tuple(place), {path: Leaf(*leaf) for path, leaf in values.items()})
+def _fact(row: list[Any], place: tuple[int, int, int], kinds: dict[tuple[str, str], str]) -> Fact:
+    what, when, values = row
+    leaves = {}
+    for path, parts in (values if isinstance(values, dict) else {"": values}).items():
+        digest, sample, kind = [*parts, *(None, None, None)][:3]
+        kinds[what, path] = kind or kinds[what, path]
+        leaves[path] = Leaf(kinds[what, path], digest, sample)
+    return Fact(what, when or WHEN.format(*place), place, leaves)
 
 
 def _within(golden: Iterable[Fact], found: Iterable[Fact], rtol: float) -> Iterator[Fact]:

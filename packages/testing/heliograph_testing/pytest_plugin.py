@@ -21,18 +21,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[..., GoldenCheck]:
-    """Return a function `golden(make_trainer, steps=50, every=10, rtol=0.0)` that compares a training with its record.
+    """Return a function that compares a training with its record; it has the options of `record_golden` and `rtol=`.
 
     The record is `golden/<name of the test>.json` beside the test file. `pytest --golden-update` writes it.
     """
     path = Path(request.path.parent, "golden", f"{request.node.name}.json")
 
-    def check(make_trainer: MakeTrainer, *, steps: int = 50, every: int = 10, rtol: float = 0.0) -> GoldenCheck:
+    def check(
+        make_trainer: MakeTrainer, *, steps: int = 50, every: int = 10, operators: bool = False, rtol: float = 0.0
+    ) -> GoldenCheck:
         from .golden_run import GoldenCheck, check_golden, record_golden
 
         if request.config.getoption(OPTION):
             path.parent.mkdir(exist_ok=True)
-            return GoldenCheck(record_golden(make_trainer, path, steps=steps, every=every).recorded_steps)
+            golden = record_golden(make_trainer, path, steps=steps, every=every, operators=operators)
+            return GoldenCheck(golden.recorded_steps)
         if not path.exists():
             pytest.fail(f"There is no golden run {path}: record it with pytest {OPTION}.", pytrace=False)
         result = check_golden(make_trainer, path, rtol=rtol)

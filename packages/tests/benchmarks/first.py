@@ -84,11 +84,17 @@ def lean_row(name: str, ours: str, bar: float) -> Setup:
     return Setup(name, raced(worker, lean.CONTROL), raced(worker, ours), peers, bar)
 
 
-def loader_row(name: str, ours: str, bar: float) -> Setup:
-    """Return a row without plugins, over torch's loader."""
-    worker = races.race_loaders
+def read_rows(
+    source: str, worker: Worker, usual_worker: Worker, bars: tuple[float, float, float, float]
+) -> list[Setup]:
+    """Return the rows of a source of batches: without plugins, the usual set, `RNGCapture` too, a `Recorder` too."""
     peers = {peer: raced(worker, peer) for peer in (races.IGNITE, *races.installed("lean"))}
-    return Setup(name, raced(worker, lean.CONTROL), raced(worker, ours), peers, bar)
+    rows = [Setup(f"no plugins, over {source}", raced(worker, lean.CONTROL), raced(worker, races.OURS), peers, bars[0])]
+    sets = {"usual set": usual.OURS, "`RNGCapture`, too": usual.EXACT, "`Recorder`, too": usual.EXACT_RECORDED}
+    for (name, ours), bar in zip(sets.items(), bars[1:], strict=True):
+        loops = saved(usual_worker, lean.CONTROL), saved(usual_worker, ours)
+        rows.append(Setup(f"{name}, over {source}", *loops, {}, bar))
+    return rows
 
 
 def usual_row(name: str, ours: str, bar: float, *, alone: bool = False) -> Setup:
@@ -121,19 +127,13 @@ def rank_rows(name: str, ours: str, ratio_bar: float) -> tuple[Setup, Setup]:
 
 
 FIRST = (
-    lean_row("lean, `Supervised`", lean.SUPERVISED, 2.0),
-    lean_row("lean, own task", lean.OWN_TASK, 2.0),
-    usual_row("usual set", usual.OURS, 6.0),
-    usual_row("usual set and `Recorder`", usual.RECORDED, 8.0, alone=True),  # the bars of both
-    Setup("exact set", saved(usual.race_exact, lean.CONTROL), saved(usual.race_exact, usual.OURS), {}, 8.0),
-    Setup(
-        "exact set, over a `DataLoader`",
-        saved(usual.race_exact_loader, lean.CONTROL),
-        saved(usual.race_exact_loader, usual.OURS),
-        {},
-        12.0,
-    ),
-    loader_row("lean, over a `DataLoader`", races.OURS, 3.5),  # the bars of lean and of loading what cannot draw
+    *read_rows("a list", races.race_list, usual.race_list, (2.0, 6.0, 8.0, 10.0)),
+    lean_row("no plugins, over any iterable", lean.SUPERVISED, 2.0),
+    lean_row("no plugins, own task, over any iterable", lean.OWN_TASK, 2.0),
+    usual_row("usual set, over any iterable", usual.OURS, 6.0),
+    usual_row("`Recorder`, too, over any iterable", usual.RECORDED, 8.0, alone=True),  # the bars of both
+    *read_rows("a `DataLoader`", races.race_loader, usual.race_loader, (3.5, 8.0, 15.0, 17.0)),
+    *read_rows("a `DataLoader`, 2 workers", races.race_workers, usual.race_workers, (10.0, 16.0, 20.0, 22.0)),
     *rank_rows("two gloo ranks", agreement.OURS, 1.15),
     *rank_rows("two gloo ranks, usual set", agreement.USUAL, 1.15),
 )

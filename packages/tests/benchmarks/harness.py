@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 STEPS = 100  # in a turn; with longer ones, a burst of another job hits a single variant and drowns what is looked for
 EPOCH = 5_000
@@ -136,6 +137,24 @@ def batches_of(number: int) -> list[Batch]:
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(SIZE, 17, generator=generator) for _ in range(number)]
     return [(each[:, :16].clone(), each[:, 16:].clone()) for each in drawn]
+
+
+class Rows(Dataset[Batch]):
+    """A dataset as users write it: in Python, one row at a time."""
+
+    def __init__(self, number: int) -> None:
+        self.inputs, self.targets = map(torch.cat, zip(*batches_of(number), strict=True))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.inputs[index], self.targets[index]
+
+
+def shuffled(num_workers: int = 0) -> DataLoader[Batch]:
+    """Return a loader of an epoch that shuffles."""
+    return DataLoader(Rows(EPOCH), SIZE, shuffle=True, num_workers=num_workers)
 
 
 def tiny_model() -> nn.Module:

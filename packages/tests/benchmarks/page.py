@@ -13,7 +13,7 @@ from heliograph.packages.tests.benchmarks.report import BUSY, FIRST_NAME, Found,
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE, PICTURE = DOCS / "developers/benchmarks.md", DOCS / "images/performance.svg"
-README_PICTURE, README_ROW = DOCS / "images/overhead.svg", "usual set"
+README_PICTURE, README_ROW = DOCS / "images/overhead.svg", "usual set, over any iterable"
 BEGIN = "<!-- figures: written by `python packages/tests/benchmarks/bench.py --page` -->\n"
 END = "<!-- end of the figures -->\n"
 FIRST_NOTE = "µs of a step by hand; then the differences from it, in µs and as a multiple"

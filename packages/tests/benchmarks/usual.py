@@ -26,6 +26,7 @@ from heliograph.packages.tests.benchmarks.harness import (
     batches_of,
     race,
     sgd,
+    shuffled,
     tiny_model,
 )
 from heliograph.packages.tests.benchmarks.lean import CONTROL, HAND
@@ -37,7 +38,6 @@ from ignite.handlers.tensorboard_logger import TensorboardLogger
 from ignite.metrics import Loss, RunningAverage
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -46,6 +46,7 @@ LOG, SAVE = 50, 1_000
 PATIENCE = 1_000_000
 VALIDATION = batches_of(10)
 OURS, IGNITE, RECORDED = "heliograph", "ignite", "heliograph, and a Recorder"
+EXACT, EXACT_RECORDED = "heliograph, RNGCapture", "heliograph, RNGCapture and a Recorder"
 # Each of the four runs a fourth of the time: with this they redraw as often per step as a lone run at 0.1 s does.
 INTERVAL = 0.1 * 4
 
@@ -270,27 +271,35 @@ def ignite_evaluator(model: nn.Module) -> Engine:
     return evaluator
 
 
-def race_exact(seed: int) -> Seconds:
-    """Time the loops that can be resumed exactly, over prebuilt batches."""
-    return _race_exact(seed, lambda: batches_of(EPOCH))
+def race_list(seed: int) -> Seconds:
+    """Time the usual set, then with `RNGCapture`, then with a `Recorder`, over a list of batches."""
+    return _race_over(seed, lambda: batches_of(EPOCH))
 
 
-def race_exact_loader(seed: int) -> Seconds:
-    """Time the loops that can be resumed exactly, over a `DataLoader` that shuffles."""
-    inputs, targets = map(torch.cat, zip(*batches_of(EPOCH), strict=True))
-    return _race_exact(seed, lambda: DataLoader(TensorDataset(inputs, targets), SIZE, shuffle=True))
+def race_loader(seed: int) -> Seconds:
+    """Time the same over a shuffled `DataLoader` of a user's dataset, without workers."""
+    return _race_over(seed, shuffled)
 
 
-def _race_exact(seed: int, make_loader: Callable[[], Iterable[Batch]]) -> Seconds:
-    trains: dict[str, Callable[..., None]] = {HAND: by_hand, CONTROL: by_hand, OURS: fit}
+def race_workers(seed: int) -> Seconds:
+    """Time the same with two workers."""
+    return _race_over(seed, partial(shuffled, num_workers=2))
+
+
+def _race_over(seed: int, make: Callable[[], Iterable[Batch]]) -> Seconds:
+    exact = partial(fit, exact=True)
+    trains: dict[str, Callable[..., None]] = {
+        HAND: by_hand,
+        CONTROL: by_hand,
+        OURS: fit,
+        EXACT: exact,
+        EXACT_RECORDED: partial(exact, records=True),
+    }
     with TemporaryDirectory() as place, Path(os.devnull).open("w") as quiet:
-        folders = {name: Path(place) / str(index) for index, name in enumerate(trains)}
-        for folder in folders.values():
-            folder.mkdir()
-        variants = {
-            name: partial(train, folders[name], quiet, loader=make_loader(), exact=True)
-            for name, train in trains.items()
-        }
+        variants = {}
+        for number, (name, train) in enumerate(trains.items()):
+            (folder := Path(place) / str(number)).mkdir()
+            variants[name] = partial(train, folder, quiet, loader=make())
         return race(variants, EPOCHS, seed)
 
 

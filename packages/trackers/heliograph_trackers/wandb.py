@@ -163,11 +163,11 @@ class WandB(Tracker):
     def prepare(self, run: Run) -> None:
         if self._mode() == "disabled":
             run.note("wandb: nothing is logged, because W&B is disabled")
-        elif self._mode() == "offline" and (self.mode or _settings_mode()) == "online":
-            run.note(
-                "wandb: no API key, so the page is written to this machine: send it by `wandb sync`, and set a key by "
-                "`wandb login` or WANDB_API_KEY for the next run"
-            )
+        elif self._mode() == "offline" and self.mode != "offline":
+            why, then = "the mode is offline by WANDB_MODE or the settings of W&B", ""
+            if _settings_mode() == "online":
+                why, then = "no API key", ", and set a key by `wandb login` or WANDB_API_KEY for the next run"
+            run.note(f"wandb: {why}, so the page is written to this machine: send it by `wandb sync`{then}")
 
     @on(RunClosed, lane=Lane.REPORT)
     def end(self, run: Run, event: RunClosed) -> None:

@@ -192,6 +192,12 @@ def test_without_a_key_the_page_stays_here(tmp_path: Path) -> None:
     assert_each(result.notes, ("no API key", "`wandb sync`", "WANDB_API_KEY"))
 
 
+def test_offline_by_the_environment_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    result = fit(LOG, WandB(folder=tmp_path))
+    assert_each(result.notes, ("WANDB_MODE", "`wandb sync`"))
+
+
 def test_online_without_a_key_is_refused() -> None:
     with pytest.raises(ValueError, match="W&B: run `wandb login`,"):
         WandB(mode="online")

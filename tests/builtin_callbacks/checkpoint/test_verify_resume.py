@@ -512,4 +512,7 @@ def test_another_number_of_ranks_is_not_compared_and_that_is_said(ranks: Pool, t
     task = Counting(nn.Linear(4, 2), 0)
     result = kit.fit(*plugins, task=task, train=batches, optimizer=sgd(0.01), steps=12)
     assert report(result) == (0, None)
-    assert any(has_facts(note, "not verified", "world size", "2 to 1") for note in result.notes)
+    assert result.resume is not None
+    assert_facts(result.resume.unverified, "not verified", "world size", "2 to 1")
+    assert "nothing to verify" not in str(result)
+    assert str(result).count("not verified") == 1

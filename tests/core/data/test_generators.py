@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -114,6 +115,67 @@ def test_what_user_code_puts_in_place_of_numpys_bit_generator_is_replaced() -> N
         assert draw() == expected
 
 
+@pytest.mark.parametrize("step", [1, 3, -2, 0])
+@pytest.mark.parametrize("rest", [(), (2,), (2, 5)])
+def test_seeds_that_are_made_ahead_are_those_of_their_keys(step: int, rest: tuple[int, ...]) -> None:
+    seeds = generators._Seeds()
+    keys = [(7, 1, 5 + step * number, *rest) for number in range(70)]
+    keys += [(7, 2, 5, *rest), (7, 2, 6, *rest), (7, 2, 8, *rest), (7, 2, 9, *rest, 1), (7, 2), (7,), (), (7, 2, 9)]
+
+    assert [seeds.of(key) for key in keys] == [generators._SEEDS.unpack(digest(*key, size=36)) for key in keys]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The keys whose digests are made."""
+    keys: list[tuple[int, ...]] = []
+
+    def count(*key: int, size: int) -> bytes:
+        keys.append(key)
+        return digest(*key, size=size)
+
+    monkeypatch.setattr(generators, "digest", count)
+    return keys
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_seeds_are_made_for_many_batches_at_once(step: int, made: list[tuple[int, ...]]) -> None:
+    seeds, digests = generators._Seeds(), []
+    for number in range(70):
+        seeds.of((7, 1, step * number, 0))
+        digests.append(len(made))
+
+    assert digests == [1] + [33] * 32 + [65] * 32 + [97] * 5
+
+
+def test_seeds_are_made_for_many_batches_of_each_of_two_streams(made: list[tuple[int, ...]]) -> None:
+    seeds, digests = generators._Seeds(), []
+    for number in range(20):
+        seeds.of((7, 1, number, 0))
+        seeds.of((8, 1, number, 0))
+        digests.append(len(made))
+
+    assert digests == [2] + [66] * 19
+
+
+def test_seeds_of_former_epochs_are_forgotten() -> None:
+    seeds = generators._Seeds()
+    for epoch in range(30):
+        for number in range(3):
+            seeds.of((7, epoch, number, 0))
+
+    assert len(seeds._last) <= generators._SOURCES + 1
+    assert len(seeds._ahead) <= 32 * (generators._SOURCES + 1)
+
+
+def test_of_a_key_that_comes_again_only_its_own_seeds_are_made() -> None:
+    seeds = generators._Seeds()
+    for _ in range(3):
+        seeds.of((7, 1, 5))
+
+    assert not seeds._ahead
+
+
 def test_this_numpy_takes_its_entropy_where_it_can_be_keyed() -> None:
     assert generators.SEEDLESS_IS_KEYED
     assert callable(ENTROPY)
@@ -151,15 +213,20 @@ def test_a_large_pool_of_entropy() -> None:
     assert first != second
 
 
-@pytest.fixture(params=["memory", "methods"])
-def python_state(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save the state of Python's generator in each of the two ways."""
-    assert generators._PYTHON_MEMORY is not None
-    if request.param == "methods":
-        monkeypatch.setattr(generators, "_PYTHON_MEMORY", None)
+@pytest.fixture(params=[generators.MemoryState, generators.MethodState])
+def kept_as(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Keep the generators in each of the two ways."""
+    if request.param is generators.MethodState:
+        monkeypatch.setattr(sys.implementation, "name", "another")
+        monkeypatch.setattr(generators, "_FARTHEST", 0)
+    makers = {"_PYTHON": generators.of_python, "_NORMAL": generators.of_normal, "_TORCH": generators.of_torch}
+    for name, make in makers.items():
+        state = make()
+        assert isinstance(state, request.param)
+        monkeypatch.setattr(generators, name, state)
 
 
-@pytest.mark.usefixtures("python_state")
+@pytest.mark.usefixtures("kept_as")
 @pytest.mark.parametrize("normals", [0, 1, 2, 3])
 @pytest.mark.parametrize("inside", [0, 1])
 def test_isolation_leaves_the_streams_bit_exact(normals: int, inside: int) -> None:
@@ -190,7 +257,7 @@ def test_isolation_puts_the_very_objects_back() -> None:
     mtrand.set_bit_generator(own)
     with isolated():
         seed_all(1)
-        assert mtrand.get_bit_generator() is not own
+        mtrand.set_bit_generator(np.random.MT19937(4))
         assert vars(bit_generator)["randbits"] is not ENTROPY
 
     assert mtrand.get_bit_generator() is own
@@ -212,19 +279,7 @@ def test_a_bit_generator_of_another_kind_is_put_back_too() -> None:
     assert mtrand.get_bit_generator() is own
 
 
-def test_the_contexts_need_no_more_bit_generators_than_are_nested(monkeypatch: pytest.MonkeyPatch) -> None:
-    spares: list[Any] = []
-    monkeypatch.setattr(generators, "_SPARES", spares)
-    used = set()
-    for _ in range(3):
-        with isolated(), isolated():
-            used.add(id(mtrand.get_bit_generator()))
-
-    assert len(spares) == 2
-    assert used <= set(map(id, spares))
-
-
-@pytest.mark.usefixtures("python_state")
+@pytest.mark.usefixtures("kept_as")
 def test_isolation_ends_with_an_exception() -> None:
     seed_all(1)
     expected = draw()
@@ -260,7 +315,7 @@ def test_what_user_code_does_to_numpy_inside_stays_inside() -> None:
     assert numbers == expected
 
 
-@pytest.mark.usefixtures("python_state")
+@pytest.mark.usefixtures("kept_as")
 def test_isolations_nest() -> None:
     def streams(depth: int, nest: bool) -> list[Any]:
         seed_all(depth)
@@ -350,3 +405,83 @@ def test_the_threads_that_there_are_where_asked_for() -> None:
         torch.set_num_threads(before)
 
     assert inside == 3
+
+
+DRAWS: dict[str, Callable[[int], object]] = {
+    "python": lambda number: [random.random() for _ in range(number)],
+    "python's words": lambda number: random.getrandbits(32 * number),
+    "python's normal": lambda _: random.gauss(0, 1),
+    "numpy": np.random.rand,
+    "numpy's normal": np.random.randn,
+    "torch": torch.rand,
+    "torch's normal": torch.randn,
+    "seedless": lambda _: default_rng(),
+    "numpy's seed": np.random.seed,
+    "torch's seed": torch.manual_seed,
+    "python's seed": random.seed,
+    "numpy's bits": lambda number: mtrand.set_bit_generator(np.random.MT19937(number)),
+}
+
+
+def global_states() -> list[Any]:
+    numpy = np.random.get_state(legacy=False)
+    assert isinstance(numpy, dict)
+    words = numpy["state"]["key"].tolist(), numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"]
+    return [random.getstate(), words, torch.get_rng_state().tolist(), vars(bit_generator)["randbits"]]
+
+
+@given(
+    before=st.lists(st.sampled_from(["python's normal", "numpy's normal", "torch's normal"])),
+    name=st.sampled_from(sorted(DRAWS)),
+    number=st.sampled_from([1, 2, 311, 312, 623, 624, 625, 1248]),
+)
+@settings(max_examples=200)
+def test_isolation_tells_whether_its_code_drew(before: list[str], name: str, number: int) -> None:
+    isolation = isolated()
+    for earlier in before:  # an odd number of normal numbers leaves a cached one
+        DRAWS[earlier](1)
+    expected, bits = global_states(), mtrand.get_bit_generator()
+
+    with isolation:
+        pass
+    assert (isolation.has_drawn, global_states()) == (False, expected)
+    with isolation:
+        DRAWS[name](number)
+    assert (isolation.has_drawn, global_states()) == (True, expected)
+    assert mtrand.get_bit_generator() is bits
+
+
+def test_isolation_undoes_the_draws_before_an_error() -> None:
+    isolation, expected = isolated(), global_states()
+
+    with pytest.raises(ValueError, match="lost"), isolation:
+        DRAWS["torch"](3)
+        raise ValueError("lost")
+
+    assert (isolation.has_drawn, global_states()) == (True, expected)
+
+
+def test_isolation_follows_the_draws_of_the_training() -> None:
+    isolation, threads = isolated(), []
+    for number in range(3):
+        draw()
+        expected = global_states()
+        with isolation:
+            threads.append(torch.get_num_threads())
+            DRAWS["numpy"](number)
+        assert (isolation.has_drawn, global_states()) == (number > 0, expected)
+
+    assert threads == [1, 1, 1]
+
+
+def test_with_a_bit_generator_of_another_kind_nothing_is_known() -> None:
+    isolation, own = isolated(), mtrand.get_bit_generator()
+    mtrand.set_bit_generator(np.random.PCG64(1))
+    with isolation:
+        pass
+    assert (isolation.has_drawn, isolation.can_tell) == (True, False)
+
+    mtrand.set_bit_generator(own)
+    with isolation:
+        pass
+    assert (isolation.has_drawn, isolation.can_tell) == (False, True)

@@ -331,3 +331,32 @@ def test_a_training_does_not_notice_how_its_data_are_loaded(drawing: Make, fit: 
     assert here.batches == there.batches
     assert here.losses == there.losses
     assert here.weights == there.weights
+
+
+class Sometimes(Dataset[Any]):
+    """Draws for some samples; counts how often each is loaded."""
+
+    def __init__(self, draws_at: set[int]) -> None:
+        self.draws_at, self.loaded = draws_at, list[int]()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.loaded.append(index)
+        if index not in self.draws_at:
+            return torch.tensor([float(index)])
+        drawn = random.gauss(0, 1) + np.random.rand() + np.random.default_rng().random()
+        return torch.tensor([index + drawn]) + torch.rand(1)
+
+
+@pytest.mark.parametrize("draws_at", [set(), {0}, {17}, {5, 17, 30}, set(range(40))], ids=len)
+def test_a_batch_that_draws_is_loaded_with_its_key(draws_at: set[int], read: Read, training_stream: Any) -> None:
+    expected = read(DataLoader(Sometimes(draws_at), batch_size=4, num_workers=1))
+    dataset, before = Sometimes(draws_at), training_stream()
+
+    assert read(DataLoader(dataset, batch_size=4)) == expected
+    assert training_stream() == before
+    first = min(draws_at, default=0) // 4 * 4
+    twice = list(range(first, first + 4)) if first else []  # the first batch is seeded in any case
+    assert sorted(dataset.loaded) == sorted([*range(40), *range(40), *twice])  # two epochs

@@ -203,7 +203,17 @@ def test_a_long_wait_is_reported_once_for_all_ranks(made: Made, caplog: pytest.L
     assert record.levelno == logging.WARNING
     head, *lines = record.getMessage().splitlines()
     assert_facts(head, "Places of the ranks")
-    assert_each([each.split(";")[0] for each in lines], *[(f"rank {rank}", "vote", "100 s") for rank in (0, 1)])
+    assert_each([each.split(";")[0] for each in lines[:2]], *[(f"rank {rank}", "vote", "100 s") for rank in (0, 1)])
+    stacks = "\n".join(lines[2:])
+    assert_facts(stacks, "stacks of rank 0", "thread MainThread", "in receive")
+    assert "in no collective" not in stacks
+
+
+def test_a_report_names_the_ranks_outside_of_the_collective(made: Made, caplog: pytest.LogCaptureFixture) -> None:
+    watches = made(3)
+    watches[1]._waiting = lambda: ("vote", monotonic() - 100)
+    receive(*watches, *watches)
+    assert "in no collective: rank 0, 2" in caplog.messages[0].splitlines()
 
 
 def test_reports_come_at_growing_intervals(made: Made, caplog: pytest.LogCaptureFixture) -> None:

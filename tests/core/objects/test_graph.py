@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.objects.equality import same
-from heliograph.core.objects.graph import Comparison, Graph, Roots, capture_graph, untracked
+from heliograph.core.objects.graph import Comparison, Graph, Roots, capture_graph, type_name, untracked
 from heliograph.core.objects.restore import restore
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -368,6 +368,14 @@ def test_a_function_that_was_edited_is_restored_as_far_as_it_has_the_variables()
     _, after, unlike = resumed_unlike(holder(value=lambda: next(made)), lambda it: it.value())
     assert after.value() == 1
     assert "it.value.<count>" in unlike
+
+
+def test_a_class_of_the_script_has_one_name_in_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    for module in ("__main__", "__mp_main__"):  # started by the user, or spawned by `launch`
+        monkeypatch.setattr(Thing, "__module__", module)
+        names.append(type_name(Thing()))
+    assert names == ["__main__.Thing"] * 2
 
 
 def test_a_class_that_was_edited_does_not_fail_a_restore() -> None:

@@ -77,7 +77,7 @@ def _unserved(plugin: Any, host: HostLoop) -> Iterator[str]:
             f"is a callback of another framework that was converted for Heliograph's loop: pass the original to "
             f"{host.name}, or train with heliograph.Trainer."
         )
-    for word, action in (*_asked(plugin, host), *_done_itself(plugin)):
+    for word, action in _unserved_actions(plugin, host):
         yield f"{action}, which {host.name} does not support. Remove it; instead, {host.remedy(word)}."
     handled = {event.__name__ for event, _, optional in _handlers(plugin) if event in host.lacks and not optional}
     if lacking := sorted(handled):
@@ -87,15 +87,12 @@ def _unserved(plugin: Any, host: HostLoop) -> Iterator[str]:
         )
 
 
-def _asked(plugin: Any, host: HostLoop) -> Iterator[tuple[str, str]]:
+def _unserved_actions(plugin: Any, host: HostLoop) -> Iterator[tuple[str, str]]:
     for word in getattr(plugin, "asks", ()):
         if word not in (DONE_BY_ALL - host.cannot) | host.verbs:
             yield word, f"requests {word}"
     if "rng" in getattr(plugin, "exclusive", ()):
         yield "rng", "controls the random generators of the training"
-
-
-def _done_itself(plugin: Any) -> Iterator[tuple[str, str]]:
     for event, lane, _ in _handlers(plugin):
         own_lane, word, action = OWN.get(event, (None, "", ""))
         if lane == own_lane:

@@ -120,13 +120,8 @@ class HostedRun(RunContext):
         return HostedLength(self)
 
     @property
-    def has_epochs(self) -> bool:
-        return self.facts.epochs is not None and self.progress.epoch >= self.facts.epochs
-
-    @property
     def is_complete(self) -> bool:
-        done = self.progress.steps + self.progress.skipped_steps
-        return (self.facts.steps is not None and done >= self.facts.steps) or self.has_epochs
+        return self.progress.steps + self.progress.skipped_steps >= self.last_step or self.has_epochs
 
     def describe(self) -> str:
         facts, engine = self.facts, self.engine

@@ -30,22 +30,16 @@ class Position(NamedTuple):
 
 def capture(run: HostedRun) -> dict[str, Any]:
     """Return the state of this rank, as plain types and tensors. Not a collective."""
-    control = run.control.state_dict()
-    control["due"] = [verb for verb in control["due"] if verb != "save"]  # it is being served
+    loop = run.loop_state()
+    loop["control"]["due"] = [verb for verb in loop["control"]["due"] if verb != "save"]  # it is being served
     state = {
+        **loop,
         "version": VERSION,
         "training_id": run.checkpoints.training_id,
-        "run_name": run.name,
         "progress": run.progress.state_dict(),
-        "epoch_begun": run.work.has_begun,
         "in_boundary": run.boundary_is_open and not run.report.finished,
-        "control": control,
         "metrics": dict(run.metrics),
-        "means": run.means.state_dict(),
         "totals": {name: list(pair) for name, pair in run.means.totals.items()},
-        "plugins": run.plugins.state_dict(as_plain),
-        "plugin_versions": run.plugins.state_versions(),
-        "filters": run.plugins.filter_states(run.origin, as_plain),
     }
     state, types = as_plain(state, "state")
     return {**state, "number_types": types} if types else state
@@ -63,32 +57,14 @@ def restore(run: HostedRun, saved: Mapping[str, Any], path: Path | None) -> None
             f"heliograph reads versions up to {VERSION}: update it."
         )
     state = select_rank_part({"ranks": [], **saved}, run.engine.rank, run.engine.world_size)
-    resumption = run.checkpoints
-    run.checkpoints.training_id, resumption.path = state["training_id"], path
-    run.progress.load_state_dict(state["progress"])
-    run.origin = run.progress.copy()
-    run.work.has_begun, run.checkpoints.in_boundary = state["epoch_begun"], state["in_boundary"]
-    run.control.load_state_dict(state["control"], at_save_point=run.checkpoints.in_boundary)
-    run.metrics.update(state["metrics"])
-    run.means.load_state_dict(state["means"])
-    run.means.totals = {name: (value, weight) for name, (value, weight) in state["totals"].items()}
-    unmatched = run.plugins.load_state_dict(state["plugins"], state["plugin_versions"], path)
-    for name, enabled in [*run.control.switches.items()]:
-        if name in run.plugins and run.plugins.is_enabled(name) != enabled:
-            (run.plugins.enable if enabled else run.plugins.disable)(name)
-            run.note(f"plugin {name!r} is {'enabled' if enabled else 'disabled'}, as in the loaded state")
-    run.plugins.load_filter_states(run.origin, state["filters"])
-    resumption.resumed_from, resumption.resumed_at = path, run.origin
-    resumption.fresh_plugins, resumption.unclaimed_states = map(tuple, unmatched)
-    progress = run.progress
+    checkpoints, progress = run.checkpoints, run.progress
+    checkpoints.training_id, checkpoints.in_boundary = state["training_id"], state["in_boundary"]
+    checkpoints.path = path
+    progress.load_state_dict(state["progress"])
     place = f"epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
-    run.note(f"{run.host.name} resumed at {place} from {path or 'a checkpoint'}")
-    if resumption.fresh_plugins:
-        names = ", ".join(resumption.fresh_plugins)
-        run.note(f"plugins without state in the checkpoint start fresh: {names}")
-    if resumption.unclaimed_states:
-        names = ", ".join(resumption.unclaimed_states)
-        run.note(f"ignored states in the checkpoint, which belong to no plugin: {names}")
+    run.load_loop_state(state, f"{run.host.name} resumed at {place} from {path or 'a checkpoint'}")
+    run.means.totals = {name: (value, weight) for name, (value, weight) in state["totals"].items()}
+    checkpoints.resumed_from, checkpoints.resumed_at = path, run.origin
 
 
 def begin_at(run: HostedRun, position: Position, path: Path | None) -> None:

@@ -49,23 +49,29 @@ from .saved import Position, begin_at, capture, move_to, restore
 
 P = ParamSpec("P")
 R = TypeVar("R")
+E = TypeVar("E", bound=ev.Event)
 T = TypeVar("T", bound="HostedTraining")
 
 LOSS = "train/loss"
 
 
-def closes_on_error(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """Close the run if the method raises, before the error reaches the host."""
+def in_run(method: Callable[Concatenate[T, HostedRun, P], R]) -> Callable[Concatenate[T, P], R]:
+    """Pass the run to a method; close the run if it raises, before the error reaches the host."""
 
     @wraps(method)
-    def guarded(moments: T, /, *args: P.args, **options: P.kwargs) -> R:
+    def guarded(training: T, /, *args: P.args, **options: P.kwargs) -> R:
         try:
-            return method(moments, *args, **options)
+            return method(training, training.active, *args, **options)
         except BaseException as error:
-            moments.fail(error)
+            training.fail(error)
             raise
 
     return guarded
+
+
+def emit(run: HostedRun, signal: ev.OrderedSignal[E], event: Callable[[], E]) -> None:
+    if signal.chain:  # these events come with every batch
+        signal.emit(run, event())
 
 
 class Leave(NamedTuple):
@@ -78,9 +84,6 @@ class Leave(NamedTuple):
 
     stop: bool = False
     end_epoch: bool = False
-
-
-NOTHING, STAY = frozenset[str](), Leave()
 
 
 class HostedTraining:
@@ -146,10 +149,10 @@ class HostedTraining:
         self.plugins.check_free()
         if "validation" not in {*facts.does, *self.plugins.declared("asks")}:
             facts = replace(facts, validation={})  # this run does not read it
-        self.run = run = self._open(facts)
-        return self._start(run, saved, path, position or Position())
+        self.run = self._open(facts)
+        return self._start(saved, path, position or Position())
 
-    @closes_on_error
+    @in_run
     def _start(self, run: HostedRun, saved: Mapping[str, Any] | None, path: Path | None, position: Position) -> Leave:
         run.report.started = True
         continues = position != Position()
@@ -164,7 +167,7 @@ class HostedTraining:
         if run.checkpoints.resumed_at is not None:
             run.emit(ev.CheckpointLoaded(path))
         run.log_plan()
-        leave = STAY
+        leave = Leave()
         if run.control.has_boundary or run.checkpoints.in_boundary:
             run.control.agree()
             leave = self.close_boundary()
@@ -177,15 +180,13 @@ class HostedTraining:
             move_to(run, position)
         return leave
 
-    @closes_on_error
-    def finish(self) -> None:
-        run = self.active
+    @in_run
+    def finish(self, run: HostedRun) -> None:
         run.report.finished = True
         run.emit(ev.LastBoundary())
 
-    @closes_on_error
-    def end(self, actions: Mapping[str, Callable[[], object]] | None = None) -> RunResult:
-        run = self.active
+    @in_run
+    def end(self, run: HostedRun, actions: Mapping[str, Callable[[], object]] | None = None) -> RunResult:
         if not run.report.finished:
             self.finish()
         self.serve(actions or {})
@@ -211,22 +212,20 @@ class HostedTraining:
 
     # An epoch.
 
-    @closes_on_error
-    def begin_epoch(self, epoch: int) -> None:
-        run = self.active
+    @in_run
+    def begin_epoch(self, run: HostedRun, epoch: int) -> None:
         if epoch != run.progress.epoch:
             run.note(f"{run.host.name} counts this as epoch {epoch}, after {run.progress.epoch} complete epochs")
             run.progress.epoch = epoch
         resumed, run.work.has_begun = run.work.has_begun, True
         run.emit(ev.EpochStart(epoch, resumed=resumed))
 
-    @closes_on_error
-    def end_epoch(self, *, is_over: bool) -> bool:
+    @in_run
+    def end_epoch(self, run: HostedRun, *, is_over: bool) -> bool:
         """End an epoch; return whether it has ended, and so has its own boundary.
 
         If the data are not used up, the epoch only ends if `end_epoch` was granted.
         """
-        run = self.active
         if not (is_over or run.control.should_end_epoch):
             return False
         run.stepping.clear()
@@ -236,35 +235,27 @@ class HostedTraining:
 
     # A batch.
 
-    @closes_on_error
-    def begin_batch(self, batch: Any) -> None:
-        run = self.active
-        if run.phase != "train":
-            self.leave_validation()
+    @in_run
+    def begin_batch(self, run: HostedRun, batch: Any) -> None:
+        self.leave_validation()
         run.work.batch, run.work.in_hand = batch, True
         self._is_counted = False
-        if run.hot.batch_start.chain:
-            run.hot.batch_start.emit(run, ev.BatchStart())
-            if run.work.batch is not batch:
-                raise RuntimeError(
-                    f"A plugin replaced run.batch, but {run.host.name} ignores that. Instead, "
-                    f"{run.host.remedy('batches')}."
-                )
+        emit(run, run.hot.batch_start, ev.BatchStart)
+        if run.work.batch is not batch:
+            raise RuntimeError(
+                f"A plugin replaced run.batch, but {run.host.name} ignores that. Instead, {run.host.remedy('batches')}."
+            )
 
-    @closes_on_error
-    def end_forward(self, loss: Tensor) -> None:
-        run = self.active
+    @in_run
+    def end_forward(self, run: HostedRun, loss: Tensor) -> None:
         self._take(run, loss)
-        if run.hot.forward_end.chain:
-            run.hot.forward_end.emit(run, ev.ForwardEnd())
+        emit(run, run.hot.forward_end, ev.ForwardEnd)
 
-    @closes_on_error
-    def end_backward(self, loss: Tensor | None) -> None:
-        run = self.active
+    @in_run
+    def end_backward(self, run: HostedRun, loss: Tensor | None) -> None:
         self._take(run, loss)
         run.stepping.first.size += 1
-        if run.hot.backward_end.chain:
-            run.hot.backward_end.emit(run, ev.BackwardEnd())
+        emit(run, run.hot.backward_end, ev.BackwardEnd)
 
     def track_loss(self, loss: Tensor) -> None:
         """Add the loss of the micro-batch to `train/loss` of the next log, if the host does not log a loss.
@@ -275,108 +266,86 @@ class HostedTraining:
         if run.report.tracks:
             run.stepping.first.kept.append((loss.detach().clone(), run.size_of(run.work.batch), False))
 
-    @closes_on_error
-    def begin_step(self) -> bool:
+    @in_run
+    def begin_step(self, run: HostedRun) -> bool:
         """Emit `GradientsReady`; return whether to drop the gradients, on all ranks."""
-        run = self.active
-        if run.hot.gradients_ready.chain:
-            run.hot.gradients_ready.emit(run, ev.GradientsReady())
+        emit(run, run.hot.gradients_ready, ev.GradientsReady)
         run.control.agree_on_step()
         return run.control.drops_step
 
-    @closes_on_error
-    def end_step(self, *, stepped: bool = True) -> None:
+    @in_run
+    def end_step(self, run: HostedRun, *, stepped: bool = True) -> None:
         """Count an optimizer step, or a skipped one, for example because of infinite fp16 gradients."""
-        run = self.active
         run.stepping.first.size = 0
         self._is_dropped = run.control.drops_step or not stepped
         if self._is_dropped:
             run.control.count_skip("skipped_steps", by_engine=not run.control.drops_step)
-            return
-        run.progress.steps += 1
-        if run.hot.step_end.chain:
-            run.hot.step_end.emit(run, ev.StepEnd())
+        else:
+            run.progress.steps += 1
+            emit(run, run.hot.step_end, ev.StepEnd)
 
-    @closes_on_error
-    def end_batch(self, loss: Tensor | None = None) -> None:
-        run = self.active
-        if loss is not None:
-            run.loss = run.stepping.first.loss = loss
-        self._count(run)
+    @in_run
+    def end_batch(self, run: HostedRun, loss: Tensor | None = None) -> None:
+        self._take(run, run.loss if loss is None else loss)
         window = run.stepping.first
         if window.kept and not window.size:
             run.means.settle(window.label, window.kept, stepped=not self._is_dropped)
         run.progress.batch += 1
         run.work.in_hand = False
-        if run.hot.batch_end.chain:
-            run.hot.batch_end.emit(run, ev.BatchEnd())
+        emit(run, run.hot.batch_end, ev.BatchEnd)
         run.outputs = run.work.batch = None
-        if run.control.touched:
-            run.control.close_batch()
+        run.control.close_batch()
 
     def _take(self, run: HostedRun, loss: Tensor | None) -> None:
         run.loss = run.stepping.first.loss = loss
-        self._count(run)
-
-    def _count(self, run: HostedRun) -> None:
         if not self._is_counted:
             self._is_counted, size = True, run.size_of(run.work.batch)
             run.progress.samples += run.data.sum_of_all_ranks(size) if run.control.is_shared else size
 
     # A boundary.
 
-    @closes_on_error
-    def open_boundary(self) -> frozenset[str]:
+    @in_run
+    def open_boundary(self, run: HostedRun) -> frozenset[str]:
         """Exchange requests among the ranks; return the requested actions, out of `log`, `validation`, `save`."""
-        run = self.active
-        if run.phase != "train":
-            self.leave_validation()
+        self.leave_validation()
         run.boundary_is_open, control = True, run.control
         control.agree()
-        if not control.pending:
-            return NOTHING
+        if not control.pending:  # the usual case
+            return frozenset()
         asked = {"log": control.should_log, "validation": control.should_validate, "save": control.should_save}
         return frozenset(verb for verb, is_asked in asked.items() if is_asked)
 
-    @closes_on_error
-    def serve(self, actions: Mapping[str, Callable[[], object]]) -> None:
+    @in_run
+    def serve(self, run: HostedRun, actions: Mapping[str, Callable[[], object]]) -> None:
         """Open a boundary and serve requests in order, including later ones that an action triggers."""
         due = self.open_boundary()
-        if not due:
-            return
         for verb, act in actions.items():
             if verb in due:
                 act()
                 due = self.open_boundary()
 
-    @closes_on_error
-    def close_boundary(self) -> Leave:
+    @in_run
+    def close_boundary(self, run: HostedRun) -> Leave:
         """Emit `ShouldStop` and return the decision, after the host has served all requests."""
-        run = self.active
-        control, should_stop = run.control, run.hot.should_stop
-        has_news = control.pending or self._is_served or control.is_shared
-        if not (has_news or should_stop.chain or run.checkpoints.in_boundary):  # the usual case: nothing to decide
-            run.boundary_is_open = False
-            return STAY
+        control = run.control
         if run.checkpoints.in_boundary:  # the resumed state was saved at this boundary
             run.checkpoints.in_boundary = False
             control.release()
-        if should_stop.chain:
-            should_stop.emit(run, ev.ShouldStop())
+        emit(run, run.hot.should_stop, ev.ShouldStop)
         control.decide(served=self._is_served, in_epoch=run.work.has_begun)
         self._is_served = run.boundary_is_open = False
         return Leave(control.stopped, control.should_end_epoch)
 
-    @closes_on_error
-    def log(self, metrics: Mapping[str, float], *, with_tracked: bool = True) -> None:
+    @in_run
+    def log(self, run: HostedRun, metrics: Mapping[str, float], *, with_tracked: bool = True) -> None:
         """Log the host's metrics and tracked values.
 
         Args:
+            run: the run.
             metrics: by our names. `train/loss` is the mean over the samples since the last log.
             with_tracked: False within a batch or if only some ranks log: it is no collective then, and requests stay
                 pending.
         """
-        run = self.active
         tracked: dict[str, float] = {}
         weights: dict[str, float] = {}
         if with_tracked:
@@ -390,9 +359,8 @@ class HostedTraining:
                 run.means.totals = {**run.means.totals, "loss": (total + metrics[LOSS] * samples, weight + samples)}
         publish(run, ev.Log(Metrics({**tracked, **metrics}), weights))
 
-    @closes_on_error
-    def begin_validation(self, batches: int | None = None) -> None:
-        run = self.active
+    @in_run
+    def begin_validation(self, run: HostedRun, batches: int | None = None) -> None:
         self.leave_validation()
         self._serve("validation")
         run.phase, run.progress.evaluated, run.data.evaluation_batches = "validation", 0, batches
@@ -400,26 +368,19 @@ class HostedTraining:
         del run.means  # recreated on demand
         run.emit(ev.ValidationStart())
 
-    @closes_on_error
-    def begin_validation_batch(self, batch: Any, dataset: str = "") -> None:
-        run = self.active
-        signal = run.bus.signal(ev.ValidationBatchStart)
+    @in_run
+    def begin_validation_batch(self, run: HostedRun, batch: Any, dataset: str = "") -> None:
         run.work.batch = batch
-        if signal.chain:
-            signal.emit(run, ev.ValidationBatchStart(dataset))
+        run.emit(ev.ValidationBatchStart(dataset))
 
-    @closes_on_error
-    def end_validation_batch(self, dataset: str = "") -> None:
-        run = self.active
-        signal = run.bus.signal(ev.ValidationBatchEnd)
+    @in_run
+    def end_validation_batch(self, run: HostedRun, dataset: str = "") -> None:
         run.progress.evaluated += 1
-        if signal.chain:
-            signal.emit(run, ev.ValidationBatchEnd(dataset))
+        run.emit(ev.ValidationBatchEnd(dataset))
         run.work.batch = None
 
-    @closes_on_error
-    def end_validation(self, metrics: Mapping[str, float]) -> None:
-        run = self.active
+    @in_run
+    def end_validation(self, run: HostedRun, metrics: Mapping[str, float]) -> None:
         tracked = run.means.read("validation")
         publish(run, ev.ValidationEnd(Metrics({**tracked, **metrics})))
         assert self._means is not None
@@ -440,15 +401,15 @@ class HostedTraining:
             run.control.stop(reason, by=run.host.name)
             run.control.decide()
 
-    @closes_on_error
-    def save(self, path: Path | None, *, is_best: bool = False) -> None:
+    @in_run
+    def save(self, run: HostedRun, path: Path | None, *, is_best: bool = False) -> None:
         """Announce a checkpoint of the host, which contains our state.
 
         Args:
+            run: the run.
             path: its file or folder; None if unknown, then no `CheckpointSaved` is emitted.
             is_best: whether it is the best so far, according to the host.
         """
-        run = self.active
         self._serve("save")
         self._saving = path, is_best
         with run.report.saving():

@@ -12,9 +12,11 @@ from heliograph import (
     BatchStart,
     EarlyStopping,
     Event,
+    LastBoundary,
     LogSchedule,
     NaNGuard,
     Plugin,
+    PluginChanged,
     Preemption,
     Run,
     SaveSchedule,
@@ -162,9 +164,29 @@ def test_a_plugin_that_was_disabled_stays_so_in_a_resumed_training() -> None:
     first = Loop(Trace(), Disables(), SaveSchedule(steps=3, at_end=False))
     first.fit(epochs=2)
     second = Loop(trace := Trace(), Disables(), SaveSchedule(steps=3, at_end=False))
+    changes: list[PluginChanged] = []
+    second.training.bus.on(PluginChanged, lambda run, event: changes.append(event))
     second.fit(epochs=3, saved=first.saved[0])
+    assert [(change.plugin, change.change, change.by) for change in changes] == [
+        ("trace", "disabled", "the loaded state")
+    ]
     assert not second.training.plugins.is_enabled("trace")
     assert "step_end" not in trace.names
+
+
+def test_a_stop_after_the_last_batch_does_not_end_a_longer_training() -> None:
+    class Late(Plugin):
+        asks = ("stop",)
+
+        @on(LastBoundary)
+        def stop(self, run: Run, event: LastBoundary) -> None:
+            run.control.stop("too late")
+
+    loop = Loop(Late())
+    assert loop.fit().status == "completed"
+    state = loop.training.state()
+    assert state is not None
+    assert "stop" not in state["control"]
 
 
 @pytest.mark.parametrize("version", [2, 17])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import sys
@@ -71,6 +72,35 @@ def write(state: Make, tmp_path: Path) -> Callable[..., Path]:
             store.close()
 
     return make
+
+
+def test_json_has_a_row_for_each_checkpoint(command: Said, write: Make, tmp_path: Path) -> None:
+    path = write(12, nan, judged=True)
+    write(14, 0.5).with_suffix(".pinned").touch()
+    assert command("inspect", tmp_path, "--json") == 0
+    facts = json.loads(command.out)
+    assert facts["schema"] == "heliograph.checkpoints/1"
+    first, second = facts["checkpoints"]
+    assert (first["path"], first["run_name"], first["progress"]["steps"]) == (str(path), "run", 12)
+    assert (first["metrics"]["validation/loss"], first["verified"], first["error"]) == ("nan", False, None)
+    assert second["marks"] == ["pinned"]
+    assert command("verify", path, "--json") == 0
+    (row,) = json.loads(command.out)["checkpoints"]
+    assert row["verified"]
+    assert row["contents"]["optimizers"] == ["optimizer: SGD, 2 groups"]
+
+
+def test_json_has_the_error_of_a_damaged_checkpoint(command: Said, write: Make, tmp_path: Path) -> None:
+    damage(write(12, 0.5))
+    torch.save({}, tmp_path / "plain.pth")
+    assert command("inspect", tmp_path, "--json") == 0  # the digests are not verified
+    assert [row["foreign"] for row in json.loads(command.out)["checkpoints"]] == [True, False]
+    assert command("verify", tmp_path, tmp_path / "nowhere", "--json") == 1
+    plain, damaged, missing = json.loads(command.out)["checkpoints"]
+    assert_facts(plain["error"], "no manifest")
+    assert (damaged["verified"], damaged["run_name"]) == (False, "run")
+    assert_facts(damaged["error"], "run_12.pth")
+    assert_facts(missing["error"], "nowhere")
 
 
 def test_inspect_reports_what_a_checkpoint_holds(command: Said, write: Make) -> None:

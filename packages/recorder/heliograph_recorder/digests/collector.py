@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import random
 import struct
 import sys
 from array import array
@@ -12,13 +14,15 @@ from operator import is_not
 from struct import Struct
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from zlib import crc32
 
 import numpy as np
 import torch
 from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, Run
-from heliograph.core.data.generators import digest_draws
+from heliograph.core.data.generators import MemoryState, states
 from heliograph.core.metrics.window_losses import Fetched
 from heliograph.events import OrderedSignal, PluginName, Receiver, Subscription
+from numpy.random import mtrand
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -38,6 +42,10 @@ TABLE_ROW = Struct("=QQdQQQQQQ")
 HALF = np.uint64(32)
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd: a bijection in which every bit changes the upper half
 Table64: TypeAlias = NDArray[np.uint64]
+PYTHON: Any = random._inst  # the generator of random.random and others
+WORD = 4  # bytes
+NUMPY_INDEX = 624 * WORD  # the offset of the index in the state of NumPy's generator
+TORCH_INDEX, TORCH_WORD = (8, 12), (16, 24)  # in the state of torch's generator: the index, and the first words
 
 
 class OptimizerOptions(NamedTuple):
@@ -68,7 +76,7 @@ class DigestCollector:
     def __init__(self, run: Run, options: Digests, write: Callable[[DigestBlock], None]) -> None:
         self._progress, self._control, self._is_single = run.progress, run.control, len(run.optimizers) == 1
         self._gradients, self._weights = options.gradients, options.weights
-        self._write = write
+        self._write, self._draws = write, GlobalDraws()
         self._connected: list[tuple[OrderedSignal[Any], Receiver]] = []
         self._table = BatchTable()
         self._sent: deque[BatchTable] = deque()
@@ -144,7 +152,7 @@ class DigestCollector:
         if (epoch, batch) != self._next:
             self._send()
         self._next = epoch, batch + 1
-        table, draws = self._table, digest_draws() << 32
+        table, draws = self._table, self._draws.digest() << 32
         table.add(epoch, batch, self._rate, self._loaded, draws, self._option_sum, number, self._norms, weights)
         if table.rows >= BLOCK or monotonic() > self._due:
             self._send()
@@ -221,6 +229,60 @@ def words_of(numbers: Table64) -> Table64:
     words = (bits * SPREAD) >> HALF
     words[(words == 0) & (bits != 0)] = 1
     return words
+
+
+class GlobalDraws:
+    """Digests of the global generators of Python, NumPy (legacy), torch (CPU), and CUDA devices in use.
+
+    A Mersenne Twister has 624 words and an index. A draw increments the index, and all words change at its end, so the
+    index and the first word identify the state. They are read from memory, because the methods copy all words. The
+    methods are the fallback if the address is unknown.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[memoryview] = []
+        self._methods: list[Callable[[], Any]] = []
+        spans = [(0, 2 * WORD)], [TORCH_INDEX, TORCH_WORD], [(0, WORD)]
+        methods: tuple[Callable[[], Any], ...] = random.getstate, torch.get_rng_state, np.random.get_state
+        for state, places, method in zip(states(), spans, methods, strict=True):
+            parts = [state.part(*place) for place in places] if isinstance(state, MemoryState) else []
+            self._parts += parts
+            self._methods += [] if parts else [method]
+        self._bits: Any = None
+        self._all: list[memoryview] = []
+
+    def digest(self) -> int:
+        bits = mtrand.get_bit_generator()
+        if bits is not self._bits:
+            self._bits, self._of_numpy = bits, _parts_of_numpy(bits)
+            self._all = [*self._parts, *self._of_numpy]
+        value = 0 if (cached := PYTHON.gauss_next) is None else hash(cached) & 0xFFFFFFFF  # equal in all processes
+        value = crc32(b"".join(self._all), value)
+        if self._methods or not self._of_numpy or _cuda_is_used():
+            value = self._add_slow_states(value)
+        return value
+
+    def _add_slow_states(self, value: int) -> int:
+        state: Any
+        for method in self._methods:
+            state = method()
+            value = crc32(bytes(state) if isinstance(state, torch.Tensor) else repr(state).encode(), value)
+        if not self._of_numpy:
+            value = crc32(repr(self._bits.state).encode(), value)
+        for generator in torch.cuda.default_generators if _cuda_is_used() else ():
+            state = generator.get_state().numpy()  # a few bytes on the host
+            value = crc32(state, value)
+        return value
+
+
+_cuda_is_used: Callable[[], bool] = torch.cuda.is_initialized
+
+
+def _parts_of_numpy(bits: Any) -> list[memoryview]:
+    if type(bits) is not np.random.MT19937:
+        return []
+    state = memoryview((ctypes.c_char * (NUMPY_INDEX + WORD)).from_address(bits.ctypes.state_address)).cast("B")
+    return [state[:WORD], state[NUMPY_INDEX:]]
 
 
 def _read_options(values: list[Any], rate: Any) -> OptimizerOptions:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..format.records import Counters, Recording
@@ -57,11 +55,6 @@ def facts_of(recording: Recording, *, is_running: bool | None = None) -> dict[st
         "warnings": all_warnings(attempts),
         "notes": all_notes(attempts),
     }
-
-
-def as_json(facts: Mapping[str, Any]) -> str:
-    """Return facts as JSON; NaN and infinity, which JSON lacks, become texts."""
-    return json.dumps(_finite(facts), indent=1, default=str, allow_nan=False)
 
 
 def describe_status(facts: Mapping[str, Any]) -> str:
@@ -117,12 +110,7 @@ def _metrics(attempts: Sequence[AttemptSummary]) -> dict[str, float]:
 
 def _time(attempt: AttemptSummary, seconds: float) -> str | None:
     began: datetime | None = attempt.began
-    return None if began is None else (began + timedelta(seconds=seconds)).isoformat(timespec="seconds")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [*map(_finite, value)] if isinstance(value, list | tuple) else value
+    if began is None:
+        return None
+    moment = (began + timedelta(seconds=seconds)).astimezone(UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")  # as `fromdate` of jq reads it

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from shutil import get_terminal_size
 from textwrap import wrap
 
 from ..format.records import Counters
 
-WIDTH = 100  # columns
+WIDTH = 100  # columns, if the terminal has as many
+NARROW = 40
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -66,10 +69,15 @@ def join_words(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def width() -> int:
+    """Return the number of columns of a text: at most `WIDTH`, and of the terminal."""
+    return min(WIDTH, max(NARROW, get_terminal_size().columns)) if sys.stdout.isatty() else WIDTH
+
+
 def lines(text: str, first: str = "  ", indent: str | None = None) -> list[str]:
-    """Break a text into lines of at most `WIDTH` columns; `first` is the indent of the first line."""
+    """Break a text into lines of at most `width()` columns; `first` is the indent of the first line."""
     indent = " " * len(first) if indent is None else indent
-    broken = wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    broken = wrap(text, width(), initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in broken]
 
 
@@ -85,6 +93,9 @@ def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]
             cell.rjust(width) if column in right else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=False))
         ]
-        head = "  " + "  ".join(cells)
-        wrapped += lines(row[-1], head + "  ", " " * min(len(head) + 2, 60)) if row[-1] else [head.rstrip()]
+        head, last = "  " + "  ".join(cells), row[-1]
+        if last and len(head) + 2 + len(last) > width() and len(head) > width() * 0.6:  # below it
+            wrapped += [head.rstrip(), *lines(last, "    ")]
+        else:
+            wrapped += lines(last, f"{head}  ", " " * min(len(head) + 2, 60)) if last else [head.rstrip()]
     return wrapped

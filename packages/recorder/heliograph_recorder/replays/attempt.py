@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # The events that may be emitted during a batch.
 DURING_BATCHES: Final = (
     "plugin_changed", "plugin_failed", "checkpoint_saved", "checkpoint_pruned", "resume_verified", "verdict",
+    "late_result",
 )  # fmt: skip
 AT_BOUNDARIES: Final[tuple[Verb, ...]] = ("next_phase", "log", "validation", "save")  # in the order of the loop
 CONTINUES: Final = (BATCHES, "epoch_start", "checkpoint_loaded")
@@ -57,7 +58,7 @@ class AttemptReplay:
         self._session, self._attempt = session, attempt
         self._entries = entries = Entries(attempt)
         self.run = ReplayRun(attempt, session.recording.path, session.bus, session.add_request, entries.rolls_back_to)
-        self._requests = RecordedRequests(attempt, entries, self.run, session.names)
+        self._requests = RecordedRequests(attempt, self.run, session.names)
         self._signals: dict[type[Event], OrderedSignal[Any]] = {kind: session.bus.signal(kind) for kind in HOT}
         self._has_begun = False  # after the load of a resumed state
         # The boundary at the current position: whether the loop has one there even without a served request, whether
@@ -94,10 +95,8 @@ class AttemptReplay:
                 self._close_boundary(entry)
                 self._check_gap(entry.first)
                 self._replay_block(entry)
-            case RequestEntry():
+            case RequestEntry() | RepeatEntry():
                 self._requests.read(entry)
-            case RepeatEntry():
-                self._requests.update_count(entry)
 
     def _replay_event(self, entry: EventEntry) -> None:  # noqa: C901  # a case for each event
         run, data = self.run, entry.data
@@ -131,8 +130,6 @@ class AttemptReplay:
                 self._is_due = True
                 run.own_control.remove(change_of(data).what)
                 self._emit(entry)
-            case "log":
-                self._emit_metrics(entry)
             case "validation_start" | "test_start" | "predict_start":
                 run.phase = _phase_of(entry.event)
                 run.data.evaluation_batches = data["batches"]
@@ -156,29 +153,29 @@ class AttemptReplay:
             case _:
                 self._emit(entry)
 
-    def _emit(self, entry: EventEntry) -> Event | None:
+    def _emit(self, entry: EventEntry) -> None:
         event = make_event(entry)
         if event is None or entry.event in DURING_BATCHES:  # the events of the batch set the counters
             self.run.progress.set_seconds(entry.counters.seconds)
         else:
             self.run.move_to(entry.counters)
         if event is None:  # a custom event, whose class is unknown
-            return None
-        self._requests.add_before(event.name)
+            return
+        while (following := self._entries.peek()) is not None and self._requests.is_before(following, event.name):
+            self._entries.next()
+            self._replay(following)
         self.run.emit(event)
-        return event
+        if isinstance(event, h.Log | h.ValidationEnd | h.TestEnd | h.PredictEnd):
+            self.run.metrics.update(event.metrics)
 
-    def _emit_metrics(self, entry: EventEntry) -> None:
-        event: Any = self._emit(entry)
-        self.run.metrics.update(event.metrics)
-
-    def _begin(self, *, in_boundary: bool = False) -> None:
+    def _begin(self) -> None:
         """Begin or continue, with a boundary before the next epoch."""
         self._has_begun = True
-        self._open_boundary(due=in_boundary or self.run.control.pending)
+        self._open_boundary(due=self.run.in_boundary or self.run.control.pending)
 
     def _load(self, entry: EventEntry) -> None:
         run, session, path = self.run, self._session, entry.data["path"]
+        self._requests.loads += 1
         if rolls_back := self._has_begun:
             run.control.discard_epoch()
             run.window, run.loss, run.is_last_seen = 0, None, False
@@ -195,7 +192,7 @@ class AttemptReplay:
         run.last = None if path is None else Path(path)
         run.best = session.best
         self._emit(entry)
-        self._begin(in_boundary=run.in_boundary)
+        self._begin()
 
     def _flush(self, place: Counters) -> None:
         """Step with the gradients of a last, partial window, as the loop does."""
@@ -253,7 +250,7 @@ class AttemptReplay:
         else:
             control.cut_request = None
             control.close_validation()
-            self._emit_metrics(entry)
+            self._emit(entry)
             run.progress.validations += run.trains  # after the event, as in the loop
         run.phase = self._attempt.phase
 
@@ -266,15 +263,13 @@ class AttemptReplay:
         batch_end: Any = KINDS[f"{run.phase}_batch_end"]
         before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
         run.control.is_evaluating, cut = True, run.control.cut_request
-        if before.chain or after.chain:
-            datasets = [dataset for dataset, batches in entry.data["batches"].items() for _ in range(batches)]
-            run.progress.evaluated = 0
-            for number, dataset in enumerate(datasets, 1):
-                before.emit(run, batch_start(dataset))
-                run.progress.evaluated = number
-                after.emit(run, batch_end(dataset))
-                if run.control.cut_request is not cut:  # a replayed plugin would have ended it here
-                    break
+        datasets = [dataset for dataset, batches in entry.data["batches"].items() for _ in range(batches)]
+        for run.progress.evaluated, dataset in enumerate(datasets if before.chain or after.chain else ()):
+            before.emit(run, batch_start(dataset))
+            run.progress.evaluated += 1
+            after.emit(run, batch_end(dataset))
+            if run.control.cut_request is not cut:  # a replayed plugin would have ended it here
+                break
         run.control.is_evaluating = False
 
     # Batches, with the events of the loop that have handlers.
@@ -282,28 +277,25 @@ class AttemptReplay:
     def _replay_block(self, block: Batches) -> None:
         """Replay a block; the boundary after its last batch stays open."""
         run, control, entries = self.run, self.run.control, self._entries
-        self._requests.collect()
         is_last = entries.ends_epoch()
         if not control.pending and not any(signal.chain for signal in self._signals.values()):
             self._move_to_end(block, is_last=is_last)
             return
-        losses, remaining = iter(block.losses or ()), len(block)
-        entries.in_block = True
-        for row in zip(*(getattr(block, name) for name in COLUMNS), strict=True):
-            remaining -= 1
-            if not remaining:
+        losses, entries.in_block = iter(block.losses or ()), True
+        for number, row in enumerate(zip(*(getattr(block, name) for name in COLUMNS), strict=True), 1):
+            if number == len(block):
                 entries.in_block, run.is_last_seen = False, is_last
             self._replay_batch(row, next(losses, UNREAD))
             judged = bool(self._signals[h.ShouldStop].chain)
             self._open_boundary(due=control.is_due(window=run.window, judged=judged))
-            if remaining:
+            if number < len(block):
                 self._close_boundary(block)
 
     def _move_to_end(self, block: Batches, *, is_last: bool) -> None:
         run, losses = self.run, block.losses or (UNREAD,)
         run.move_to(block.last)
         run.window, run.is_last_seen, run.loss = block.window[-1], is_last, losses[-1]
-        self._requests.add_of_finished_batches()
+        self._requests.add_until(run.progress.batch)
         run.control.close_batch()
         self._open_boundary(due=run.control.is_due(window=run.window, judged=False))
 
@@ -327,8 +319,7 @@ class AttemptReplay:
         run.data.in_hand = False
         progress.set_seconds(centiseconds / 100)
         self._fire(h.BatchEnd)
-        if self._requests.waiting:
-            self._requests.add_of_finished_batches()
+        self._requests.add_until(progress.batch)
         if run.control.touched:
             run.control.close_batch()
 
@@ -343,8 +334,7 @@ class AttemptReplay:
 
     def _fire(self, kind: type[Event]) -> None:
         """Emit an event of a batch, after the recorded requests before it."""
-        if self._requests.waiting:
-            self._requests.add_before_in_batch(self.run.progress.batch + (kind is not h.BatchEnd), kind.name)
+        self._requests.add_until(self.run.progress.batch + (kind is not h.BatchEnd), kind.name)
         signal = self._signals[kind]
         if signal.chain:
             signal.emit(self.run, kind())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +19,15 @@ from .run import ReplayRun
 ENDS = ("last_boundary", "train_end")
 MILESTONES = ("epoch_start", "epoch_end", *ENDS, "checkpoint_loaded", "run_failed", "run_closed")
 BATCHES = "batches"
-CHECKPOINTS = ("checkpoint_saved", "checkpoint_pruned", "resume_verified")
+CHECKPOINTS = ("checkpoint_saved", "checkpoint_pruned", "resume_verified", "late_result")
 KINDS: Final = {kind.name: kind for kind in CATALOGUE}
 EXITS: Final = {kind.__name__: kind for kind in (KeyboardInterrupt, SystemExit, GeneratorExit)}
 
 BATCH_EVENTS: Final = ("batch_start", "forward_end", "backward_end", "gradients_ready", "step_end", "batch_end")
-_ORDER: Final = {event: place for place, event in enumerate(("batch_start", "", *BATCH_EVENTS[1:]))}
+_ORDER: Final[Mapping[str | None, int]] = {
+    event: place for place, event in enumerate(("batch_start", "", *BATCH_EVENTS[1:]))
+}
+Place = tuple[int, int, int, int]  # loads, epoch, batch, event
 BATCH_VERBS: Final = [verb for verb, facts in VERBS.items() if facts.about in ("batch", "step")]
 
 
@@ -48,6 +52,9 @@ class Entries:
 
     def _following(self) -> Iterator[Entry]:
         return (self._entries[index] for index in range(self._index + 1, len(self._entries)))
+
+    def peek(self) -> Entry | None:
+        return next(self._following(), None)
 
     def next_of_save(self) -> Entry | None:
         """Return the next entry during a `SavePoint`, if it records a checkpoint or a request about one."""
@@ -77,13 +84,6 @@ class Entries:
         if self.in_block or not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
             return False
         return bool(entry.data["path"] == (None if path is None else str(path)))
-
-    def following_requests(self) -> Iterator[RequestEntry]:
-        for entry in self._following():
-            if isinstance(entry, RequestEntry):
-                yield entry
-            elif not isinstance(entry, RepeatEntry | TimesEntry):
-                return
 
     def next_epoch_length(self, previous: int | None) -> int | None:
         """Return the number of batches of the next epoch, None if it was unknown; `previous` if there is no epoch."""
@@ -131,78 +131,61 @@ def _make_error(kind: str, text: str) -> BaseException:
 class RecordedRequests:
     """The recorded requests, except those of replayed plugins.
 
+    The requests about batches are added by `add_until`, all others when their entry is read.
+
     Args:
         attempt: the recorded attempt.
-        entries: its entries.
         run: the replayed run.
         replayed: the names of the replayed plugins.
 
     Attributes:
-        waiting: the requests about later batches, by the batch's epoch and number.
+        loads: the number of loaded states so far, after which batches may be repeated.
         cut: the last request to cut a validation short.
         has_stop: whether a stop was requested in the recorded run.
         has_veto: whether a plugin that is not replayed postponed a stop.
     """
 
-    def __init__(self, attempt: AttemptRecord, entries: Entries, run: ReplayRun, replayed: Collection[str]) -> None:
-        self.waiting: defaultdict[tuple[int, int], list[RequestEntry]] = defaultdict(list)
+    def __init__(self, attempt: AttemptRecord, run: ReplayRun, replayed: Collection[str]) -> None:
+        self.loads = 0
         self.cut: Request | None = None
         self.has_stop = self.has_veto = False
-        self._plan, self._entries, self._run, self._replayed = attempt.plan, entries, run, replayed
-        self._control = run.own_control
+        self._plan, self._run, self._replayed = attempt.plan, run, replayed
         self._votes: list[RequestEntry] = []
-        self._done: set[int] = set()
         self._added: dict[int, Request] = {}
+        loads, of_batches = 0, list[tuple[Place, RequestEntry]]()
+        for entry in attempt.entries:
+            if isinstance(entry, RequestEntry) and _is_of_batch(entry.request):
+                of_batches.append(((loads, *_place_of(entry.request)), entry))
+            loads += isinstance(entry, EventEntry) and entry.event == "checkpoint_loaded"
+        self._of_batches = deque(sorted(of_batches, key=itemgetter(0)))
 
-    def read(self, entry: RequestEntry) -> None:
-        """Add a request, or defer it if it is about a later batch or was made during `ShouldStop`."""
-        request, progress = entry.request, self._run.progress
-        if entry.number in self._done:
-            return
-        if request.event == "should_stop":
-            self._votes.append(entry)
-            self._done.add(entry.number)
-        elif _is_of_batch(request) and (progress.epoch, progress.batch) < (key := _batch_of(request)):
-            self.waiting[key].append(entry)
-            self._done.add(entry.number)
-        else:
+    def read(self, entry: RequestEntry | RepeatEntry) -> None:
+        if isinstance(entry, RepeatEntry):
+            if entry.number in self._added:
+                self._added[entry.number].times = entry.times
+        elif entry.request.event == "should_stop":
+            self._votes.append(entry)  # until the boundary ends
+        elif not _is_of_batch(entry.request):
             self._add(entry)
 
-    def update_count(self, entry: RepeatEntry) -> None:
-        if entry.number in self._added:
-            self._added[entry.number].times = entry.times
+    def is_before(self, entry: Entry, event: str) -> bool:
+        """Return whether an entry after an event records requests made before the first replayed plugin was called."""
+        if isinstance(entry, RequestEntry):
+            return entry.request.event == event and not self._is_later(entry.request)
+        return isinstance(entry, RepeatEntry | TimesEntry)
 
-    def add_before(self, event: str) -> None:
-        """Add the requests made during an event before the first replayed plugin was called."""
-        for entry in self._entries.following_requests():
-            if entry.request.event == event and entry.number not in self._done:
-                if self._is_later(entry.request):
-                    return  # it is added after the event, by `read`
-                self._add(entry)
+    def add_until(self, batch: int, event: str | None = None) -> None:
+        """Add the requests about batches, until the first replayed plugin is called for an event of a batch.
 
-    def collect(self) -> None:
-        """Defer the requests made during the batches of the current block."""
-        for entry in self._entries.following_requests():
-            if _is_of_batch(entry.request) and entry.number not in self._done:
-                self.waiting[_batch_of(entry.request)].append(entry)
-                self._done.add(entry.number)
-
-    def add_before_in_batch(self, batch: int, event: str) -> None:
-        """Do the same as `add_before` for an event of a batch; `batch` is its number in the epoch, from 1."""
-        key = self._run.progress.epoch, batch
-        waiting = self.waiting.pop(key, [])
-        while waiting and _ORDER[waiting[0].request.event] <= _ORDER[event]:
-            if waiting[0].request.event == event and self._is_later(waiting[0].request):
-                break
-            self._add(waiting.pop(0))
-        if waiting:
-            self.waiting[key] = waiting
-
-    def add_of_finished_batches(self) -> None:
-        progress = self._run.progress
-        for key in sorted(key for key in self.waiting if key <= (progress.epoch, progress.batch)):
-            for entry in self.waiting.pop(key):
-                self._add(entry)
+        Args:
+            batch: the batch, from 1.
+            event: the event; None for the end of the batch.
+        """
+        place = self.loads, self._run.progress.epoch, batch, _ORDER.get(event, len(_ORDER))
+        while self._of_batches and self._of_batches[0][0] <= place:
+            if self._of_batches[0][0] == place and self._is_later(self._of_batches[0][1].request):
+                return
+            self._add(self._of_batches.popleft()[1])
 
     def add_votes(self) -> None:
         votes, self._votes = self._votes, []
@@ -216,20 +199,19 @@ class RecordedRequests:
         return request.by in self._replayed or request.by in plan[first:]
 
     def _add(self, entry: RequestEntry) -> None:
-        self._done.add(entry.number)
         request = entry.request
         self.has_stop = self.has_stop or request.verb == "stop"
         if request.verb == EVALUATION_VERB:
             self.cut = request
         if request.by not in self._replayed:
             self.has_veto = self.has_veto or request.verb == "veto_stop"
-            self._added[entry.number] = self._control.add_recorded(request)
+            self._added[entry.number] = self._run.own_control.add_recorded(request)
 
 
 def _is_of_batch(request: Request) -> bool:
     return request.event in BATCH_EVENTS or (not request.event and request.verb in BATCH_VERBS)
 
 
-def _batch_of(request: Request) -> tuple[int, int]:
-    """Return the epoch and the number, from 1, of the batch of a request."""
-    return request.epoch, request.batch + (request.event != "batch_end")
+def _place_of(request: Request) -> tuple[int, int, int]:
+    """Return the epoch, the number of the batch, from 1, and the place of the event of a request."""
+    return request.epoch, request.batch + (request.event != "batch_end"), _ORDER[request.event]

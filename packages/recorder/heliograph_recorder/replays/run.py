@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
-from heliograph import Bus, Control, NotRecorded, Progress, TrainStart
-from heliograph.core.context import LineVerbs
-from heliograph.events import CHANGES, CheckpointSource, Event, Phase, Reduction, Request, Verb, is_within
+from heliograph import Bus, Control, DeviceEngine, NotRecorded, Progress
+from heliograph.core.context import RunVerbs
+from heliograph.events import CHANGES, CheckpointSource, Event, Phase, Request, Verb
 from heliograph.spi import Metrics, describe_error
 
 from ..format.records import AttemptRecord, Counters
@@ -58,35 +57,16 @@ class RecordedEngine(Unrecorded):
     waited_seconds = 0.0
 
     def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
+        self.world_size, alone = world_size, DeviceEngine("cpu")
+        self.barrier, self.refusing, self.writing = alone.barrier, alone.refusing, alone.writing
+        if world_size == 1:
+            self.reduce, self.gather, self.gather_objects = alone.reduce, alone.gather, alone.gather_objects
+            self.broadcast, self.vote = alone.broadcast, alone.vote
 
-    def reduce(self, value: Any, how: Reduction = "mean") -> Any:
-        return self._on_one_rank(value)
-
-    def gather(self, tensor: Any) -> list[Any]:
-        return [self._on_one_rank(tensor)]
-
-    gather_objects = gather
-
-    def broadcast(self, value: Any, source: int = 0) -> Any:
-        return self._on_one_rank(value)
-
-    def barrier(self) -> None:
-        pass
-
-    def vote(self, values: Sequence[float]) -> list[float]:
-        return list(self._on_one_rank(values))
-
-    def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def writing(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def _on_one_rank(self, value: Any) -> Any:
-        if self.world_size > 1:
+    def __getattr__(self, name: str) -> Any:
+        if name in ("reduce", "gather", "gather_objects", "broadcast", "vote"):
             raise NotRecorded(f"the values of the other ranks ({self.world_size - 1})")
-        return value
+        return super().__getattr__(name)
 
 
 class RecordedData(Unrecorded):
@@ -94,13 +74,15 @@ class RecordedData(Unrecorded):
 
     owner = "data"
 
-    def __init__(self, validation_sets: tuple[str, ...], is_last_batch: Callable[[], bool]) -> None:
-        self.validation_sets, self._is_last_batch, self.in_hand = validation_sets, is_last_batch, False
-        self.evaluation_batches: int | None = None
+    in_hand = False
+    evaluation_batches: int | None = None
+
+    def __init__(self, run: ReplayRun, validation_sets: tuple[str, ...]) -> None:
+        self._run, self.validation_sets = run, validation_sets
 
     @property
     def is_last_batch(self) -> bool:
-        return self._is_last_batch()
+        return self._run.is_last_batch()
 
 
 class ReplayControl(Control):
@@ -123,8 +105,7 @@ class ReplayControl(Control):
         if request.verb in AT_BOUNDARY and request.what not in requests:
             self._replace({**requests, request.what: request}, vetoed=self.vetoed)
             return request
-        self.history.append(request)
-        self.history.total += 1
+        request = self.history.add(request)
         if request.verb == EVALUATION_VERB:
             self.cut_request = request
         match request.verb:
@@ -165,7 +146,7 @@ class ReplayControl(Control):
 COUNTERS = [field.name for field in fields(Counters) if field.name != "seconds"]
 
 
-class ReplayRun(Unrecorded, LineVerbs):
+class ReplayRun(Unrecorded, RunVerbs):
     """One attempt of a recorded run: the protocol `heliograph.Run`, including all parts except the data.
 
     Args:
@@ -218,7 +199,7 @@ class ReplayRun(Unrecorded, LineVerbs):
         self.optimizer: Any = self.optimizers.get(self.optimizer_name)
         self.is_named = self.trains and tuple(attempt.optimizers) != ("optimizer",)
         self.engine = RecordedEngine(attempt.world_size)
-        self.data = RecordedData(attempt.validation_sets, self.is_last_batch)
+        self.data = RecordedData(self, attempt.validation_sets)
         self.max_epochs, self.max_steps = attempt.max_epochs, attempt.max_steps
         self.planned_steps = attempt.planned_steps
         self.batches_per_epoch: int | None = None
@@ -277,10 +258,6 @@ class ReplayRun(Unrecorded, LineVerbs):
             return self.is_last_seen
         return self.progress.batch + self.data.in_hand >= self.batches_per_epoch
 
-    @property
-    def epoch_is_over(self) -> bool:
-        return self.progress.batch > 0 and (self.is_last_batch() or self.control.should_end_epoch)
-
     def label(self, name: str, optimizer: str | None = None) -> str:
         return f"{optimizer or self.optimizer_name}_{name}" if self.is_named else name
 
@@ -308,9 +285,7 @@ class ReplayRun(Unrecorded, LineVerbs):
         pass  # the tokens are recorded
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        if not self.started or self.finished or is_within(TrainStart.name):
-            raise RuntimeError("run.roll_back needs a started training. At TrainStart, call run.resume(saved).")
-        self.control.roll_back(f"to {path or 'a saved state'}")
+        super().roll_back(saved, path)
         if not self._rolls_back_to(path):
             self.own_control.remove("roll_back")
             raise NotRecorded(f"a roll-back to {path or 'a saved state'}: the run did not roll back here")

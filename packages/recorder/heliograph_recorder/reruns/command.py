@@ -44,8 +44,9 @@ def diverge(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
     options = parser.parse_args(arguments)
+    from heliograph.spi import as_json
+
     from ..divergence.compare import Divergence, diverge
-    from ..explain.facts import as_json
     from .drill import Drill, drill
 
     if len(options.drill) > 2 or len(options.change) > 2 * bool(options.drill):

@@ -85,7 +85,7 @@ def naming(program: Program) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise UsageError(f"{name} is not a program: {str(error).replace('make_trainer', 'a program')}") from None
+        raise UsageError(f"{name} is not a program: {error}") from None
     except Exception as error:
         raise UsageError(f"{name} failed, so it is not a program: {describe_error(error)}") from error
 

@@ -17,8 +17,8 @@ def watch(arguments: Sequence[str]) -> int:
     """Show runs while they train: a page with their curves, requests and checkpoints."""
     parser = argparse.ArgumentParser(
         prog="heliograph watch",
-        description="Serves a page on this machine, made from recordings, until Ctrl-C. Exit status 0: it was served; "
-        "2: a file is not a recording, the port is taken, or rich is not installed.",
+        description="Serves a page on this machine, made from recordings, until Ctrl-C. "
+        "Exit status 0: served or shown; 2: a file is not a recording, the port is taken, or rich is not installed.",
     )
     parser.add_argument(
         "runs",
@@ -30,9 +30,15 @@ def watch(arguments: Sequence[str]) -> int:
     parser.add_argument("--port", type=_port, default=0, help="the port of the page; by default a free one")
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
     parser.add_argument("--terminal", action="store_true", help="show a text screen here instead of a page")
+    parser.add_argument("--once", action="store_true", help="print one text screen, and exit")
+    parser.add_argument("--json", action="store_true", help="with --once: print one JSON object")
     options = parser.parse_args(arguments)
+    if options.json and not options.once:
+        parser.error("--json prints the state of the runs once: add --once")
+    if options.once and (options.open or options.port or options.terminal):
+        parser.error("--once prints, and exits: remove --open, --port and --terminal")
 
-    from heliograph.spi import printable, require
+    from heliograph.spi import as_json, printable, require
 
     from .run_list import RunList
 
@@ -40,13 +46,16 @@ def watch(arguments: Sequence[str]) -> int:
         runs = RunList(options.runs)
         for path in runs.missing():
             print(f"heliograph watch: {printable(path)} does not exist yet: watching for it.", file=sys.stderr)
-        if not options.terminal:
+        if options.json:
+            print(as_json({"schema": "heliograph.watch/1", "runs": [run.recorded_facts() for run in runs.runs()]}))
+            return 0
+        if not (options.terminal or options.once):
             return _serve(runs, options)
         from .terminal import show
 
         require("rich", "watch --terminal", extra="watch")
         with suppress(KeyboardInterrupt):
-            show(runs)
+            show(runs, once=options.once)
         return 0
     except (OSError, ValueError, ImportError) as error:
         print(f"heliograph watch: {error}", file=sys.stderr)

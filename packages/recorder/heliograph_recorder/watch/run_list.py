@@ -9,8 +9,9 @@ from time import monotonic
 from typing import Any
 
 from ..explain.attempt_summary import Parent, ancestors
+from ..explain.facts import facts_of
 from ..format.lines import decode, parse_line
-from ..format.reader import SUFFIX, Follower, Parser, writing_process
+from ..format.reader import SUFFIX, Follower, Parser, read, writing_process
 from ..format.records import AttemptRecord, EventEntry
 from ..remote.sockets import sockets_in
 from ..timeline.page import facts
@@ -49,6 +50,13 @@ class WatchedRun:
         with self._guard:
             self._update()
             return self._version, self._facts
+
+    def recorded_facts(self) -> dict[str, Any]:
+        """Return the facts of the command `status`, or the recording and its `error`."""
+        try:
+            return facts_of(read(self.path), is_running=self.is_running)
+        except (OSError, ValueError) as error:
+            return {"recording": str(self.path), "error": str(error)}
 
     @property
     def parent(self) -> Parent | None:

@@ -24,13 +24,13 @@ RUNS = 10  # listed: the newest
 COLORS = {"running": "blue", "completed": "green", "stopped": "yellow", "failed": "red"}
 
 
-def show(runs: RunList) -> None:
+def show(runs: RunList, *, once: bool = False) -> None:
     """Show the runs until Ctrl-C; once, if the output is not a terminal."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
-    if not sys.stdout.isatty():
+    if once or not sys.stdout.isatty():
         console.print(screen(runs))
         return
     with Live(screen(runs), console=console, screen=True, auto_refresh=False) as live:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data import generators, rng
-from heliograph.core.data.generators import digest_draws
+from heliograph.core.data import rng
+from heliograph_recorder.digests import collector
 from numpy.random import mtrand
 
 DRAWS: dict[str, Callable[[], object]] = {
@@ -31,21 +32,22 @@ def _kept() -> object:
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_draw_changes_it_each_time_and_a_state_put_back_has_the_same(name: str) -> None:
-    before = rng.capture()
-    found = [digest_draws()]
+    generators, before = collector.GlobalDraws(), rng.capture()
+    found = [generators.digest()]
     for _ in range(5):
         DRAWS[name]()
-        found.append(digest_draws())
+        found.append(generators.digest())
     assert len(set(found)) == len(found)
     rng.restore(before)
-    assert digest_draws() == found[0]
+    assert generators.digest() == found[0]
+    assert collector.GlobalDraws().digest() == found[0]
 
 
 def test_other_seeds_have_other_digests() -> None:
     found = set()
     for seed in range(20):
         rng.seed_all(seed)
-        found.add(digest_draws())
+        found.add(collector.GlobalDraws().digest())
     assert len(found) == 20
 
 
@@ -53,17 +55,19 @@ def test_a_bit_generator_of_the_users_own_is_read_by_its_method() -> None:
     before = mtrand.get_bit_generator()
     mtrand.set_bit_generator(np.random.PCG64(1))
     try:
-        first = digest_draws()
+        generators = collector.GlobalDraws()
+        first = generators.digest()
         np.random.rand()
-        assert digest_draws() != first
+        assert generators.digest() != first
     finally:
         mtrand.set_bit_generator(before)
 
 
-def test_without_the_memory_of_pythons_generator_its_method_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generators, "_PYTHON_MEMORY", None)
-    found = [digest_draws()]
+def test_where_the_places_in_memory_are_not_known_methods_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "states", lambda: [SimpleNamespace(parts=lambda *spans: [])] * 3)
+    generators = collector.GlobalDraws()
+    found = [generators.digest()]
     for name in ("python", "NumPy", "torch"):
         DRAWS[name]()
-        found.append(digest_draws())
+        found.append(generators.digest())
     assert len(set(found)) == 4

@@ -50,6 +50,22 @@ def test_seconds(value: float, text: str) -> None:
     assert words.seconds(value) == text
 
 
+def test_a_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        ("log", "30 times", "log_schedule, step 2 to 60: every 2 steps"),
+        ("a_plugin_with_a_long_name", "1", "x " * 9),
+    ]
+    assert words.table(rows)[0] == "  log                        30 times  log_schedule, step 2 to 60: every 2 steps"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert words.table(rows) == [
+        "  log                        30 times",
+        "    log_schedule, step 2 to 60: every 2 steps",
+        "  a_plugin_with_a_long_name  1",
+        "    x x x x x x x x x",
+    ]
+
+
 @given(st.floats(0, 1e9))
 def test_every_duration_has_a_unit(value: float) -> None:
     assert words.seconds(value).split()[1] in ("µs", "ms", "s", "min", "h", "d")

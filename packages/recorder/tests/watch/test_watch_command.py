@@ -54,6 +54,24 @@ def test_what_is_not_there_yet_is_named_with_its_whole_path(
     assert str(tmp_path)[:40] in shown.out
 
 
+def test_once_prints_the_state_of_all_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "one.recording", attempt())
+    (tmp_path / "torn.recording").write_text("no recording\n")
+    assert main(["watch", str(tmp_path), "--once"]) == 0
+    assert "one" in capsys.readouterr().out
+    assert main(["watch", str(tmp_path), "--once", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    one, torn = facts["runs"]
+    assert (facts["schema"], one["schema"], one["status"]) == ("heliograph.watch/1", "heliograph.run/1", "killed")
+    assert torn.keys() == {"recording", "error"}
+    assert "torn.recording" in torn["error"]
+    with pytest.raises(SystemExit):
+        main(["watch", str(tmp_path), "--json"])
+    with pytest.raises(SystemExit):
+        main(["watch", str(tmp_path), "--once", "--open"])
+    assert "remove --open" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("port", ["-1", "65536", "abc", "²", ""])
 def test_a_port_is_a_number(port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 from heliograph import EpochEnd, Log, Progress, Run
-from heliograph.events import Event
-from heliograph.spi import Rates
+from heliograph.events import Event, Rates
 
 from ..base import NewestMetric, RuleMetric
 

@@ -305,7 +305,7 @@ Differences = tuple[Difference | None, Difference | None]  # the first one, and 
 MAY_VARY = ("metrics", "means", "plugin")
 WITHOUT_KILL = {
     "batch": "the data depend on more than the seed: os.urandom, the clock, an unseeded generator, or an object that "
-    "two calls of make_trainer share",
+    "two calls of your function share",
     "order": "something depends on the clock, such as Every(seconds=...)",
 }
 DEFAULT_WITHOUT_KILL = (
@@ -313,8 +313,8 @@ DEFAULT_WITHOUT_KILL = (
     "deterministic: see torch.use_deterministic_algorithms"
 )
 AFTER_RESUME = {
-    "batch": "the data depend on more than the seed and the position: they were created with draws that make_trainer "
-    "does not seed, worker_init_fn depends on the worker, or the dataset has state, such as a counter",
+    "batch": "the data depend on more than the seed and the position: they were created with draws that your "
+    "function does not seed, worker_init_fn depends on the worker, or the dataset has state, such as a counter",
     "order": "a plugin that makes requests does not save its state: add state_dict and load_state_dict",
 }
 DEFAULT_AFTER_RESUME = (
@@ -483,8 +483,8 @@ class _ResumeCheck:
             raise
         if attempt.resumed_by_itself:
             raise UsageError(
-                "The run resumed from a checkpoint that existed before the check. Write to the folder of the check, "
-                "def make_trainer(folder) with Checkpoint(folder, resume='auto'), or pass resume=None."
+                "The run resumed from a checkpoint that existed before the check. Write to the folder of the check: "
+                "add a parameter `folder` for Checkpoint(folder, resume='auto'), or pass resume=None."
             )
         return attempt
 

@@ -16,7 +16,7 @@ from heliograph.spi import Tracker
 from heliograph_export import Export
 from heliograph_optuna import Optuna
 from heliograph_ray import RayReport
-from heliograph_recorder import Recorder, Remote, StepCheck, Verdicts
+from heliograph_recorder import LateResults, Recorder, Remote, StepCheck, Verdicts
 from heliograph_rules import RuleController
 from heliograph_testing import check_plugin
 from heliograph_trackers import CSVLog, MLflow, OpenTelemetry, Profile, Trackio, WandB
@@ -68,6 +68,7 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "gradient_norm": lambda folder: h.GradientNorm(per_module=True),
     "handler_times": lambda folder: h.HandlerTimes(),
     "jsonl_log": lambda folder: h.JsonlLog(folder / "log.jsonl"),
+    "late_results": lambda folder: LateResults(folder),
     "learning_rate": lambda folder: h.LearningRate("plateau", monitor="validation/loss"),
     "log_schedule": lambda folder: h.LogSchedule(h.Every(steps=2), at_start=True, at_end=True),
     "nan_guard": lambda folder: h.NaNGuard("skip"),

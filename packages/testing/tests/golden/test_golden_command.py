@@ -51,6 +51,9 @@ def test_record_and_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert_facts(capsys.readouterr().out, "learning_rate", "lr of optimizer was 0.1 and is 0.2")
     assert golden(["check", "golden_program:faster", "golden.json", "--rtol", "9"]) == 0
     capsys.readouterr()
+    assert golden(["record", "golden_program:make", "operators.json", "--steps", "1", "--operators"]) == 0
+    assert golden(["check", "golden_program:make", "operators.json"]) == 0
+    capsys.readouterr()
     assert golden(["check", "golden_program:faster", "golden.json", "--json"]) == 1
     facts = json.loads(capsys.readouterr().out)
     assert (facts["schema"], facts["equal"], facts["difference"]["what"]) == (

@@ -15,6 +15,7 @@ from heliograph.core.program import UsageError
 from heliograph.packages.tests.facts import assert_facts
 from heliograph_testing import GoldenCheck, GoldenRun, check_golden, record_golden
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import Dataset
 
 Made = tuple[h.Trainer, dict[str, Any]]
@@ -220,6 +221,50 @@ def test_later_differences_are_listed(golden: Path) -> None:
     assert {"weights", "loss", "gradients", "plugin ema"} <= set(check.later)
 
 
+@pytest.fixture(scope="module")
+def with_operators(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("operators") / "golden.json"
+    record_golden(Program(), path, steps=2, operators=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "step", "operators"),
+    [
+        ({"activation": nn.ReLU}, "operator", 0, ["aten.tanh.default", "aten.relu.default"]),
+        ({"factor": 0.5}, "operator", 0, ["aten.mul.Tensor"]),
+        ({"gradient_factor": 2.0}, "operator", 0, ["aten.mul.Tensor, float32 of shape [4, 3] in this run"]),
+        ({"norm": 0.4}, "operator", 0, ["aten.mul.Tensor"]),
+        ({"weight_decay": 0.01}, "operator", 1, ["aten.add.Tensor, float32 of shape [4, 3] in this run"]),
+        ({"lr": 0.2}, "learning_rate", 0, []),
+    ],
+)
+def test_the_first_operator_that_differs_is_named_on_request(
+    with_operators: Path, options: dict[str, Any], what: str, step: int, operators: list[str]
+) -> None:
+    check = check_golden(replace(Program(), **options), with_operators)
+    assert check.difference is not None
+    assert (check.difference.what, check.difference.place[2]) == (what, step)
+    assert_facts(check.difference, *operators)
+
+
+def test_operators_are_equal_in_an_unchanged_program_and_ignored_with_a_tolerance(with_operators: Path) -> None:
+    assert check_golden(Program(), with_operators).is_equal
+    assert check_golden(replace(Program(), factor=1.0 + 1e-6), with_operators, rtol=1e-3).is_equal
+    golden = GoldenRun.load(with_operators)
+    golden.save(again := with_operators.with_name("again.json"))
+    assert again.read_text() == with_operators.read_text()
+
+
+def test_an_error_while_operators_are_recorded_ends_the_recording(tmp_path: Path) -> None:
+    def fail(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise OSError("no loss")
+
+    with pytest.raises(OSError, match="no loss"):
+        record_golden(replace(Program(), loss=fail), tmp_path / "golden.json", operators=True)
+    assert _get_current_dispatch_mode() is None
+
+
 def test_a_tolerance_accepts_small_differences(golden: Path) -> None:
     program = replace(Program(), factor=1.0 + 1e-6)
     assert not check_golden(program, golden).is_equal
@@ -231,11 +276,14 @@ def test_a_tolerance_accepts_small_differences(golden: Path) -> None:
 
 def test_the_file_is_small_and_describes_itself(golden: Path) -> None:
     content = json.loads(golden.read_text(encoding="utf-8"))
-    assert (content["schema"], content["steps"], content["every"]) == (1, STEPS, EVERY)
+    assert (content["schema"], content["steps"], content["every"]) == (2, STEPS, EVERY)
     assert content["environment"]["torch"] == torch.__version__
     assert content["program"]["lr of optimizer"] == "0.1"
-    assert golden.stat().st_size < 20_000
-    assert GoldenRun.load(golden).steps == STEPS
+    assert golden.stat().st_size < 13_000
+    loaded = GoldenRun.load(golden)
+    again = golden.with_name("again.json")
+    loaded.save(again)
+    assert (loaded.steps, again.read_text()) == (STEPS, golden.read_text())
 
 
 def test_a_training_that_ends_early_is_recorded_to_its_end(tmp_path: Path) -> None:
@@ -264,7 +312,7 @@ def test_what_draws_without_a_seed_cannot_be_recorded(tmp_path: Path) -> None:
         (None, ("no golden run", "golden.json")),
         ("not JSON", ("golden.json", "not a golden run")),
         ("[]", ("golden.json", "not a golden run")),
-        ('{"schema": 2}', ("schema 2", "record it again")),
+        ('{"schema": 1}', ("schema 1", "record it again")),
     ],
 )
 def test_a_wrong_file_is_an_error(tmp_path: Path, content: str | None, facts: tuple[str, ...]) -> None:

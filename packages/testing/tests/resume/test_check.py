@@ -566,15 +566,22 @@ def test_a_folder_that_has_a_default_is_given_too(tmp_path: Path) -> None:
     assert all(seed == 3 and folder != own for seed, folder in given)
 
 
-FORM = "make_trainer returns a trainer and the keywords of its fit: return trainer, {'task': ..., 'train': ..., ...}; "
+FORM = "build returns a trainer and the keywords of its fit: return trainer, {'task': ..., 'train': ..., ...}; "
 
 
 def test_wrong_results_of_make_trainer() -> None:
     assert_facts(refused(3), "make_trainer", "a function, got 3")
     assert_facts(refused(lambda folder, seed: None), "arguments folder, seed", "a folder")
-    assert refused(lambda: None) == f"{FORM}it returned NoneType."
-    assert refused(lambda: ({}, h.Trainer(device="cpu"))) == f"{FORM}it returned (dict, Trainer)."
-    assert_facts(refused(lambda: (h.Trainer(device="cpu"), {"task": None})), FORM, "'train' is missing", "'task'")
+    returned: Any = None
+
+    def build() -> Any:
+        return returned
+
+    assert refused(build) == f"{FORM}it returned NoneType."
+    returned = {}, h.Trainer(device="cpu")
+    assert refused(build) == f"{FORM}it returned (dict, Trainer)."
+    returned = h.Trainer(device="cpu"), {"task": None}
+    assert_facts(refused(build), FORM, "'train' is missing", "'task'")
 
 
 @pytest.mark.parametrize("shared", ["trainer", "task", "module 'model'", "plugin 'burst'", "optimizer", "train loader"])
@@ -592,7 +599,7 @@ def test_objects_that_two_runs_must_not_share(shared: str) -> None:
     }
     if shared == "plugin 'burst'":
         trainer.plugins.unregister("burst")
-    assert_facts(refused(again[shared]), "make_trainer", f"the same {shared} twice")
+    assert_facts(refused(again[shared]), "<lambda>", f"the same {shared} twice")
 
 
 class TaskOf(h.Task):

@@ -1,4 +1,4 @@
-"""Peers in turns with the hand-written loop: alone, with the usual set, and over torch's `DataLoader`.
+"""Peers in turns with the hand-written loop: alone, with the usual set, and over several sources of batches.
 
 Alone and with the usual set, Ignite runs in `lean` and `usual`, beside ours.
 """
@@ -8,22 +8,19 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from heliograph.packages.tests.benchmarks import harness, lean, usual
-from heliograph.packages.tests.benchmarks.harness import SIZE, Seconds, Train, Turns, race
+from heliograph.packages.tests.benchmarks.harness import Batch, Seconds, Train, Turns, batches_of, race, shuffled
 from heliograph.packages.tests.benchmarks.lean import CONTROL, HAND
 from heliograph.packages.tests.benchmarks.peers.loss import loss_in_turns
-from torch import randn
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS = 1
 IGNITE, TORCHTNT, FABRIC = "Ignite", "TorchTNT", "Lightning Fabric"
@@ -82,14 +79,26 @@ def race_usual(seed: int) -> Seconds:
             return race(variants, EPOCHS, seed)
 
 
-def race_loaders(seed: int) -> Seconds:
-    """Time the loops, ours among them, over a shuffled `DataLoader` without workers."""
+def race_list(seed: int) -> Seconds:
+    """Time the loops, ours among them, over a list of batches."""
+    return _race_over(seed, lambda: batches_of(harness.EPOCH))
+
+
+def race_loader(seed: int) -> Seconds:
+    """Time the loops over a shuffled `DataLoader` of a user's dataset, without workers."""
+    return _race_over(seed, shuffled)
+
+
+def race_workers(seed: int) -> Seconds:
+    """Time the loops over the same with two workers."""
+    return _race_over(seed, partial(shuffled, num_workers=2))
+
+
+def _race_over(seed: int, make: Callable[[], Iterable[Batch]]) -> Seconds:
     ours = {HAND: lean.by_hand, CONTROL: lean.by_hand, OURS: lean.fit_supervised, IGNITE: lean.ignite}
-    variants = {name: partial(_loaded, loop) for name, loop in {**ours, **loops("lean")}.items()}
+    variants = {name: partial(_read, loop, make) for name, loop in {**ours, **loops("lean")}.items()}
     return race(variants, EPOCHS, seed)
 
 
-def _loaded(loop: Callable[..., None], turns: Turns, epochs: int) -> None:
-    samples = harness.EPOCH * SIZE
-    loader: DataLoader[Any] = DataLoader(TensorDataset(randn(samples, 16), randn(samples, 1)), SIZE, shuffle=True)
-    loop(loader, epochs, loss_in_turns(turns, epochs))
+def _read(loop: Callable[..., None], make: Callable[[], Iterable[Batch]], turns: Turns, epochs: int) -> None:
+    loop(make(), epochs, loss_in_turns(turns, epochs))

@@ -1,0 +1,1 @@
+"""Evaluations of checkpoints in another process, and a plugin that reads their results."""
