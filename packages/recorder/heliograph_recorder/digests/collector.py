@@ -19,7 +19,7 @@ from zlib import crc32
 import numpy as np
 import torch
 from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, Run
-from heliograph.core.data.generators import MemoryState, states
+from heliograph.core.data.generators import states
 from heliograph.core.metrics.window_losses import Fetched
 from heliograph.events import OrderedSignal, PluginName, Receiver, Subscription
 from numpy.random import mtrand
@@ -245,7 +245,7 @@ class GlobalDraws:
         spans = [(0, 2 * WORD)], [TORCH_INDEX, TORCH_WORD], [(0, WORD)]
         methods: tuple[Callable[[], Any], ...] = random.getstate, torch.get_rng_state, np.random.get_state
         for state, places, method in zip(states(), spans, methods, strict=True):
-            parts = [state.part(*place) for place in places] if isinstance(state, MemoryState) else []
+            parts = [part for place in places if (part := state.part(*place)) is not None]
             self._parts += parts
             self._methods += [] if parts else [method]
         self._bits: Any = None
