@@ -1,27 +1,28 @@
 """Checksums of tensors and batches, computed on the device of each tensor without waiting for it.
 
-A tensor on the CPU has a CRC-32. On a device, the words of tensors are multiplied by fixed odd factors and added modulo
-2**64. A single different word always changes the sum, and the sum does not depend on the order in which a device adds.
+The words of a tensor are multiplied by fixed odd factors and added modulo 2**64. A single different word always changes
+the sum, and the sum does not depend on the order in which a device adds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 LIMIT = 2**64
 Sum: TypeAlias = int | Tensor  # from 0 to 2**64 for CPU tensors, else a tensor of one int64
-AT_ONCE = 2**22  # words that a device multiplies at once, with few slow calls; the products take 8 bytes each
-PLACES = 2**14  # factors of the parts of a sum
+WIDTH = 2**14  # words that are multiplied at once, on the CPU
+AT_ONCE = 2**22  # likewise on a device, with few slow calls; the products take 8 bytes each
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
+LARGE = 2**14  # bytes of a tensor that is added word by word; a CRC-32 is faster for smaller ones
+_FACTORS = np.random.default_rng(20261126).integers(-(2**63), 2**63, WIDTH) | 1  # odd: each has an inverse
+_FACTORS_ON: dict[torch.device, Tensor] = {}
 _ARRAYS = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"]
 )
@@ -32,10 +33,10 @@ def checksum(tensors: Iterable[Tensor]) -> Sum:
     sums: list[Sum] = []
     on_devices: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for part in (part.detach() for tensor in tensors for part in strided(tensor)):
-        words = _words(part)
-        if words.is_cpu:
-            sums.append(crc32(words.numpy().data) << 32 if words.numel() else 0)
+        if part.is_cpu:
+            sums.append(checksum_of(part))
         else:
+            words = _words(part)
             on_devices.setdefault((words.device, words.dtype), []).append(words)
     return combine([*sums, *map(_checksum_of_vectors, on_devices.values())])
 
@@ -43,7 +44,7 @@ def checksum(tensors: Iterable[Tensor]) -> Sum:
 def _checksum_of_vectors(vectors: Sequence[Tensor]) -> Tensor:
     """Return one checksum of vectors on a device, with few operators and little extra memory."""
     pieces = (piece for vector in vectors for piece in torch.split(vector, AT_ONCE))
-    sums = [(block * _factors_on(block.device, AT_ONCE)[: len(block)]).sum() for block in _joined(pieces)]
+    sums = [(block * _factors_on(block.device, len(block))).sum() for block in _joined(pieces)]
     return sums[0] if len(sums) == 1 else _checksum_of_vectors([torch.stack(sums)])
 
 
@@ -58,6 +59,15 @@ def _joined(pieces: Iterable[Tensor]) -> Iterator[Tensor]:
         block.append(piece)
         words += len(piece)
     yield block[0] if len(block) == 1 else torch.cat(block)
+
+
+def checksum_of(tensor: Tensor) -> Sum:
+    words = _words(tensor.detach())
+    if not words.is_cpu:
+        return _checksum_of_vectors([words])
+    numbers = words.numpy()
+    blocks = (numbers[at : at + WIDTH] for at in range(0, len(numbers), WIDTH))
+    return sum(int(block @ _FACTORS[: len(block)]) * factor(number) for number, block in enumerate(blocks)) % LIMIT
 
 
 def combine(parts: Iterable[Sum]) -> Sum:
@@ -77,17 +87,18 @@ def text_checksum(text: str) -> int:
 
 
 def factor(number: int) -> int:
-    return int(_factors(PLACES)[number % PLACES])
+    return int(_FACTORS[number % WIDTH])
 
 
-@cache
-def _factors(count: int) -> NDArray[np.int64]:
-    return np.random.default_rng(20261126).integers(-(2**63), 2**63, count) | 1  # odd: each has an inverse
-
-
-@cache
 def _factors_on(device: torch.device, count: int) -> Tensor:
-    return torch.from_numpy(_factors(count)).to(device, non_blocking=True)
+    """Return the factors of `count` words: the factor in the block times the factor of the block."""
+    factors = _FACTORS_ON.get(device)
+    if factors is None or len(factors) < count:
+        blocks = 2 ** max(0, (count - 1) // WIDTH).bit_length()
+        of_blocks = np.array([1, *_FACTORS[1:blocks]])
+        products = torch.from_numpy((of_blocks[:, None] * _FACTORS).reshape(-1))
+        factors = _FACTORS_ON[device] = products.to(device, non_blocking=True)
+    return factors[:count]
 
 
 def _words(tensor: Tensor) -> Tensor:
@@ -120,16 +131,12 @@ def read_batch(batch: Any) -> list[Sum]:
     for leaf in _leaves(batch, ()):
         if isinstance(leaf, int):
             crc = crc32(leaf.to_bytes(4, "little"), crc)
-        elif leaf.is_cpu and leaf.dtype in _SIMPLE:
-            array: Any = leaf.detach().contiguous().numpy()  # several times as fast as `_words`
+        elif leaf.is_cpu and leaf.dtype in _SIMPLE and leaf.nbytes < LARGE:
+            array: Any = leaf.detach().contiguous().numpy()
             crc = crc32(array, crc32(f"{array.dtype.char}{array.shape}".encode(), crc))
         else:
             crc = crc32(f"{leaf.dtype}{tuple(leaf.shape)}".encode(), crc)
-            words = _words(leaf.detach())
-            if not words.is_cpu:
-                sums.append(_checksum_of_vectors([words]))
-            elif words.numel():
-                crc = crc32(words.numpy().data, crc)
+            sums.append(checksum_of(leaf))
     return [(crc or 1) << 32, *sums]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from heliograph.packages.tests.waits import no_reads
 from heliograph_recorder.digests import checksums
-from heliograph_recorder.digests.checksums import LIMIT, Sum, checksum, combine, read_batch
+from heliograph_recorder.digests.checksums import LIMIT, WIDTH, Sum, checksum, checksum_of, combine, read_batch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -30,7 +30,8 @@ def sum_of(batch: Any) -> int:
 TENSORS = {
     "small floats": torch.arange(60.0).reshape(12, 5),
     "large samples": torch.arange(4 * 600.0).reshape(4, 600),
-    "many rows": torch.arange(20_000),
+    "more words than are multiplied at once": torch.arange(3 * (WIDTH + 5)).reshape(3, WIDTH + 5),
+    "many rows": torch.arange(WIDTH + 3),
     "half": torch.arange(30.0).reshape(6, 5).to(torch.bfloat16),
     "flags": torch.arange(12).reshape(4, 3) % 2 == 0,
     "complex": torch.arange(8.0).reshape(4, 2).to(torch.complex64),
@@ -58,10 +59,10 @@ def test_each_bit_of_a_tensor_changes_its_checksum(name: str) -> None:
 def test_on_a_device_too_each_bit_changes_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor for which `is_cpu` is False takes the way of a device; few words at once, so that there are several."""
     tensor = TENSORS[name]
-    for at_once in (checksums.AT_ONCE, 15_000, 7):
+    for at_once in (checksums.AT_ONCE, WIDTH + 100, 7):
         monkeypatch.setattr(checksums, "AT_ONCE", at_once)
         with no_reads():
-            one, whole = checksum([tensor]), checksum([tensor, tensor])
+            one, whole = checksum_of(tensor), checksum([tensor, tensor])
         assert isinstance(one, Tensor)
         assert isinstance(whole, Tensor)
         flat = tensor.clone().contiguous().view(torch.uint8).flatten()
