@@ -33,6 +33,8 @@ from .core.host import ended_for_good as ended_for_good
 from .core.host import hosted_by as hosted_by
 from .core.metrics import Metrics as Metrics
 from .core.metrics.monitor import Monitor as Monitor
+from .core.objects.equality import Leaf as Leaf
+from .core.objects.equality import leaves as leaves
 from .core.objects.program import differing as differing
 from .core.objects.program import encode as encode
 from .core.program import TrainerFactory as TrainerFactory
@@ -40,9 +42,7 @@ from .core.program import UsageError as UsageError
 from .core.program import find_function as find_function
 from .core.rehearsal.trace import Difference as Difference
 from .core.rehearsal.trace import Fact as Fact
-from .core.rehearsal.trace import Leaf as Leaf
 from .core.rehearsal.trace import Tracer as Tracer
-from .core.rehearsal.trace import leaves as leaves
 from .core.system.extras import as_json as as_json
 from .core.system.extras import printable_lines as printable_lines
 from .core.system.extras import require as require

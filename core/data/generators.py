@@ -59,6 +59,10 @@ class MethodState:
     def room(self) -> None:
         pass
 
+    def part(self, begin: int, end: int) -> None:
+        # None: the layout is unknown.
+        pass
+
     def save(self, room: object) -> Any:
         return self._save()
 

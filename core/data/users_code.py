@@ -23,13 +23,13 @@ from ..objects.equality import SCALARS
 from .generators import KINDS
 
 _DATA: Final = frozenset(
-    {NoneType, bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter, np.ndarray}
+    {NoneType, range, bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter, np.ndarray}
     | set(np.sctypeDict.values())
 )
 _NESTED: Final = frozenset({list, tuple, dict})  # no subclasses, which may run any code when they are read
-_ALLOWED: Final = _DATA | _NESTED
+_DATASETS: Final = frozenset({TensorDataset, Subset, ConcatDataset, StackDataset})
+_ALLOWED: Final = _DATA | _NESTED | _DATASETS
 _DEEPEST: Final = 16  # levels; a container may contain itself
-_DATASETS: Final = (TensorDataset, Subset, ConcatDataset, StackDataset)
 
 
 @lru_cache(maxsize=8)
@@ -91,30 +91,16 @@ def is_plain_data(dataset: Any, collate: Any) -> bool:
     return is_torchs and modules == {default_collate.__module__} and _is_plain(dataset)
 
 
-def _is_plain(dataset: Any) -> bool:
-    kind = type(dataset)
-    if kind in (list, tuple):
-        return _is_data(dataset)
-    if kind not in _DATASETS or any(map(callable, vars(dataset).values())):  # it would shadow a method
-        return False
-    if kind is TensorDataset:
-        return _is_data([dataset.tensors])
-    if kind is Subset:
-        return (
-            type(dataset.indices) in (range, list, tuple) and _is_data(dataset.indices) and _is_plain(dataset.dataset)
-        )
-    inner = dataset.datasets
-    return type(inner) in _NESTED and all(map(_is_plain, inner.values() if type(inner) is dict else inner))
-
-
-def _is_data(items: Any, levels: int = _DEEPEST) -> bool:
+def _is_plain(value: Any, levels: int = _DEEPEST) -> bool:
+    if type(value) in _DATASETS:
+        value = vars(value)  # a function there, which would shadow a method, is not plain
+    kind = type(value)
+    if kind not in _NESTED:
+        return kind in _DATA
     # Container by container: one list of all values would be as large as the dataset.
-    if type(items) is dict:
-        return _is_data(tuple(items), levels) and _is_data(tuple(items.values()), levels)
+    items = (*value, *value.values()) if kind is dict else value
     kinds = set(map(type, items))
-    if kinds <= _DATA or not kinds <= _ALLOWED:
-        return kinds <= _DATA
-    return levels > 1 and all(_is_data(item, levels - 1) for item in items if type(item) in _NESTED)
+    return kinds <= _DATA or (bool(levels) and kinds <= _ALLOWED and all(_is_plain(item, levels - 1) for item in items))
 
 
 MAKING: Final = ("__init__", "__new__", "__post_init__", "__setstate__", "__del__")  # these do not run during loading

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import marshal
-import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
+from types import BuiltinFunctionType, FunctionType, ModuleType, NoneType
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -19,6 +20,9 @@ LONGEST: Final = 4096  # of a text or bytes that is saved in its slot
 SUMMED: Final = 1 << 18  # values summed at a time
 ODD: Final = 0x1B873593CC9E2D51  # any large odd number
 MOST_BITS: Final = 2000  # of an integer that `torch.load(weights_only=True)` reads
+SAMPLE: Final = 4096  # numbers of a tensor
+VALUES: Final = (bool, int, float, complex, str, bytes, NoneType, np.generic)
+NAMED: Final = (type, FunctionType, BuiltinFunctionType, ModuleType)
 
 
 def is_scalar(value: object) -> bool:
@@ -31,53 +35,42 @@ def is_scalar(value: object) -> bool:
 def same(first: object, second: object) -> bool:
     """True if two values have the same type and the same bits: NaN equals itself, 0.0 differs from -0.0.
 
-    Other objects are compared by `==`, then by their attributes; objects without either by their pickles.
+    Objects are compared by what they pickle; of an object that cannot be pickled, only the type is compared.
     """
-    if first is second:
-        return True
     if type(first) is not type(second):
         return False
-    if isinstance(first, Tensor):
-        return _same_tensors(first, second)  # type: ignore[arg-type]
-    if isinstance(first, np.ndarray | np.generic):
-        assert isinstance(second, np.ndarray | np.generic)
-        if first.dtype != second.dtype or first.shape != second.shape:
-            return False
-        is_plain = not first.dtype.hasobject
-        return first.tobytes() == second.tobytes() if is_plain else same(first.tolist(), second.tolist())
-    if isinstance(first, Mapping):
-        assert isinstance(second, Mapping)
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
         pairs = zip(first.items(), second.items(), strict=False)
-        return len(first) == len(second) and all(same(a, b) for a, b in pairs)
-    if isinstance(first, list | tuple):
-        assert isinstance(second, list | tuple)
+        return len(first) == len(second) and all(same(*pair) for pair in pairs)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         return len(first) == len(second) and all(map(same, first, second))
-    if type(first) in SCALARS:
+    if type(first) in SCALARS:  # many times as fast
         return scalar_bits(first) == scalar_bits(second)
-    return _same_objects(first, second)
+    return first is second or leaves(first) == leaves(second)
 
 
-def _same_objects(first: Any, second: Any) -> bool:
-    if callable(getattr(type(first), "equals", None)):  # a table, whose `==` compares its elements
-        return bool(first.equals(second))
-    equality: Any = type(first).__eq__
-    has_equality = equality is not object.__eq__
-    try:
-        if first == second:
-            return True
-    except (RuntimeError, TypeError, ValueError):  # tensors in them have no truth value
-        has_equality = False
-    state = object.__getstate__(first)  # its `__dict__` and slots
-    if state:
-        return same(state, object.__getstate__(second))
-    return not has_equality and _pickled(first) == _pickled(second)
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value: a scalar, a tensor or an array. Leaves are equal if kind and digest are.
+
+    Attributes:
+        kind: type, dtype and shape, in words.
+        digest: of all bits.
+        sample: for messages: a number, a text, or numbers of a tensor (a sample of a large one); None if empty.
+    """
+
+    kind: str
+    digest: str
+    sample: Any = field(compare=False)
+
+    def __str__(self) -> str:
+        shown = self.kind if isinstance(self.sample, np.ndarray | NoneType) else repr(self.sample)
+        return shown if len(shown) <= 60 else f"{shown[:60]}..."
 
 
-def _pickled(value: object) -> bytes | None:
-    try:
-        return pickle.dumps(value)
-    except Exception:  # noqa: BLE001  # any error of the user's `__reduce__`: assume equal
-        return None
+def leaves(value: Any) -> dict[str, Leaf]:
+    """Return all values in a nested one by path, for example `model.0.weight`, `[1].label`."""
+    return {path.lstrip("."): leaf for path, leaf in _walk(value, "", ())}
 
 
 def scalar_bits(value: Any) -> bytes:
@@ -92,11 +85,6 @@ def tensor_bytes(value: Tensor) -> memoryview:
 
 def digest(content: bytes | memoryview) -> str:
     return sha256(content).hexdigest()[:32]
-
-
-def _same_tensors(first: Tensor, second: Tensor) -> bool:
-    same_kind = (first.dtype, first.shape, first.layout) == (second.dtype, second.shape, second.layout)
-    return same_kind and bool(tensor_bytes(first) == tensor_bytes(second))
 
 
 def digest_of(value: Any) -> str:
@@ -132,3 +120,53 @@ def _sum(tensor: Tensor, factors: Tensor) -> Tensor:
     for part in torch.split(bits, SUMMED):
         total = total * ODD + (part * factors[: len(part)]).sum()
     return total
+
+
+def _walk(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, Leaf]]:
+    if isinstance(value, Tensor):
+        yield path, _tensor_leaf(value)
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        numbers = _numbers(value.reshape(-1)) if value.dtype.kind in "biuf" else None
+        yield path, Leaf(f"{value.dtype} of shape {list(value.shape)}", digest(value.tobytes()), numbers)
+    elif isinstance(value, VALUES):
+        yield path, Leaf(type(value).__name__, digest(repr(value).encode()), value)
+    elif isinstance(value, NAMED):
+        name = f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else value.__name__
+        yield path, Leaf("name", name, name)
+    elif id(value) not in above:  # a value inside itself is walked once
+        for key, part in _parts(value):
+            yield from _walk(part, f"{path}{key}", (*above, id(value)))
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    # the items of a container, or the pickled parts of another object
+    if isinstance(value, Mapping):
+        yield from ((f".{key}" if isinstance(key, str) else f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple | np.ndarray | set | frozenset):
+        parts = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        yield from ((f"[{index}]", part) for index, part in enumerate(parts))
+    else:
+        try:
+            reduced = value.__reduce_ex__(4)
+        except Exception:  # noqa: BLE001  # of the user's method, or not picklable: only its type is compared
+            reduced = type(value).__qualname__
+        if isinstance(reduced, str):
+            yield "", reduced
+            return
+        function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+        yield from (("()", [function, *arguments]), ("", state), ("[]", [*(items or ()), *(pairs or ())]))
+
+
+def _tensor_leaf(value: Tensor) -> Leaf:
+    dense = value.detach().cpu()
+    dense = (dense if dense.layout is torch.strided else dense.to_dense()).flatten()
+    numbers = torch.view_as_real(dense.resolve_conj()).flatten() if dense.is_complex() else dense
+    kind = f"{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+    return Leaf(kind, digest(tensor_bytes(dense)), _numbers(numbers))
+
+
+def _numbers(flat: Any) -> Any:
+    sample = flat[:: 1 + len(flat) // SAMPLE]
+    is_tensor = isinstance(sample, Tensor)
+    numbers = sample.to(torch.float64, copy=True).numpy() if is_tensor else sample.astype(np.float64)
+    return numbers.item() if len(numbers) == 1 else numbers

@@ -18,7 +18,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from ..data.generators import KINDS, is_global
 from ..data.rng import generator_state
 from ..data.users_code import attributes, cell_content, is_ours, is_users, slot_names, unwrapped
 from ..engines.options import COMPILED
-from .equality import EMPTY, SCALARS, digest, digest_of, is_scalar, scalar_bits
+from .equality import EMPTY, SCALARS, digest_of, is_scalar, scalar_bits
 
 Node = dict[str, Any]
 MISSING: Final[Any] = object()
@@ -218,13 +218,15 @@ def capture_graph(roots: Roots, changed_paths: Iterable[str] = ()) -> Graph:
 
 
 class Walk:
-    encoders: ClassVar[Mapping[str, Callable[[Any, Any, str, int], object]]]
-
-    def __init_subclass__(cls) -> None:
-        cls.encoders = _encoders(cls)
-
     def __init__(self, roots: Roots, changed_paths: frozenset[str] = frozenset()) -> None:
         self.graph, self.roots, self.changed_paths = Graph(), roots, changed_paths
+        self.encoders: dict[str, Callable[[Any, str, int], object]] = {
+            "tensor": self.tensor, "array": self.array, "dict": self.mapping, "sequence": self.sequence,
+            "set": self.set, "bytes": self.bytes, "enum": self.enum, "number": self.number,
+            "generator": self.generator, "file": self.file, "cache": self.cache, "function": self.function,
+            "method": self.method, "partial": self.partial, "class": self.kind, "module": self.module,
+            "stateful": self.stateful, "object": self.instance, "opaque": self.opaque,
+        }  # fmt: skip
         self.ids: dict[int, int] = {}
         self.alive: list[object] = []  # an id is valid only while its object lives
         self.storages: dict[int, tuple[str | int, Tensor]] | None = None  # by address: a path or a node
@@ -269,7 +271,7 @@ class Walk:
         if depth > DEEPEST or len(self.graph.nodes) > self.limit:
             return self.give_up(value, path, "too deep" if depth > DEEPEST else f"more than {MOST_NODES} objects")
         try:
-            return self.encoders[name](self, value, path, depth)
+            return self.encoders[name](value, path, depth)
         except Exception as error:  # noqa: BLE001  # the user's `__len__` or `state_dict` fails, a thread changes a dict
             self.ids.pop(id(value), None)
             return self.give_up(value, path, f"{type(error).__name__} while it was read")
@@ -317,9 +319,7 @@ class Walk:
     def large(self, value: Any, path: str, size: str, content: Any) -> Node:
         # too large to be saved: only compared
         node = self.leaf(value, path, "large", size)
-        self.graph.nodes[node["ref"]]["digest"] = (
-            digest_of(content) if not isinstance(content, bytes) else digest(content)
-        )
+        self.graph.nodes[node["ref"]]["digest"] = digest_of(content)
         return node
 
     def mapping(self, value: Any, path: str, depth: int) -> object:
@@ -516,19 +516,6 @@ class Walk:
                     self.storages.setdefault(storage_of(tensor), (path, tensor))
             self.storages.pop(0, None)
         return self.storages
-
-
-def _encoders(walk: type[Walk]) -> dict[str, Callable[[Any, Any, str, int], object]]:
-    return {
-        "tensor": walk.tensor, "array": walk.array, "dict": walk.mapping, "sequence": walk.sequence, "set": walk.set,
-        "bytes": walk.bytes, "enum": walk.enum, "number": walk.number, "generator": walk.generator, "file": walk.file,
-        "cache": walk.cache, "function": walk.function, "method": walk.method, "partial": walk.partial,
-        "class": walk.kind, "module": walk.module, "stateful": walk.stateful, "object": walk.instance,
-        "opaque": walk.opaque,
-    }  # fmt: skip
-
-
-Walk.encoders = _encoders(Walk)
 
 
 def is_reference(value: Any) -> bool:

@@ -7,10 +7,10 @@ import decimal
 import enum
 import fractions
 import io
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
-from operator import itemgetter
 from pathlib import PurePath
 from types import FunctionType
 from typing import Any, Final
@@ -33,13 +33,14 @@ from ..data.generators import KINDS
 from ..data.streams import Streams
 from ..data.users_code import is_ours, is_users, set_by_epoch
 from ..engines.options import COMPILED
-from ..system.extras import kind_of, with_article
+from ..system.extras import kind_of
 from .equality import SCALARS, digest, is_scalar, scalar_bits
 from .graph import Node, Roots, Walk, family, is_by_user, type_name
 
 Value = Mapping[str, str]
 MISSING: Final = {"text": "not there"}
 SHOWN: Final = 60  # characters of a value in a message
+CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset)
 FEW: Final = 20  # numbers of a tensor that are shown
 SAMPLE: Final = 1000  # items of a container of data, and numbers of a large array
 SAMPLE_BYTES: Final = 2**16
@@ -121,6 +122,9 @@ class _Digests(Walk):
         is_librarys = family(kind) in ("object", "opaque", "stateful", "file") and not is_by_user(kind)
         if self.is_data and is_librarys and not _is_iterator(kind):
             return {"skip": type_name(value)}
+        if self.is_data and isinstance(value, CONTAINERS) and len(value) > SAMPLE and id(value) not in self.ids:
+            items = chain.from_iterable(dict.items(value)) if isinstance(value, dict) else value
+            return self.items(value, () if isinstance(value, set | frozenset) else items, path, depth)
         return super().value(value, path, depth)
 
     def give_up(self, value: object, path: str, why: str = "") -> Node:
@@ -145,19 +149,6 @@ class _Digests(Walk):
             parts = [flat[:SAMPLE], flat[:: 1 + len(flat) // SAMPLE]]
             sample = torch.cat(parts) if isinstance(value, Tensor) else np.concatenate(parts)
         return self.content(self.leaf(value, path, "numbers", [str(value.dtype), list(value.shape)]), path, sample)
-
-    def mapping(self, value: Any, path: str, depth: int) -> object:
-        if self.is_data and len(value) > SAMPLE:
-            return self.items(value, chain.from_iterable(dict.items(value)), path, depth)
-        return super().mapping(value, path, depth)
-
-    def sequence(self, value: Any, path: str, depth: int) -> object:
-        is_long = self.is_data and len(value) > SAMPLE
-        return self.items(value, value, path, depth) if is_long else super().sequence(value, path, depth)
-
-    def set(self, value: Any, path: str, depth: int) -> object:
-        is_long = self.is_data and len(value) > SAMPLE
-        return self.items(value, (), path, depth) if is_long else super().set(value, path, depth)
 
     def items(self, value: Any, items: Iterable[object], path: str, depth: int) -> Node:
         slots = ((f"[{number}]", item) for number, item in enumerate(islice(items, SAMPLE if self.is_data else None)))
@@ -234,11 +225,8 @@ def describe_program(run: Run) -> dict[str, Any]:
         "torch's float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
     named = zip(run.plugins.names(), run.plugins, strict=True)
-    return {
-        "settings": settings,
-        "ranks": engine.world_size,
-        "plugins": {name: _plugin(run, name, plugin) for name, plugin in named},
-    }
+    plugins = {name: _plugin(run, name, plugin) for name, plugin in named if affects_training(plugin)}
+    return {"settings": settings, "ranks": engine.world_size, "plugins": plugins}
 
 
 def _compiled(task: Any) -> list[str]:
@@ -258,41 +246,20 @@ def compare_programs(before: Program, now: Program) -> Iterator[str]:
         was = before["settings"][name]
         if was != value and (name != "the engine" or same_ranks):
             yield f"{name} was {was} and is {value}"
-    plugins, saved = now["plugins"], before["plugins"]
-    for name, facts in saved.items():
-        if facts["affects_training"] and name not in plugins:
-            yield f"plugin {name!r} is no longer registered"
-    for name, facts in plugins.items():
-        if facts["affects_training"] and name in saved:
-            yield from _plugin_changes(f"plugin {name!r}", saved[name], facts)
-        elif facts["affects_training"]:
-            yield f"plugin {name!r} is new"
-    order = [[name for name in names if plugins.get(name, {}).get("affects_training")] for names in (saved, plugins)]
-    was, value = ([name for name in names if name in saved] for names in order)
+    saved, plugins = before["plugins"], now["plugins"]
+    yield from (f"plugin {name!r} is no longer registered" for name in saved if name not in plugins)
+    yield from (f"plugin {name!r} is new" for name in plugins if name not in saved)
+    was, value = ([name for name in names if name in saved and name in plugins] for names in (saved, plugins))
+    for name in value:
+        for option, *values in differing(saved[name], plugins[name]):
+            yield "plugin {!r} had {} = {} and has {}".format(name, option, *show_both(*values))
     if was != value:
         yield f"the order of the plugins was {', '.join(was)} and is {', '.join(value)}"
 
 
-def _plugin_changes(label: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    if before["class"] != now["class"]:
-        yield f"{label} was {with_article(before['class'])} and is {with_article(now['class'])}"
-        return
-    if before["enabled"] != now["enabled"]:
-        yield f"{label} was switched {'on' if before['enabled'] else 'off'} and is not"
-    for name, before_value, now_value in sorted(differing(before["options"], now["options"]), key=itemgetter(0)):
-        was, text = show_both(before_value, now_value)
-        yield f"{label} had {name} = {was} and has {text}"
-
-
-def _plugin(run: Run, name: str, plugin: Any) -> dict[str, Any]:
-    affects = affects_training(plugin)
-    compares = affects and is_ours(type(plugin).__module__)  # other plugins are in the object graph
-    return {
-        "class": type_name(plugin),
-        "affects_training": affects,
-        "enabled": run.plugins.is_enabled(name),
-        "options": plugin_options(plugin) if compares else {},
-    }
+def _plugin(run: Run, name: str, plugin: Any) -> dict[str, Value]:
+    facts = {"class": encode(type_name(plugin)), "enabled": encode(run.plugins.is_enabled(name))}
+    return facts | (plugin_options(plugin) if is_ours(type(plugin).__module__) else {})  # others are in the graph
 
 
 def affects_training(plugin: Any) -> bool:

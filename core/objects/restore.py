@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import collections
 import functools
 import operator
 import random
 import sys
 import types
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..data.generators import KINDS
 from ..data.rng import set_generator_state
-from ..data.users_code import cell_content, unwrapped
+from ..data.users_code import unwrapped
 from .equality import EMPTY, same
 from .graph import (
     HOOKS,
@@ -27,11 +27,11 @@ from .graph import (
     Graph,
     Node,
     Roots,
+    Walk,
     inner,
     named_tensors,
     storage_of,
     type_name,
-    user_hooks,
 )
 
 REBUILT: Final = ("text", "tuple", "array", "array view", "tensor", "tensor view", "enum", "number")
@@ -61,6 +61,32 @@ def restore(roots: Roots, graph: Graph, paths: Collection[str]) -> tuple[list[st
     return work.restored, work.failed
 
 
+class _LiveSlots(Walk):
+    # the present values of the slots of one object, by the keys of the walk
+    def of(self, node: Node, holder: Any) -> dict[str, object]:
+        self.slots: dict[str, object] = {}
+        if holder is not MISSING and node["slots"]:
+            self.ids.clear()
+            read = self.instance if node["kind"] == "object" else self.value  # a root may be an object of heliograph
+            read(holder, "", 0)
+        return self.slots
+
+    def add(
+        self, value: object, path: str, kind: str, depth: int, items: Iterable[tuple[str, object]], leaf: object = None
+    ) -> Node:
+        self.slots, self.graph.nodes = dict(items), [{"slots": {}}]
+        return {"ref": 0}
+
+    def content(self, node: Node, path: str, content: Any) -> Node:
+        return node
+
+    def large(self, value: Any, path: str, size: str, content: Any) -> Node:
+        return {}
+
+    def stateful(self, value: Any, path: str, depth: int) -> object:
+        return self.instance(value, path, depth)
+
+
 class _Restore:
     def __init__(self, roots: Roots, graph: Graph, paths: frozenset[str]) -> None:
         self.graph, self.nodes, self.paths = graph, graph.nodes, paths
@@ -70,6 +96,7 @@ class _Restore:
         self.failed: dict[str, str] = {}
         self.tensors = dict(item for path, value in roots.saved.items() for item in named_tensors(path, value))
         self.shared = {storage_of(tensor) for tensor in self.tensors.values()}
+        self.live = _LiveSlots(replace(roots, objects={}))
 
     def bind(self, value: Any, live: Any, path: str) -> None:
         # pairs the nodes of unchanged slots with the live objects, which saved aliases then refer to
@@ -80,8 +107,9 @@ class _Restore:
         if number in self.made or id(live) in self.bound or self.nodes[number]["type"] != type_name(live):
             return
         self.made[number], self.bound[id(live)] = live, number
+        live_slots = self.live.of(self.nodes[number], live)
         for key, child in self.nodes[number]["slots"].items():
-            self.bind(child, get_slot(live, key), path + key)
+            self.bind(child, live_slots.get(key, MISSING), path + key)
 
     def fill(self, value: Any, live: Any, path: str, *, force: bool = False) -> Any:
         """Return the restored value of a slot: `live`, changed in place, if possible.
@@ -148,74 +176,68 @@ class _Restore:
                 self.failed[path] = f"{node['type']}{leaf and ', '}{leaf}"
             return target
         if kind in ("array view", "tensor view"):
-            slots = {}
-        elif kind == "generator" and force:
+            return target
+        if kind == "generator" and force:
             set_generator_state(target, leaf)
             self.restored.append(path)
         elif kind == "bytes" and force:
             target[:] = leaf
             self.restored.append(path)
         elif kind == "stateful":
-            slots = self.load_stateful(slots, target, path, force=force)
+            key = ".state_dict()"
+            if force or any(name.startswith(path + key) for name in self.paths):
+                target.load_state_dict(self.fill(slots[key], MISSING, path + key, force=True))
+                self.restored.append(path)
+            slots = {name: child for name, child in slots.items() if name != key}
         elif kind in ("list of scalars", "dict of scalars", "set") and force:
-            self.refill(target, kind, self.content(number), path)
-        elif kind == "map":
-            return self.fill_map(slots, target, path, force=force)
-        elif kind in ("list", "dict") and force:  # the container itself changed
-            slots = self.fill_items(node, target, path)
-        self.fill_other_slots(slots, target, path, force=force)
+            content = self.content(number)
+            if content is MISSING:
+                self.failed[path] = type_name(target)
+            elif not isinstance(target, frozenset):
+                target.clear()
+                (target.extend if kind[0] == "l" else target.update)(content)
+                self.restored.append(path)
+        elif kind == "map" or (kind in ("list", "dict") and force):  # the container itself changed
+            slots = self.fill_items(node, target, path, force=force)
+        self.fill_other_slots(node, slots, target, path, force=force)
         return target
 
     def content(self, number: int) -> Any:
         content = self.nodes[number]["leaf"][0]
         return self.graph.contents.get(number, MISSING) if content is None else content
 
-    def load_stateful(self, slots: dict[str, Any], target: Any, path: str, *, force: bool) -> dict[str, Any]:
-        key = ".state_dict()"
-        if force or any(name.startswith(path + key) for name in self.paths):
-            target.load_state_dict(self.fill(slots[key], MISSING, path + key, force=True))
-            self.restored.append(path)
-        return {name: child for name, child in slots.items() if name != key}
-
-    def refill(self, target: Any, kind: str, content: Any, path: str) -> None:
-        if content is MISSING:
-            self.failed[path] = type_name(target)
-            return
-        if isinstance(target, frozenset):
-            return
-        target.clear()
-        (target.extend if kind[0] == "l" else target.update)(content)
-        self.restored.append(path)
-
-    def fill_map(self, slots: dict[str, Any], target: Any, path: str, *, force: bool) -> Any:
-        live = [part for pair in target.items() for part in pair]
-        items = [self.fill(child, get_slot(target, key), path + key, force=force) for key, child in slots.items()]
-        if len(live) != len(items) or any(a is not b for a, b in zip(live, items, strict=True)):
-            target.clear()
-            target.update(zip(items[::2], items[1::2], strict=True))
-            self.restored.append(path)
-        return target
-
-    def fill_items(self, node: Node, target: Any, path: str) -> dict[str, Any]:
-        slots = {key: child for key, child in node["slots"].items() if key[0] == "["}
-        items = {key: self.fill(child, get_slot(target, key), path + key, force=True) for key, child in slots.items()}
-        if any(item is MISSING for item in items.values()):  # do not restore half a container
+    def fill_items(self, node: Node, target: Any, path: str, *, force: bool) -> dict[str, Any]:
+        filled = self.fill_all(node, target, path, prefix="[", force=force)
+        items = list(filled.values())
+        if any(item is MISSING for item in items):  # do not restore half a container
             return {}
-        base = collections.OrderedDict if isinstance(target, collections.OrderedDict) else dict
-        target.clear()
-        if node["kind"] == "list":
-            target.extend(items.values())
-        else:
-            for key, item in zip(node["leaf"], items.values(), strict=True):
-                base.__setitem__(target, key, item)  # not the user's method
-        self.restored.append(path)
-        return {key: child for key, child in node["slots"].items() if key not in slots}
+        is_map = node["kind"] == "map"
+        live = [part for pair in dict.items(target) for part in pair] if is_map else []
+        if force or len(live) != len(items) or not all(map(operator.is_, live, items)):
+            target.clear()
+            if node["kind"] == "list":
+                target.extend(items)
+            else:
+                keys, values = (items[::2], items[1::2]) if is_map else (node["leaf"], items)
+                for key, value in zip(keys, values, strict=True):
+                    set_item(target, key, value)
+            self.restored.append(path)
+        return {key: child for key, child in node["slots"].items() if key not in filled}
 
-    def fill_other_slots(self, slots: dict[str, Any], target: Any, path: str, *, force: bool) -> None:
+    def fill_all(self, node: Node, holder: Any, path: str, *, prefix: str = "", force: bool) -> dict[str, Any]:
+        live = self.live.of(node, holder)
+        return {
+            key: self.fill(child, live.get(key, MISSING), path + key, force=force)
+            for key, child in node["slots"].items()
+            if key.startswith(prefix)
+        }
+
+    def fill_other_slots(self, node: Node, slots: dict[str, Any], target: Any, path: str, *, force: bool) -> None:
+        live_slots = self.live.of(node, target)
         for key, child in slots.items():
-            live = get_slot(target, key)
+            live = live_slots.get(key, MISSING)
             item = self.fill(child, live, path + key, force=force)
-            if item is live or (isinstance(live, list) and key.rpartition(".")[2] in (*HOOKS, *PARAMETER_HOOKS)):
+            if item is live or key.rpartition(".")[2] in (*HOOKS, *PARAMETER_HOOKS):
                 continue
             if item is MISSING or not put_slot(target, key, item):
                 self.failed[path + key] = type_name(item) if item is not MISSING else "missing"
@@ -232,16 +254,13 @@ class _Restore:
         if kind in ("array", "array view"):
             return self.array(number, live, path, force=force)
         if kind == "tuple":
-            items = [
-                self.fill(child, get_slot(live, key), path + key, force=force) for key, child in node["slots"].items()
-            ]
+            items = list(self.fill_all(node, live, path, force=force).values())
             if live is not MISSING and len(live) == len(items) and all(map(operator.is_, live, items)):
                 return live
             is_complete = not any(item is MISSING for item in items)
             return tuple.__new__(find_class(node["type"]) or tuple, items) if is_complete else MISSING
         if kind == "method":
-            key = ".__self__"
-            holder = self.fill(node["slots"][key], get_slot(live, key), path + key, force=force)
+            holder = self.fill_all(node, live, path, force=force)[".__self__"]
             return live if live is not MISSING and not force else getattr(holder, leaf, MISSING)
         if kind == "generator":
             return self.generator(node)
@@ -281,7 +300,7 @@ class _Restore:
         node = self.nodes[number]
         leaf = node["leaf"]
         if node["kind"] == "array view":
-            base = self.fill(node["slots"][".base"], get_slot(live, ".base"), path + ".base", force=force)
+            base = self.fill_all(node, live, path, force=force)[".base"]
             if live is not MISSING and (not force or live.base is base):
                 return live
             return np.ndarray(leaf[1], leaf[0], base, leaf[3], leaf[2]) if base is not MISSING else MISSING
@@ -336,107 +355,48 @@ def find_class(name: str) -> Any:
     return None
 
 
-def cell_of(function: types.FunctionType, key: str) -> types.CellType | None:
-    # None if the function was edited and no longer closes over the variable
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    return cells.get(key[2:-1])
-
-
-def get_slot(holder: Any, key: str) -> Any:
-    if holder is MISSING:
-        return MISSING
-    if isinstance(holder, types.FunctionType) and key[:2] == ".<":
-        cell = cell_of(holder, key)
-        return MISSING if cell is None else cell_content(cell)
-    if key[0] == ".":
-        return _attribute(holder, key[1:])
-    if isinstance(holder, dict) and key[:5] in ("[key ", "[valu"):
-        items, number = list(dict.keys(holder) if key[1] == "k" else dict.values(holder)), int(key.split()[1][:-1])
-        return items[number] if number < len(items) else MISSING
-    if isinstance(holder, dict):
-        name = find_key(holder, key)
-        return MISSING if name is MISSING else dict.__getitem__(holder, name)
-    number = int(key[1:-1])
-    return holder[number] if number < len(holder) else MISSING
-
-
-def find_key(holder: dict[Any, Any], key: str) -> Any:
-    try:
-        name = ast.literal_eval(key[1:-1])
-    except ValueError:  # nan and inf
-        return next((name for name in holder if f"[{name!r}]" == key), MISSING)
-    return name if dict.__contains__(holder, name) else MISSING
-
-
-def _attribute(holder: Any, name: str) -> Any:
-    if isinstance(holder, type) and name.startswith("<base "):
-        number = int(name[6:-1])
-        return holder.__bases__[number] if number < len(holder.__bases__) else MISSING
-    if isinstance(holder, nn.Module):
-        if name in HOOKS:
-            return user_hooks(holder, name)
-        for part in (holder._modules, holder._buffers, holder._parameters):
-            if name in part:
-                return part[name]
-        owner, _, last = name.partition(".")
-        if last and (parameter := holder._parameters.get(owner)) is not None:
-            return user_hooks(parameter, last) if last in PARAMETER_HOOKS else getattr(parameter, last, MISSING)
-    variables = holder.__dict__ if type(holder).__dictoffset__ else {}
-    if name in variables:
-        return variables[name]
-    read: Any = type.__getattribute__ if isinstance(holder, type) else object.__getattribute__
-    try:
-        return read(holder, name)  # the user's `__getattr__` does not run
-    except AttributeError:
-        return MISSING
+def set_item(holder: dict[Any, Any], key: Any, value: Any) -> None:
+    base = collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
+    base.__setitem__(holder, key, value)  # not the user's method
 
 
 def put_slot(holder: Any, key: str, value: Any) -> bool:
     # no `__setattr__` or property of the user runs
-    if isinstance(holder, types.FunctionType) and key[:2] == ".<":
-        cell = cell_of(holder, key)
-        if cell is None:
-            return False
-        cell.cell_contents = value
-    elif key[0] == ".":
-        return _put_attribute(holder, key[1:], value)
-    elif isinstance(holder, dict):
-        name = find_key(holder, key)
+    if key[0] == "[" and isinstance(holder, dict):
+        name = next((name for name in dict.keys(holder) if f"[{name!r}]" == key), MISSING)
         if name is MISSING:
             return False
-        base = collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
-        base.__setitem__(holder, name, value)
-    elif int(key[1:-1]) >= len(holder):
-        return False
-    else:
+        set_item(holder, name, value)
+    elif key[0] == "[":
+        if int(key[1:-1]) >= len(holder):
+            return False
         holder[int(key[1:-1])] = value
+    elif key[:2] == ".<" and isinstance(holder, types.FunctionType):
+        cells = dict(zip(holder.__code__.co_freevars, holder.__closure__ or (), strict=True))
+        if key[2:-1] not in cells:  # the function was edited
+            return False
+        cells[key[2:-1]].cell_contents = value
+    else:
+        return _put_attribute(holder, key[1:], value)
     return True
 
 
 def _put_attribute(holder: Any, name: str, value: Any) -> bool:
     if isinstance(holder, types.MethodType | functools.partial):
         return False
-    if isinstance(holder, nn.Module) and (part := _part_of(holder, name, value)) is not None:
-        part[name] = value
-        return True
     owner, _, last = name.partition(".")
-    if last and isinstance(holder, nn.Module):
+    is_module = isinstance(holder, nn.Module)
+    if is_module and (
+        isinstance(value, nn.Module | nn.Parameter)
+        or any(name in part for part in (holder._modules, holder._buffers, holder._parameters))
+    ):
+        nn.Module.__setattr__(holder, name, value)
+    elif is_module and last:
         setattr(holder._parameters[owner], last, value)
-        return True
-    variables = holder.__dict__ if type(holder).__dictoffset__ else None
-    is_slot = isinstance(getattr(type(holder), name, None), types.MemberDescriptorType)
-    if isinstance(holder, type | Tensor | types.FunctionType):
+    elif isinstance(holder, type | Tensor | types.FunctionType):
         setattr(holder, name, value)
-    elif isinstance(variables, dict) and not is_slot:
-        variables[name] = value
+    elif type(holder).__dictoffset__ and not isinstance(getattr(type(holder), name, None), types.MemberDescriptorType):
+        holder.__dict__[name] = value
     else:
         object.__setattr__(holder, name, value)
     return True
-
-
-def _part_of(module: nn.Module, name: str, value: Any) -> dict[str, Any] | None:
-    if name in module._modules or isinstance(value, nn.Module):
-        return module._modules
-    if name in module._buffers:
-        return module._buffers
-    return module._parameters if name in module._parameters or isinstance(value, nn.Parameter) else None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
@@ -167,21 +167,19 @@ class ObjectState:
         differences = differing(saved["data"], encode_data(run))
         changes = {path: (was, now) for path, was, now in differences if path not in follows_epoch}
 
-        def report(paths: Iterable[str]) -> None:
-            for path in paths:
+        def report(run: Run, event: BatchEnd | None = None) -> None:
+            if event is not None:
+                handle.remove()
+            remaining = {path for path, *_ in differing(saved["data"], encode_data(run))}
+            for path in (path for path in changes if path in remaining):
                 cause = "the training changed it" if path in saved["data_changed"] else "the program sets it"
                 before, present = show_both(*changes[path])
                 run.data.report_difference(f"{path} was {before} and is {present}: {cause}")
 
-        def compare_again(run: Run, event: BatchEnd) -> None:  # noqa: ARG001  # the form of a handler
-            handle.remove()
-            remaining = {path for path, *_ in differing(saved["data"], encode_data(run))}
-            report(path for path in changes if path in remaining)
-
         if changes and run.progress.batch:
-            handle = run.bus.on(BatchEnd, compare_again)
-        else:
-            report(changes)
+            handle = run.bus.on(BatchEnd, report)
+        elif changes:
+            report(run)
 
 
 # Reports changes by handlers of `EpochStart`, which run a second time.
@@ -343,23 +341,18 @@ def _data_objects(run: Run) -> Iterator[object]:
             pending += list(getattr(part, "datasets", ()))[:100]
 
 
-_user_modules: tuple[tuple[int, str], dict[str, types.ModuleType]] = ((0, ""), {})
-
-
 def user_modules() -> dict[str, types.ModuleType]:
     # neither Python's, nor installed, nor heliograph's
-    global _user_modules
-    key = (len(sys.modules), next(reversed(sys.modules)))  # unchanged until the next import
-    if _user_modules[0] != key:
-        modules = {
-            name: module
-            for name, module in list(sys.modules.items())
-            if type(module) is types.ModuleType and module.__name__ == name and _is_users_module(module)
-        }
-        _user_modules = key, modules
-    return _user_modules[1]
+    return _user_modules(len(sys.modules), next(reversed(sys.modules)))
 
 
-def _is_users_module(module: types.ModuleType) -> bool:
-    has_code = isinstance(getattr(module, "__file__", None), str) or module.__name__ == "__main__"
-    return has_code and is_users(module.__name__)
+@lru_cache(maxsize=1)
+def _user_modules(count: int, last: str) -> dict[str, types.ModuleType]:  # noqa: ARG001  # the same until an import
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if type(module) is types.ModuleType
+        and module.__name__ == name
+        and (isinstance(getattr(module, "__file__", None), str) or name == "__main__")
+        and is_users(name)
+    }

@@ -9,12 +9,11 @@ import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from itertools import chain
-from types import CellType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType, NoneType
-from typing import Any, Final
+from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType, NoneType
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ..data import rng
 from ..data.generators import KINDS
 from ..data.users_code import cell_content
+from ..system.signals import SignalHook
 
 NOT_ENTERED: Final = (
     bool, int, float, complex, str, bytes, NoneType, type(Ellipsis), range, slice, type, ModuleType, Enum, np.generic,
@@ -80,9 +80,24 @@ class KeptObjects:
         yield from (item for item in self._objects_by_id.values() if isinstance(item, kind))
 
     def restore(self) -> None:
-        with _interrupts_postponed():
+        """Restore everything; Ctrl-C takes effect afterwards."""
+        interrupts: list[int] = []
+        hook = SignalHook([signal.SIGINT], interrupts.append)
+        if threading.current_thread() is threading.main_thread():
+            hook.install()
+        try:
             for undo in self._undo:
                 undo()
+        finally:
+            hook.restore()
+        if interrupts:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.restore()
 
     def _walk(self, roots: Iterable[Any], *, is_data: bool = False) -> None:
         stack, visited = list(roots), self._objects_by_id
@@ -122,8 +137,6 @@ class KeptObjects:
             self._undo.append(partial(_restore_content, value, parts))
         elif isinstance(value, tuple | frozenset):
             parts = list(value)
-        elif isinstance(value, MappingProxyType):
-            parts = list(value.values())
         return chain(parts, () if _is_closed(type(value)) else self._keep_attributes(value))
 
     def _keep_attributes(self, value: Any) -> list[Any]:
@@ -214,31 +227,3 @@ def _restore_memory(storage: torch.UntypedStorage, copied: torch.UntypedStorage)
     if storage.nbytes() != copied.nbytes():
         storage.resize_(copied.nbytes())
     storage.copy_(copied)
-
-
-@contextmanager
-def restored(
-    users: Iterable[Any], data: Iterable[Any] = (), ours: Iterable[Any] = (), leave: Iterable[Any] = ()
-) -> Iterator[KeptObjects]:
-    """Restore everything when this context ends, also by an exception; see `KeptObjects` for the arguments."""
-    objects = KeptObjects(users, data, ours, leave)
-    try:
-        yield objects
-    finally:
-        objects.restore()
-
-
-@contextmanager
-def _interrupts_postponed() -> Iterator[None]:
-    # Ctrl-C takes effect afterwards
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signals: list[int] = []
-    previous_handler = signal.signal(signal.SIGINT, lambda *received: signals.append(received[0]))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous_handler)
-    if signals:
-        raise KeyboardInterrupt

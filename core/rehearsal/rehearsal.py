@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,7 @@ from ..host import hosted_by
 from ..settings import FitOptions
 from ..task import check_step
 from ..trainer import Trainer
-from .objects import KeptObjects, restored
+from .objects import KeptObjects
 from .report import STEPS, Planned, Rehearsal, Seen, plan_of, predict
 from .trace import RECORDED, Difference, Tracer
 
@@ -125,12 +125,13 @@ def _rehearse(
                 planned = plan_of(run)
             finally:
                 run.hooks.closing.close()
-        runs = _Runs(trainer, (task, train, options), planned, objects, place)
-        whole = runs.go("whole")
-        resumes = whole[0].facts and any(map(keeps_states, trainer.plugins))
-        resumed = runs.go("resumed") if resumes else None
+        arguments = task, train, {**options, **planned.short}
+        whole = _go(trainer, arguments, objects, place, resumes=False)
+        resumes = whole.facts and any(map(keeps_states, trainer.plugins))
+        resumed = _go(trainer, arguments, objects, place, resumes=True) if resumes else None
+        objects.restore()  # the forecast needs the original filters
         left_out = tuple(name for name in trainer.plugins.names() if trainer.plugins[name] in leave)
-        return _report(runs, whole, resumed, unredirected=unredirected, left_out=left_out)
+        return _report(trainer, planned, objects, place, whole, resumed, unredirected=unredirected, left_out=left_out)
 
 
 @contextmanager
@@ -143,7 +144,7 @@ def restored_trainer(
     with (
         engine.process(),
         trainer.plugins.disabled(*leave),
-        restored([task, options, *trainer.plugins], data, ours, [engine, *leave]) as objects,
+        KeptObjects([task, options, *trainer.plugins], data, ours, [engine, *leave]) as objects,
     ):
         yield objects
 
@@ -155,60 +156,48 @@ def complete(run: Any) -> Any:
     return run.result_or_raise(exits=False)
 
 
-@dataclass(slots=True)
-class _Runs:
-    """The runs of a rehearsal; all start from the same state."""
-
-    trainer: Trainer
-    arguments: tuple[Any, Any, Mapping[str, Any]]
-    planned: Planned
-    objects: KeptObjects
-    place: Path
-    targets: dict[str, list[Path]] = field(default_factory=dict)
-    gpu_bytes: int | None = None
-
-    def go(self, name: str) -> tuple[Seen, Any]:
-        """Run `whole`, or `resumed` from its first save; return the facts and the result."""
-        self.objects.restore()
-        plugins, resumes = self.trainer.plugins, name == "resumed"
-        self.targets = plugins.redirect(self.place / name)
-        for condition in list(self.objects.found(Filter)):
-            condition.shorten()
-        director = Director(
-            self.place / "whole",
-            self.place / "resumed",
-            logs="log" in plugins.declared("asks"),
-            saves=plugins.writes_saves(),
-            resumes=resumes,
-        )
-        device, (task, train, options) = self.trainer.engine.device, self.arguments
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        director.subscribe(self.trainer.bus)
-        with placed(f"in the {name} run of a rehearsal"):
-            run = self.trainer.run(task, train, **{**options, **self.planned.short})
-            limits = {name: _shorter(run.settings.limits.get(name), run.engine) for name in run.data.validation_loaders}
-            run.settings, run.report.is_strict = replace(run.settings, limits=limits), False  # warnings are reported
-            result = complete(run)
-        if device.type == "cuda" and not resumes:
-            self.gpu_bytes = torch.cuda.max_memory_allocated(device)
-        return director.seen, result
+def _go(
+    trainer: Trainer, arguments: tuple[Any, Any, dict[str, Any]], objects: KeptObjects, place: Path, *, resumes: bool
+) -> Seen:
+    """Run a rehearsal from the start, or resumed from its first save; return its record."""
+    objects.restore()
+    plugins, name = trainer.plugins, "resumed" if resumes else "whole"
+    targets = plugins.redirect(place / name)
+    for condition in list(objects.found(Filter)):
+        condition.shorten()
+    logs, saves = "log" in plugins.declared("asks"), plugins.writes_saves()
+    director = Director(place / "whole", place / "resumed", logs=logs, saves=saves, resumes=resumes)
+    device, (task, train, options) = trainer.engine.device, arguments
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    director.subscribe(trainer.bus)
+    few = STEPS * trainer.engine.world_size
+    with placed(f"in the {name} run of a rehearsal"):
+        run = trainer.run(task, train, **options)
+        limits = {name: run.settings.limits.get(name) for name in run.data.validation_loaders}
+        short = {name: min(limit, few) if isinstance(limit, int) else few for name, limit in limits.items()}
+        run.settings, run.report.is_strict = replace(run.settings, limits=short), False  # warnings are reported
+        seen = director.seen
+        seen.result, seen.targets = complete(run), targets
+    seen.gpu_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return seen
 
 
-def _shorter(limit: float | None, engine: LoopEngine) -> int:
-    few = STEPS * engine.world_size
-    return min(limit, few) if isinstance(limit, int) else few
-
-
-def _report(runs: _Runs, whole: tuple[Seen, Any], resumed: tuple[Seen, Any] | None, **names: Any) -> Rehearsal:
-    (seen, result), trainer, objects = whole, runs.trainer, runs.objects
-    objects.restore()  # the forecast needs the original filters
+def _report(
+    trainer: Trainer,
+    planned: Planned,
+    objects: KeptObjects,
+    place: Path,
+    whole: Seen,
+    resumed: Seen | None,
+    **names: tuple[str, ...],
+) -> Rehearsal:
     plugins = {name: trainer.plugins[name] for name in trainer.plugins.names()}
-    prediction = predict(runs.planned, seen, plugins.values())
+    prediction = predict(planned, whole, plugins.values())
     count = _checkpoints_at_once(list(plugins.values()), prediction.saves)
-    size = None if seen.bytes is None or count is None else seen.bytes * (count + 1)
+    size = None if whole.bytes is None or count is None else whole.bytes * (count + 1)
     problems, free = [*_of_runs(whole, resumed)], list[int]()
-    for name, path in ((name, path) for name, paths in runs.targets.items() for path in paths):
+    for name, path in ((name, path) for name, paths in whole.targets.items() for path in paths):
         space, reason = room(path)
         if reason:
             problems.append(f"plugin {name!r} could not write to {path}: {reason}.")
@@ -216,43 +205,43 @@ def _report(runs: _Runs, whole: tuple[Seen, Any], resumed: tuple[Seen, Any] | No
             free.append(space)
     if size is not None and free and size > min(free):
         problems.append(f"the checkpoints would take {size:,} bytes, and {min(free):,} are free.")
-    notes = [note for note in result.notes if str(runs.place) not in note]  # those files are removed
+    result = whole.result
+    notes = [note for note in result.notes if str(place) not in note]  # those files are removed
     notes += [f"the position of {kind} objects is not restored" for kind in sorted(objects.iterators)]
     if objects.is_cut:
         notes.append("the data contain too many objects: changes in some of them are not restored")
     problems += [*(result.warnings if trainer.strict else ()), *objects.changed]
     return Rehearsal(
-        name=runs.planned.name,
+        name=planned.name,
         problems=_of_ranks(trainer.engine, problems),
         warnings=() if trainer.strict else result.warnings,
         notes=tuple(notes),
-        plan=runs.planned.text,
+        plan=planned.text,
         prediction=prediction,
-        resume="" if resumed is None else str(resumed[1].resume),
-        checkpoint_bytes=seen.bytes,
+        resume="" if resumed is None else str(resumed.result.resume),
+        checkpoint_bytes=whole.bytes,
         bytes=size,
         free_bytes=min(free, default=None),
-        gpu_bytes=runs.gpu_bytes,
-        redirected=runs.targets,
-        events=tuple(seen.events),
-        resumed_events=() if resumed is None else tuple(resumed[0].events),
+        gpu_bytes=whole.gpu_bytes,
+        redirected=whole.targets,
+        events=tuple(whole.events),
+        resumed_events=() if resumed is None else tuple(resumed.events),
         **names,
     )
 
 
-def _of_runs(whole: tuple[Seen, Any], resumed: tuple[Seen, Any] | None) -> Iterator[str]:
-    seen, result = whole
+def _of_runs(whole: Seen, resumed: Seen | None) -> Iterator[str]:
+    result = whole.result
     if result.status == "stopped":
         yield f"plugin {result.stopped_by!r} stopped the short run: {result.reason}."
     for name, errors in result.plugin_errors.items():
         yield f"plugin {name!r} failed, though the run continued: {errors[0]}"
     if resumed is not None:
-        again, resumed_result = resumed
         difference: object = "no plugin resumed from the save"
-        if again.facts:
-            difference = next(Difference.between(seen.facts, again.facts, aside=IGNORED), None)
+        if resumed.facts:
+            difference = next(Difference.between(whole.facts, resumed.facts, aside=IGNORED), None)
         if difference is not None:
-            yield f"a resumed run does not equal an uninterrupted one: {difference} ({resumed_result.resume})."
+            yield f"a resumed run does not equal an uninterrupted one: {difference} ({resumed.result.resume})."
 
 
 def _checkpoints_at_once(plugins: list[Any], saves: int | None) -> int | None:

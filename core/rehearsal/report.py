@@ -34,6 +34,9 @@ class Seen:
         validations: seconds of each validation, and its batches.
         saves: seconds of each save.
         bytes: the size of the first checkpoint.
+        result: the result of the run.
+        targets: where the plugins would have written, by their names.
+        gpu_bytes: the peak of tensor memory on the GPU; None on another device.
     """
 
     events: list[str] = field(default_factory=list)
@@ -42,6 +45,9 @@ class Seen:
     validations: list[tuple[float, int]] = field(default_factory=list)
     saves: list[float] = field(default_factory=list)
     bytes: int | None = None
+    result: Any = None
+    targets: dict[str, list[Path]] = field(default_factory=dict)
+    gpu_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

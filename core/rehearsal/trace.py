@@ -3,53 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from types import BuiltinFunctionType, FunctionType, ModuleType, NoneType
-from typing import Any
+from types import NoneType
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ...events import BatchEnd, BatchStart, Bus, EpochEnd, Event, Handle, Lane, Log, Run, RunClosed, ValidationEnd
 from ..data import rng
-from ..objects.equality import digest, tensor_bytes
+from ..objects.equality import Leaf, leaves
 
 RECORDED = (BatchStart, BatchEnd, Log, ValidationEnd, EpochEnd, RunClosed)
 AT_THE_END = "at the end of the run"
-SAMPLE = 4096  # numbers of a tensor
-SCALARS = (bool, int, float, complex, str, bytes, NoneType, np.generic)
-NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 RUNS = ("the uninterrupted run", "the interrupted one")
 WORDS = {"draws": "random state", "modules": "weights", "means": "running means", "data": "loader's position"}
 # Keys of a state that depend on the process, a file or the clock. Each rank has its own trace; metrics are facts.
 UNSTABLE = "objects schema saved_at versions run_name training_id world ranks log_history".split()  # noqa: SIM905
 CLOCKS = ("earlier_seconds", "facts")  # of the progress and the data; the facts of the data are sentences of a report
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One value: a scalar, a tensor or an array. Leaves are equal if kind and digest are.
-
-    Attributes:
-        kind: type, dtype and shape, in words.
-        digest: of all bits.
-        sample: for messages: a number, a text, or numbers of a tensor (a sample of a large one); None if empty.
-    """
-
-    kind: str
-    digest: str
-    sample: Any = field(compare=False)
-
-    def __str__(self) -> str:
-        shown = self.kind if isinstance(self.sample, np.ndarray | NoneType) else repr(self.sample)
-        return shown if len(shown) <= 60 else f"{shown[:60]}..."
-
-
-def leaves(value: Any) -> dict[str, Leaf]:
-    """Return all values in a nested one by path, for example `model.0.weight`, `[1].label`."""
-    return {path.lstrip("."): leaf for path, leaf in _walk(value, "", ())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,53 +182,3 @@ def _values(first: Leaf | None, second: Leaf | None, names: tuple[str, str]) -> 
         distances = np.zeros(1) if first.sample is None else np.abs(first.sample - second.sample)
     largest = np.max(distances, initial=0, where=np.isfinite(distances))
     return f"{f'by up to {largest:.3g}' if largest > 0 else 'in some bits'} ({first.kind})"
-
-
-def _walk(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, Leaf]]:
-    if isinstance(value, Tensor):
-        yield path, _tensor_leaf(value)
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        numbers = _numbers(value.reshape(-1)) if value.dtype.kind in "biuf" else None
-        yield path, Leaf(f"{value.dtype} of shape {list(value.shape)}", digest(value.tobytes()), numbers)
-    elif isinstance(value, SCALARS):
-        yield path, Leaf(type(value).__name__, digest(repr(value).encode()), value)
-    elif isinstance(value, NAMED):
-        name = f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else value.__name__
-        yield path, Leaf("name", name, name)
-    elif id(value) not in above:  # a value inside itself is walked once
-        for key, part in _parts(value):
-            yield from _walk(part, f"{path}{key}", (*above, id(value)))
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    # the items of a container, or the pickled parts of another object
-    if isinstance(value, Mapping):
-        yield from ((f".{key}" if isinstance(key, str) else f"[{key!r}]", part) for key, part in value.items())
-    elif isinstance(value, list | tuple | np.ndarray | set | frozenset):
-        parts = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
-        yield from ((f"[{index}]", part) for index, part in enumerate(parts))
-    else:
-        try:
-            reduced = value.__reduce_ex__(4)
-        except TypeError:  # not picklable: only its type is compared
-            reduced = type(value).__qualname__
-        if isinstance(reduced, str):
-            yield "", reduced
-            return
-        function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-        yield from (("()", [function, *arguments]), ("", state), ("[]", [*(items or ()), *(pairs or ())]))
-
-
-def _tensor_leaf(value: Tensor) -> Leaf:
-    dense = value.detach().cpu()
-    dense = (dense if dense.layout is torch.strided else dense.to_dense()).flatten()
-    numbers = torch.view_as_real(dense.resolve_conj()).flatten() if dense.is_complex() else dense
-    kind = f"{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
-    return Leaf(kind, digest(tensor_bytes(dense)), _numbers(numbers))
-
-
-def _numbers(flat: Any) -> Any:
-    sample = flat[:: 1 + len(flat) // SAMPLE]
-    is_tensor = isinstance(sample, Tensor)
-    numbers = sample.to(torch.float64, copy=True).numpy() if is_tensor else sample.astype(np.float64)
-    return numbers.item() if len(numbers) == 1 else numbers

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from heliograph.core.checkpoint import storage
-from heliograph.core.rehearsal.trace import leaves
+from heliograph.core.objects.equality import leaves
 from heliograph.tests.kit import newest_log
 from heliograph_recorder.demo.training import NAME
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import heliograph as h
 from heliograph.core.checkpoint import storage
-from heliograph.core.rehearsal.trace import Leaf, leaves
+from heliograph.core.objects.equality import Leaf, leaves
 from heliograph.core.run import TrainRun
 from heliograph.packages.tests.torture.assembly import parts_of, train
 from heliograph.packages.tests.torture.files import WatchedFiles, kind_of

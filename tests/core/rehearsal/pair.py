@@ -8,7 +8,7 @@ from typing import Any
 import heliograph as h
 import torch
 from heliograph.core.data import rng
-from heliograph.core.rehearsal.trace import leaves
+from heliograph.core.objects.equality import leaves
 from torch import Tensor, nn
 
 FACTS: list[Any] = []  # of the module, and so out of reach of what is put back

@@ -18,7 +18,7 @@ import pytest
 import torch
 from heliograph import tuning
 from heliograph.core.data import rng
-from heliograph.core.rehearsal.trace import Leaf, leaves
+from heliograph.core.objects.equality import Leaf, leaves
 from heliograph.tests.core.rehearsal.pair import FACTS, Facts, Pair
 from heliograph.tests.kit import adam, random_batches, sgd
 from torch import Tensor, nn

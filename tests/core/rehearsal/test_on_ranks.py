@@ -11,7 +11,7 @@ import pytest
 import torch
 from heliograph import tuning
 from heliograph.core.data import rng
-from heliograph.core.rehearsal.trace import leaves
+from heliograph.core.objects.equality import leaves
 from heliograph.tests.core.rehearsal.pair import FACTS, Facts, Pair
 from heliograph.tests.kit import adam, class_batches, random_batches, sgd
 from heliograph.tests.messages import assert_facts

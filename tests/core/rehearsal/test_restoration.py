@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.rehearsal.objects import restored
+from heliograph.core.rehearsal.objects import KeptObjects
 from heliograph.tests.messages import assert_each
 from torch import nn
 
@@ -50,7 +50,7 @@ class Thing:
 def test_containers_attributes_and_closures_are_put_back_in_place() -> None:
     thing = Thing()
     numbers, plain = thing.numbers, thing.plain
-    with restored([thing]):
+    with KeptObjects([thing]):
         thing.numbers.append(4)
         thing.bound()
         thing.names["c"] = thing.names.pop("a")
@@ -85,7 +85,7 @@ def test_weights_gradients_modes_and_the_state_of_an_optimizer_are_put_back() ->
     weight, bits = first.weight, first.weight.detach().clone()
     first.weight.grad = torch.ones(2, 3)
     gradient = first.weight.grad
-    with restored([thing]):
+    with KeptObjects([thing]):
         thing.model(torch.randn(5, 3)).sum().backward()
         thing.optimizer.step()
         thing.optimizer.param_groups[0]["lr"] = 0.5
@@ -112,7 +112,7 @@ def test_generators_are_put_back_after_an_exception_too() -> None:
     expected = [torch.Generator().manual_seed(4).initial_seed(), torch.rand(2).tolist()]
     torch.manual_seed(1)
     own = random.Random(3).random(), np.random.default_rng(0).random(), torch.rand(1, generator=_seeded(4)).item()
-    with pytest.raises(KeyError), restored([thing]):
+    with pytest.raises(KeyError), KeptObjects([thing]):
         thing.python.random()
         thing.generator.random()
         torch.rand(3, generator=thing.torch)
@@ -125,7 +125,7 @@ def test_generators_are_put_back_after_an_exception_too() -> None:
 
 def test_large_tensors_of_the_data_are_watched_and_small_ones_put_back() -> None:
     small, large = torch.zeros(4), torch.zeros(2**19)
-    with restored([], [{"small": small, "large": large}]) as former:
+    with KeptObjects([], [{"small": small, "large": large}]) as former:
         small.add_(1)
         large.add_(1)
     assert small.sum() == 0
@@ -134,7 +134,7 @@ def test_large_tensors_of_the_data_are_watched_and_small_ones_put_back() -> None
 
 def test_iterators_are_named() -> None:
     holder = {"stream": (number for number in range(3)), "it": iter([1])}
-    with restored([holder]) as former:
+    with KeptObjects([holder]) as former:
         pass
     assert set(former.iterators) == {"generator", "list_iterator"}
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.rehearsal.trace import Difference, Fact, leaves
+from heliograph.core.objects.equality import leaves
+from heliograph.core.rehearsal.trace import Difference, Fact
 from heliograph.tests.messages import assert_facts
 
 NAMES = ("one", "the other")

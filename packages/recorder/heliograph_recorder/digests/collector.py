@@ -9,18 +9,17 @@ import struct
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from operator import is_not
 from struct import Struct
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from zlib import crc32
 
 import numpy as np
 import torch
 from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, Run
-from heliograph.core.data.generators import MemoryState, states
+from heliograph.core.data.generators import states
 from heliograph.core.metrics.window_losses import Fetched
 from heliograph.events import OrderedSignal, PluginName, Receiver, Subscription
 from numpy.random import mtrand
@@ -49,20 +48,17 @@ NUMPY_INDEX = 624 * WORD  # the offset of the index in the state of NumPy's gene
 TORCH_INDEX, TORCH_WORD = (8, 12), (16, 24)  # in the state of torch's generator: the index, and the first words
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerOptions:
-    """The options of an optimizer, cached.
+class OptimizerOptions(NamedTuple):
+    """The options of an optimizer, cached while they are the same objects.
 
     Attributes:
-        objects: all values in its groups: the cache is valid while they are the same objects.
-        options: of all groups.
+        values: of all groups, without parameters.
         can_change: an option may change in place.
         checksum: of the options.
         rate: the learning rate of the first group, NaN if it is not a number.
     """
 
-    objects: list[Any]
-    options: list[Any]
+    values: list[Any]
     can_change: bool
     checksum: Sum
     rate: float
@@ -121,15 +117,15 @@ class DigestCollector:
     def take_step(self, run: Run, event: GradientsReady) -> None:
         optimizer = run.optimizer
         groups = optimizer.param_groups
-        objects = [value for group in groups for value in group.values()]
+        values = [value for group in groups for key, value in group.items() if key != "params"]
         options = self._options.get(optimizer)
         if (
             options is None
             or options.can_change
-            or len(objects) != len(options.objects)
-            or any(map(is_not, objects, options.objects))
+            or len(values) != len(options.values)
+            or any(map(is_not, values, options.values))
         ):
-            options = self._options[optimizer] = _read_options(groups, objects, options)
+            options = self._options[optimizer] = _read_options(values, groups[0].get("lr"))
         self._option_sum = options.checksum if self._is_single else combine([self._option_sum, options.checksum])
         if self._is_single or optimizer is next(iter(run.optimizers.values())):
             self._rate = options.rate
@@ -249,7 +245,7 @@ class GlobalDraws:
         spans = [(0, 2 * WORD)], [TORCH_INDEX, TORCH_WORD], [(0, WORD)]
         methods: tuple[Callable[[], Any], ...] = random.getstate, torch.get_rng_state, np.random.get_state
         for state, places, method in zip(states(), spans, methods, strict=True):
-            parts = [state.part(*place) for place in places] if isinstance(state, MemoryState) else []
+            parts = [part for place in places if (part := state.part(*place)) is not None]
             self._parts += parts
             self._methods += [] if parts else [method]
         self._bits: Any = None
@@ -289,18 +285,12 @@ def _parts_of_numpy(bits: Any) -> list[memoryview]:
     return [state[:WORD], state[NUMPY_INDEX:]]
 
 
-def _read_options(
-    groups: Sequence[Mapping[str, Any]], objects: list[Any], cached: OptimizerOptions | None
-) -> OptimizerOptions:
-    options = [value for group in groups for key, value in group.items() if key != "params"]
-    if cached is not None and not cached.can_change and options == cached.options:
-        return replace(cached, objects=objects)
-    can_change = any(isinstance(option, Tensor | list) for option in options)
-    checksum_of_plain = text_checksum(repr(list(map(_plain, options)))) << 32
-    tensors = [option for option in options if isinstance(option, Tensor)]
-    total = combine([checksum_of_plain, checksum(tensors)]) if tensors else checksum_of_plain
-    rate = groups[0].get("lr")
-    return OptimizerOptions(objects, options, can_change, total, rate if isinstance(rate, int | float) else math.nan)
+def _read_options(values: list[Any], rate: Any) -> OptimizerOptions:
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    total: Sum = text_checksum(repr(list(map(_plain, values)))) << 32
+    total = combine([total, checksum(tensors)]) if tensors else total
+    can_change = any(isinstance(value, Tensor | list) for value in values)
+    return OptimizerOptions(values, can_change, total, rate if isinstance(rate, int | float) else math.nan)
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,7 @@ from heliograph.spi import printable_lines
 
 from ..format.reader import damage_of, gc_paused, read
 from ..format.records import DIGESTS
-from .course import Course, CourseMoment, Digested, Place, bits, course_of
+from .course import Course, CourseMoment, Place, bits, course_of
 
 BATCH, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(len(DIGESTS))
 
@@ -132,12 +132,6 @@ def compare(first: Course, second: Course, *, is_complete: bool = True) -> Diver
     """Compare two courses; if they are not complete, a difference in length is ignored."""
     comparison = _CourseComparison(first, second)
     difference = comparison.first_difference(is_complete=is_complete)
-    if difference is not None and is_complete:
-        place = difference.epoch, difference.batch
-        ended = [course for course in (first, second) if max(course.batches, default=place) <= place]
-        if len(ended) == 1 and difference.kind != "length":
-            text = f"{difference.text}; {ended[0].name} ends here ({ended[0].end})"
-            difference = replace(difference, text=text)
     settings = [
         f"{name}: {first.settings.get(name)!r} and {second.settings.get(name)!r}"
         for name in {**first.settings, **second.settings}
@@ -153,8 +147,17 @@ def compare(first: Course, second: Course, *, is_complete: bool = True) -> Diver
     )
 
 
-OTHER_BATCH: tuple[Kind, str] = "data", "the batch differs: other samples, changed samples, or another order of them"
-CAUSES: tuple[Kind, ...] = ("draw", "loss")  # of a request, in a batch that was not skipped
+# What differs in a batch, in the order of its computation, since an earlier difference may cause the others.
+DIFFERENCES: tuple[tuple[int, Kind, str], ...] = (
+    (DRAWS, "draw", "the random generators differ after the batch"),
+    (BATCH, "data", "the batch differs: other samples, changed samples, or another order of them"),
+    (LOSS, "loss", "the loss differs, although batch and random generators are equal"),
+    (GRADIENTS, "gradients", "the gradients differ, although the loss is equal"),
+    (OPTIONS, "options", "other optimizer options differ, such as weight decay or the rate of another group"),
+    (WEIGHTS, "weights", "the weights differ after a step with equal gradients, as far as these were compared"),
+)
+CAUSES: tuple[Kind, ...] = ("data", "draw", "loss")  # of a request, in a batch that was not skipped
+Found = tuple[Kind, str] | None
 
 
 class _CourseComparison:
@@ -173,95 +176,65 @@ class _CourseComparison:
 
     def first_difference(self, *, is_complete: bool) -> FirstDifference | None:
         for first, second in zip_longest(self._first.moments, self._second.moments):
-            if not is_complete and (first is None or second is None):
-                return None
-            if first is None or second is None or (first.kind, first.place) != (second.kind, second.place):
-                return self._unmatched(first, second)
-            compare_moments = self._batch if first.kind == "batch" else self._event
-            if difference := compare_moments(first, second) or self._logs(first):
-                return difference
+            found: Found
+            moment: CourseMoment = first or second
+            if first is None or second is None:
+                if not is_complete:
+                    return None
+                ended = self._first if first is None else self._second
+                found = "length", f"{ended.name} ends here ({ended.end}); the other run continues with {moment.text}"
+            elif (first.kind, first.place) != (second.kind, second.place):
+                is_second = _order(second) < _order(first)
+                moment, course = (second, self._second) if is_second else (first, self._first)
+                found = self._unmatched(moment, course.name)
+            else:
+                found = (self._batch if first.kind == "batch" else _compare_events)(first, second) or self._logs(first)
+            if found is not None:
+                epoch, batch = moment.place
+                return FirstDifference(found[0], epoch, batch, moment.step, found[1])
         return None
 
-    def _unmatched(self, first: CourseMoment | None, second: CourseMoment | None) -> FirstDifference:
-        if first is None or second is None:
-            ended, longer = (self._first, second) if first is None else (self._second, first)
-            assert longer is not None
-            text = f"{ended.name} ends here ({ended.end}); the other run continues with {longer.text}"
-            return FirstDifference("length", *longer.place, longer.step, text)
-        earlier, name = first, self._first.name
-        if _order(second) < _order(first):
-            earlier, name = second, self._second.name
-        if earlier.kind == "request" and (cause := self._cause(earlier)) is not None:
-            return FirstDifference(
-                cause[0], *earlier.place, earlier.step, f"{cause[1]}; and {earlier.text} only in {name}"
-            )
-        return FirstDifference(
-            _KINDS.get(earlier.kind, "event"), *earlier.place, earlier.step, f"{earlier.text} only in {name}"
-        )
+    def _unmatched(self, moment: CourseMoment, name: str) -> Found:
+        cause = self._digests(moment.place) if moment.kind == "request" else None
+        if cause is not None and cause[0] in CAUSES and (cause[0] == "data" or moment.facts[0] != "skip_batch"):
+            return cause[0], f"{cause[1]}; and {moment.text} only in {name}"
+        return _KINDS.get(moment.kind, "event"), f"{moment.text} only in {name}"
 
-    def _cause(self, request: CourseMoment) -> tuple[Kind, str] | None:
-        """Return a difference in the batch that may have caused a request."""
-        first, second = self._first.digests.get(request.place), self._second.digests.get(request.place)
-        if first is None or second is None:
-            return None
-        if first.words[BATCH] != second.words[BATCH]:
-            return OTHER_BATCH
-        cause = self._digests(request.place, first, second)
-        return cause if cause is not None and cause[0] in CAUSES and request.facts[0] != "skip_batch" else None
-
-    def _event(self, first: CourseMoment, second: CourseMoment) -> FirstDifference | None:
-        if first.facts == second.facts:
-            return None
-        text = f"{first.text}, and {second.text}"
-        return FirstDifference(_KINDS.get(first.kind, "event"), *first.place, first.step, text)
-
-    def _batch(self, first: CourseMoment, second: CourseMoment) -> FirstDifference | None:
+    def _batch(self, first: CourseMoment, second: CourseMoment) -> Found:
         place = first.place
-        first_digests, second_digests = self._first.digests.get(place), self._second.digests.get(place)
-        difference: tuple[Kind, str] | None = None
-        has_digests = first_digests is not None and second_digests is not None
+        has_digests = place in self._first.digests and place in self._second.digests
+        self.digested += has_digests
         self.compared += has_digests or (place in self._first.losses and place in self._second.losses)
-        if first_digests is not None and second_digests is not None:
-            self.digested += 1
-            difference = self._digests(place, first_digests, second_digests)
-        if difference := difference or self._losses(place) or _counters(first, second):
-            return FirstDifference(difference[0], *place, first.step, difference[1] + self._uncompared(difference[0]))
-        if first_digests is not None and second_digests is not None and first_digests.words[WEIGHTS]:
+        values = self._values(place)
+        found: Found = self._digests(place) or (("loss", f"the loss differs{values}") if values else None)
+        if found := found or _counters(first, second):
+            return found[0], found[1] + self._uncompared(found[0])
+        if has_digests and self._first.digests[place].words[WEIGHTS]:
             self._weights_step = first.step
         self.batches += 1
         return None
 
-    def _digests(self, place: Place, first: Digested, second: Digested) -> tuple[Kind, str] | None:
-        """Return the difference that comes first in the computation of a batch, since it may cause the others."""
+    def _digests(self, place: Place) -> Found:
+        first, second = self._first.digests.get(place), self._second.digests.get(place)
+        if first is None or second is None:
+            return None
         pairs = list(zip(first.words, second.words, strict=True))
         differs = [a != b and bool(a and b) for a, b in pairs]  # 0: not recorded
-        if differs[DRAWS]:
-            also = ", and so do the batches" if differs[BATCH] else ""
-            hint = ". Compare the seeds of the runs: the notes of `explain` name them" if place == (0, 1) else ""
-            return "draw", f"the random generators differ after the batch{also}{hint}"
-        if differs[BATCH]:
-            return OTHER_BATCH
-        if differs[LOSS]:
-            return "loss", f"the loss differs{self._values(place)}, although batch and random generators are equal"
-        if differs[GRADIENTS]:
-            return "gradients", "the gradients differ, although the loss is equal"
-        if differs[OPTIONS] and bits(first.rate) != bits(second.rate):
+        kind, text = next(((kind, text) for column, kind, text in DIFFERENCES if differs[column]), (None, ""))
+        if kind == "draw":
+            text += ", and so do the batches" if differs[BATCH] else ""
+            text += ". Compare the seeds of the runs: the notes of `explain` name them" if place == (0, 1) else ""
+        elif kind == "loss":
+            text = text.replace(",", f"{self._values(place)},", 1)
+        elif kind == "options" and bits(first.rate) != bits(second.rate):
             return "learning_rate", f"the learning rate differs: {first.rate!r} and {second.rate!r}"
-        if differs[OPTIONS]:
-            return ("options", "other optimizer options differ, such as weight decay or the rate of another group")
-        if differs[WEIGHTS]:
-            return "weights", "the weights differ after a step with equal gradients, as far as these were compared"
-        return None
-
-    def _losses(self, place: Place) -> tuple[Kind, str] | None:
-        values = self._values(place)
-        return ("loss", f"the loss differs{values}") if values else None
+        return None if kind is None else (kind, text)
 
     def _values(self, place: Place) -> str:
         first, second = self._first.losses.get(place), self._second.losses.get(place)
         return "" if first is None or second is None or bits(first) == bits(second) else f" ({first!r} and {second!r})"
 
-    def _logs(self, moment: CourseMoment) -> FirstDifference | None:
+    def _logs(self, moment: CourseMoment) -> Found:
         """Compare two logs over the same batches if there are no digests."""
         first, second = self._first.logs.get(moment.place), self._second.logs.get(moment.place)
         if first is None or second is None or first[0] != second[0] or (self._first.digests and self._second.digests):
@@ -269,8 +242,7 @@ class _CourseComparison:
         for name in first[1].keys() & second[1].keys():
             values = first[1][name], second[1][name]
             if bits(values[0]) != bits(values[1]):
-                text = f"{name} in the log differs: {values[0]!r} and {values[1]!r}"
-                return FirstDifference("metric", *moment.place, moment.step, text)
+                return "metric", f"{name} in the log differs: {values[0]!r} and {values[1]!r}"
         return None
 
     def _uncompared(self, kind: Kind) -> str:
@@ -289,7 +261,13 @@ def _order(moment: CourseMoment) -> tuple[Place, bool]:
     return moment.place, moment.kind == "batch"
 
 
-def _counters(first: CourseMoment, second: CourseMoment) -> tuple[Kind, str] | None:
+def _compare_events(first: CourseMoment, second: CourseMoment) -> Found:
+    return (
+        None if first.facts == second.facts else (_KINDS.get(first.kind, "event"), f"{first.text}, and {second.text}")
+    )
+
+
+def _counters(first: CourseMoment, second: CourseMoment) -> Found:
     names = "optimizer steps", "skipped steps", "skipped batches", "samples", "tokens", "micro-batches of the window"
     for name, a, b in zip(names, first.facts, second.facts, strict=True):
         if a != b:

@@ -29,9 +29,8 @@ class CourseMoment(NamedTuple):
         kind: `batch`, `request`, or the name of an event.
         place: the epoch and its number of batches, including the current one.
         step: the number of optimizer steps.
-        facts: must be equal.
+        facts: must be equal; the last fact of a batch is the number of micro-batches since the last step.
         text: a description.
-        window: the number of micro-batches since the last step, after a batch.
     """
 
     kind: str
@@ -39,7 +38,6 @@ class CourseMoment(NamedTuple):
     step: int
     facts: tuple[object, ...]
     text: str
-    window: int = 0
 
 
 class Digested(NamedTuple):
@@ -139,9 +137,8 @@ class _CourseBuilder:
             self._owners[place] = self._attempt
             step = block.steps[index]
             skipped = block.skipped_steps[index], block.skipped_batches[index]
-            window = block.window[index]
-            facts = step, *skipped, block.samples[index], block.tokens[index], window
-            course.moments.append(CourseMoment("batch", place, step, facts, "a batch", window))
+            facts = step, *skipped, block.samples[index], block.tokens[index], block.window[index]
+            course.moments.append(CourseMoment("batch", place, step, facts, "a batch"))
             if block.losses is not None:
                 course.losses[place] = block.losses[index]
 

@@ -165,7 +165,7 @@ class RecordedRun:
     def window_of(self, epoch: int, batch: int) -> int:
         """Return the first batch of the accumulation window of a batch, from 1."""
         moments = (moment for moment in self.course.moments if moment.kind == "batch" and moment.place[0] == epoch)
-        without_step = {moment.place[1] for moment in moments if moment.window}
+        without_step = {moment.place[1] for moment in moments if moment.facts[-1]}
         while batch - 1 in without_step:
             batch -= 1
         return batch

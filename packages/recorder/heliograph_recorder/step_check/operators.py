@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from heliograph.spi import leaves, with_article
@@ -17,29 +16,30 @@ VALUES = (int, float, complex, str, NoneType, torch.dtype, torch.layout, torch.m
 UNWRITTEN = ("empty", "new_empty", "resize")  # operators whose outputs are uninitialized memory
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorCall:
+class OperatorCall(NamedTuple):
     """A call of an operator: its arguments except tensors, and digests of the tensors in and out."""
 
     operator: str
-    values: tuple[str, ...]
+    arguments: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorDifference:
+class OperatorDifference(NamedTuple):
     """The first operator that differs.
 
     Attributes:
-        text: the description.
-        kind: the description without values.
+        text: the description without values.
+        values: the values that differ, in words.
         comes_from_outside: an argument of the operator differs, and no earlier operator computed it.
     """
 
     text: str
-    kind: str
+    values: str = ""
     comes_from_outside: bool = False
+
+    def __str__(self) -> str:
+        return self.text + self.values
 
 
 class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -79,21 +79,17 @@ def difference_of(
     for number, (first, second) in enumerate(zip(first_calls, second_calls, strict=False), 1):
         name = f"operator {number}, {first.operator}"
         if first.operator != second.operator:
-            text = f"operator {number} is {first.operator} in the first, and {second.operator} in the second"
-            return OperatorDifference(text, text)
-        if first.values != second.values:
-            pairs = zip(first.values, second.values, strict=True)
-            values = next(pair for pair in pairs if pair[0] != pair[1])
-            text = f"{name}, is given {values[0]} in the first, and {values[1]} in the second"
-            return OperatorDifference(text, f"{name}, is given other values", True)
+            values = f": {first.operator} in the first, {second.operator} in the second"
+            return OperatorDifference(f"operator {number} is another one", values)
+        for one, other in zip(first.arguments, second.arguments, strict=True):
+            if one != other:
+                values = f": {one} in the first, {other} in the second"
+                return OperatorDifference(f"{name}, is given other values", values, True)
         if first.inputs != second.inputs:
-            text = f"the inputs of {name}, which no earlier operator computed"
-            return OperatorDifference(text, text, True)
+            return OperatorDifference(f"the inputs of {name}, which no earlier operator computed", "", True)
         if first.outputs != second.outputs:
-            text = f"the outputs of {name}, whose inputs are equal"
-            return OperatorDifference(text, text)
-    text = "the number of operators"
-    return None if len(first_calls) == len(second_calls) else OperatorDifference(text, text)
+            return OperatorDifference(f"the outputs of {name}, whose inputs are equal")
+    return None if len(first_calls) == len(second_calls) else OperatorDifference("the number of operators")
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -107,19 +107,15 @@ class Repetition:
     def repeating(self) -> Iterator[Callable[..., Outcome]]:
         """Yield a function that repeats the passes, in a context if it is given one; restore the state at the end."""
         restore_after = self._snapshot()
-        gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
-        # DDP may write to the memory of these gradients.
-        copies = (
-            {name: _copy(gradient) for name, gradient in gradients.items()} if self._run.engine.world_size > 1 else {}
-        )
+        gradients = [(parameter, parameter.grad, _copy(parameter.grad)) for parameter in self.parameters.values()]
         try:
             yield self._repeat
         finally:
             restore_after()
-            for name, gradient in gradients.items():
-                if gradient is not None and copies:
-                    gradient.copy_(copies[name])
-                self.parameters[name].grad = gradient
+            for parameter, gradient, copy in gradients:
+                if gradient is not None:
+                    gradient.copy_(copy)  # DDP may have written to its memory
+                parameter.grad = gradient
 
     def _repeat(self, context: AbstractContextManager[object] | None = None) -> Outcome:
         self._restore_before()
@@ -346,14 +342,12 @@ def _cause(original: Outcome, second: Outcome, third: Outcome, operator: Operato
     if operator is not None:
         prefix = "not deterministic, with this first difference between two repetitions:"
         limit = " (if a generator outside the task causes it, repetitions change the training)"
-        return f"{prefix} {operator.text}{limit * operator.comes_from_outside}", f"{prefix} {operator.kind}"
+        return f"{prefix} {operator}{limit * operator.comes_from_outside}", f"{prefix} {operator.text}"
     text = "not deterministic: three repetitions differ, and no operator differed between the last two"
     if not _differences(second, third):
         text = "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
     elif not _differences(original, third):
-        text = (
-            "another repetition equals the step of the training: the repetition was computed wrongly (data corruption)"
-        )
+        text = "another repetition equals the training: the repetition was computed wrongly (data corruption)"
     return text, text
 
 

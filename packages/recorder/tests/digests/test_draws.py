@@ -64,7 +64,7 @@ def test_a_bit_generator_of_the_users_own_is_read_by_its_method() -> None:
 
 
 def test_where_the_places_in_memory_are_not_known_methods_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "states", lambda: [SimpleNamespace(parts=lambda *spans: [])] * 3)
+    monkeypatch.setattr(collector, "states", lambda: [SimpleNamespace(part=lambda *span: None)] * 3)
     generators = collector.GlobalDraws()
     found = [generators.digest()]
     for name in ("python", "NumPy", "torch"):

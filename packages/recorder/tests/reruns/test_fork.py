@@ -11,8 +11,8 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.core.checkpoint import storage
+from heliograph.core.objects.equality import Leaf, leaves
 from heliograph.core.program import UsageError
-from heliograph.core.rehearsal.trace import Leaf, leaves
 from heliograph.packages.recorder.tests.mutated_programs import Program, make
 from heliograph.packages.recorder.tests.reruns.failing import Failing
 from heliograph.packages.recorder.tests.reruns.varied import OF_THE_FILES, varied

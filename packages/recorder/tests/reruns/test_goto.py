@@ -15,8 +15,8 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.core.data import rng
+from heliograph.core.objects.equality import leaves
 from heliograph.core.program import UsageError
-from heliograph.core.rehearsal.trace import leaves
 from heliograph.events import BatchEnd
 from heliograph.packages.recorder.tests.mutated_programs import Program, make
 from heliograph.packages.recorder.tests.reruns.varied import State, state_of, varied

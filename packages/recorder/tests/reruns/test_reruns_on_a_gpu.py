@@ -10,7 +10,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.core.data import rng
-from heliograph.core.rehearsal.trace import Leaf, leaves
+from heliograph.core.objects.equality import Leaf, leaves
 from heliograph.tests.kit import dropout_task, random_batches
 from heliograph_recorder import Digests, Recorder, diverge, drill, fork, goto
 from heliograph_recorder.divergence.compare import Kind

@@ -11,7 +11,7 @@ import heliograph as h
 import torch
 from heliograph.core.checkpoint.schema import check_plain
 from heliograph.core.data import rng
-from heliograph.core.rehearsal.trace import Leaf, leaves
+from heliograph.core.objects.equality import Leaf, leaves
 from heliograph_recorder import Digests, Recorder
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR

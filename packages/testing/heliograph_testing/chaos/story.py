@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from heliograph.spi import Difference, Fact, Store, leaves
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 AT_THE_END = "at the end of the run"
-PARTS = ("modules", "optimizers", "schedulers", "control", "epoch_begun", "at_save_point")
 OF_A_PROCESS = (".lock", ".holder", ".steps", ".verified.jsonl")  # files that stay after a kill
 HEEDED = 10  # step boundaries after a SIGTERM until the process must end: a plugin may veto some stops
 RUNS = ("the reference", "the other run")
@@ -122,22 +121,13 @@ class RankStory:
 
 
 def _facts_of(end: Entry) -> Iterator[Fact]:
-    # Facts of the folder of the last checkpoint that must be equal; its content, if it is of the end.
+    # Facts of the folder of the last checkpoint that must be equal; its state is in the journal.
     last: Path = end["last"]
     names = sorted(path.name for path in last.parent.iterdir())
     hidden = [name for name in names if name.startswith(".") and not name.endswith(OF_A_PROCESS)]
     checkpoints = [name for name in names if name.endswith(".pth") and not name.startswith(".")]
-    facts: dict[str, Any] = {"leftovers": hidden or "none"}
-    facts["checkpoints"] = {"last": last.name, **{name: _quality_of(last.with_name(name)) for name in checkpoints}}
-    try:
-        state = Store(last.parent, last.stem).load(last)
-    except (OSError, ValueError) as error:
-        facts["last_checkpoint"] = str(error).replace(str(last.parent), "")  # equal in every copy
-    else:
-        progress = {name: value for name, value in state["progress"].items() if "seconds" not in name}
-        if (progress["epoch"], progress["earlier_batches"] + progress["batch"]) == (end["epoch"], end["batch"]):
-            facts["last_checkpoint"] = {"progress": progress, **{part: state[part] for part in PARTS if part in state}}
-    for what, value in facts.items():
+    qualities = {"last": last.name, **{name: _quality_of(last.with_name(name)) for name in checkpoints}}
+    for what, value in {"leftovers": hidden or "none", "checkpoints": qualities}.items():
         yield Fact(what, AT_THE_END, (0, 0, 0), leaves(value))
 
 
@@ -156,7 +146,7 @@ def first_difference(
     for key in {**reference.facts, **story.facts}:
         expected, actual = reference.facts.get(key, []), story.facts.get(key, [])[-1 if only_last else 0 :]
         training, kind, _ = key
-        if (kind, "") in aside or (kind in ("metrics", "last_checkpoint") and not (expected and actual)):
+        if (kind, "") in aside or (kind == "metrics" and not (expected and actual)):
             continue
         in_training = f" (training {training + 1})" if training else ""
         if not (expected and actual):

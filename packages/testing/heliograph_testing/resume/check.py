@@ -99,10 +99,10 @@ def choose_moments(moments: Sequence[Moment], count: int) -> list[Moment]:
         )
     chosen, unused = [], [*STAGES]
     for start, end in pairwise(ends):
-        events = {moment.event for moment in moments[start:end]}
-        stages = [event for event in unused if event in events][:1]
-        unused = [event for event in unused if event not in stages]
-        candidates = [moment for moment in moments[start:end] if not stages or moment.event in stages]
+        part = moments[start:end]
+        stage = next((event for event in unused if any(moment.event == event for moment in part)), None)
+        unused = [event for event in unused if event != stage]
+        candidates = [moment for moment in part if moment.event == (stage or moment.event)]
         chosen.append(candidates[len(candidates) // 2])
     return chosen
 
@@ -269,7 +269,7 @@ class CheckedAttempt:
     def _check_origin(self, run: Run, event: ev.Event) -> None:
         if not self.facts and self._origin is None:  # with facts, a plugin rolled back within the run
             self.resumed_by_itself = True
-            self._kill(run)
+            self._kill()
 
     def _request_save(self, run: Run, event: ev.Event) -> None:
         if isinstance(event, ev.EpochEnd) or run.progress.batches % self._save_every == 0:
@@ -289,18 +289,13 @@ class CheckedAttempt:
         self._emissions[event.name] += 1
         self.moments.append(Moment(event.name, *counters, self._emissions[event.name]))
         if self.moments[-1] == self._kill_at:
-            self._kill(run)
+            self._kill()
 
-    def _kill(self, run: Run) -> None:
+    def _kill(self) -> None:
         self.killed = True
-        self._note_data(run)
         raise Killed
 
     def _close(self, run: Run, event: ev.Event) -> None:
-        if not self.killed:
-            self._note_data(run)
-
-    def _note_data(self, run: Run) -> None:
         facts = run.data.resume_facts()
         self.position, self.reasons = facts.position, facts.sentences
 
@@ -321,15 +316,10 @@ AFTER_RESUME = {
     "batch": "the data depend on more than the seed and the position: they were created with draws that your "
     "function does not seed, worker_init_fn depends on the worker, or the dataset has state, such as a counter",
     "order": "a plugin that makes requests does not save its state: add state_dict and load_state_dict",
-    "modules": "a plugin or the task changes gradients or weights depending on state that is not in the checkpoint, or "
-    "a kernel is not deterministic: see torch.use_deterministic_algorithms",
-    "optimizers": "something changes the optimizer depending on state that is not in the checkpoint",
-    "schedulers": "the scheduler depends on state that is not in the checkpoint, or its state_dict is incomplete",
-    "data": "the loader's state_dict does not restore its position",
 }
 DEFAULT_AFTER_RESUME = (
     "the task or a plugin has state that is not in the checkpoint: add state_dict and load_state_dict; or the data "
-    "changed"
+    "changed, or a kernel is not deterministic: see torch.use_deterministic_algorithms"
 )
 
 
