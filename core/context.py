@@ -372,6 +372,12 @@ class RunContext(RunVerbs):
         objects = self.checkpoints.objects
         return nullcontext() if objects is None else objects.comparing_start(self)
 
+    def compare_end(self) -> None:
+        """Compare the data of a resumed run if no epoch followed."""
+        if self.checkpoints.objects is not None:
+            self.checkpoints.objects.compare_end(self)
+            self.hooks.call_positioned()
+
     def advance(self) -> None:
         self.control.close_epoch()
         self._begin_work()

@@ -55,6 +55,7 @@ def epochs(run: RunContext) -> Iterator[int]:
         close_epoch(run)
         if control.is_rolling_back:
             restore_or_continue(run)
+    run.compare_end()
     finish(run)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -36,6 +37,7 @@ from .restore import restore
 
 logger = logging.getLogger("heliograph")
 MODULE: Final = "module "
+SET_BY_TORCH: Final = ("TORCH", "TRITON")  # environment variables of `torch.compile`
 # The names of modules have no dots.
 GRADIENTS: Final = "run.gradients"
 OPTIMIZER: Final = "run.optimizers."
@@ -54,21 +56,27 @@ class ObjectState:
         baseline: the objects at the start of the training.
         data: the data objects then.
         options: the options of the optimizers and schedulers, as the program made them.
+        environment: the environment variables at the start of the training. They may hold secrets, so none is saved.
         changed: the paths that the training has changed, including the runs before a resume.
+        variables: the environment variables that it has changed.
         saved: the state in the checkpoint, until the first `EpochStart` is over.
         must_share: whether the ranks must exchange the differences that a resume has reported.
+        waiting: reports the differences of the data that are compared again after the next batch.
     """
 
     baseline: Graph
     data: dict[str, Value]
     options: dict[str, Value]
+    environment: dict[str, str]
     changed: set[str] = field(default_factory=set)
+    variables: set[str] = field(default_factory=set)
     saved: Mapping[str, Any] | None = None
     must_share: bool = False
+    waiting: Callable[[], None] | None = None
 
     @classmethod
     def of(cls, run: Run) -> ObjectState:
-        return cls(_baseline(run), encode_data(run), encode_options(run))
+        return cls(_baseline(run), encode_data(run), encode_options(run), dict(os.environ))
 
     def state_dict(self, run: Run) -> dict[str, Any]:
         """Return the objects, the paths that the training has changed, the data objects and the program."""
@@ -77,6 +85,7 @@ class ObjectState:
         self.changed |= difference.paths
         for path, kind in untracked(graph, self.changed).items():
             run.data.report_untracked(path, kind)
+        self._report_variables(run, {name for name, _ in self.environment.items() ^ os.environ.items()})
         data = encode_data(run)
         for path, value in data.items():
             if "unseen" in value:
@@ -84,12 +93,18 @@ class ObjectState:
         return {
             "graph": graph.state_dict(difference.needed),
             "changed": sorted(self.changed),
+            "variables": sorted(self.variables),
             "data": data,
             "data_changed": sorted({path for path, *_ in differing(self.data, data)}),
             "rates": learning_rates(run),
             "options": self.options,
             **describe_program(run),
         }
+
+    def _report_variables(self, run: Run, names: Iterable[str]) -> None:
+        self.variables |= {name for name in names if not name.startswith(SET_BY_TORCH)}
+        for name in sorted(self.variables):
+            run.data.report_untracked(f"os.environ[{name!r}]", "changed by the training")
 
     def update_schedulers(self, run: Run) -> None:
         self.options |= encode_scheduler_options(run)
@@ -107,6 +122,7 @@ class ObjectState:
             The restored paths, and the paths that the program now sets differently.
         """
         self.changed |= set(saved["changed"])
+        self._report_variables(run, saved["variables"])
         roots, graph = find_roots(run), Graph(**saved["graph"])
         paths = {path for path in saved["changed"] if not (is_roll_back and path.startswith((MODULE, "plugins.")))}
         restored, failed = restore(roots, graph, paths)
@@ -152,7 +168,19 @@ class ObjectState:
             if before is not None:
                 with run.evaluating_weights():
                     _compare_start(run, saved, *before)
-            run.hooks.when_positioned(lambda: self._compare_data(run, saved))
+            run.hooks.when_positioned(partial(self._compare_data, run, saved))
+        self._share(run)
+
+    def compare_end(self, run: Any) -> None:
+        # of a training that read no batch after it was resumed
+        saved, self.saved = self.saved, None
+        if saved is not None:
+            self._compare_data(run, saved)
+        if self.waiting is not None:
+            self.waiting()
+        self._share(run)
+
+    def _share(self, run: Any) -> None:
         if self.must_share:
             self.must_share = False
             run.hooks.when_positioned(partial(share_facts, run))  # after the data are compared
@@ -169,6 +197,7 @@ class ObjectState:
 
         def report(run: Run, event: BatchEnd | None = None) -> None:
             if event is not None:
+                self.waiting = None
                 handle.remove()
             remaining = {path for path, *_ in differing(saved["data"], encode_data(run))}
             for path in (path for path in changes if path in remaining):
@@ -178,6 +207,7 @@ class ObjectState:
 
         if changes and run.progress.batch:
             handle = run.bus.on(BatchEnd, report)
+            self.waiting = partial(report, run, BatchEnd())
         elif changes:
             report(run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -301,6 +302,62 @@ NAMED = {
 def test_state_that_cannot_be_restored_is_named(job: Job, reason: str, tmp_path: Path) -> None:
     result, _ = job.attempts(tmp_path)
     assert reason in reasons(result)
+
+
+def test_an_environment_variable_that_the_training_changed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOSS_SCALE", "LOSS_OFFSET", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "1")
+
+    def change(run: h.Run) -> None:
+        os.environ |= {"LOSS_SCALE": "2", "SECRET": "-".join(["s3", "cr3t"]), "TORCHINDUCTOR_CACHE_DIR": "cache"}
+        del os.environ["LOSS_OFFSET"]
+
+    job = Job(plugins=lambda: [AtStep(change)])
+    first, _ = job.fit(tmp_path / "first", SAVED)
+    for name in ("LOSS_SCALE", "LOSS_OFFSET"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("SECRET")
+    path = first.last_checkpoint
+    assert path is not None
+    result, _ = Job(plugins=lambda: [AtStep(lambda run: None)]).fit(tmp_path / "second", STEPS, resume=path)
+
+    assert result.resume is not None
+    assert [name for name in result.resume.untracked if "environ" in name] == [
+        "os.environ['LOSS_OFFSET']",
+        "os.environ['LOSS_SCALE']",
+        "os.environ['SECRET']",
+    ]
+    assert b"s3-cr3t" not in path.read_bytes()
+
+
+class Reread(Dataset[Any]):
+    """Counts its reads."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return torch.full((4,), float(self.reads)), torch.tensor(0)
+
+
+def test_a_validation_set_that_changed_is_named_although_no_batch_follows(tmp_path: Path) -> None:
+    def fit(folder: str, **options: Any) -> h.RunResult:
+        saving = h.Checkpoint(tmp_path / folder, every=h.Every(batches=len(batches())), keep_last=None, **options)
+        trainer = h.Trainer([h.ValidationSchedule(h.Every(batches=2)), saving], device="cpu")
+        validation = DataLoader(Reread(), 2)
+        return trainer.fit(supervised(), batches(), validation=validation, optimizer=torch.optim.SGD, epochs=1)
+
+    fit("first")
+    *_, before_the_end = sorted((tmp_path / "first").glob("*.pth"), key=lambda path: path.stat().st_mtime_ns)
+    result = fit("second", resume=before_the_end)
+
+    assert "validation dataset.reads" in reasons(result)
 
 
 class Option(h.Plugin):
