@@ -10,7 +10,6 @@ from .core.metrics.means import accuracy as accuracy
 from .builtin_callbacks.prediction_writer import read_prediction_batches as read_prediction_batches
 from .builtin_callbacks.prediction_writer import read_predictions as read_predictions
 from .core.run import TrainRun as TrainRun
-from .core.summary import ModelSummary as ModelSummary
 from .core.summary import summary as summary
 from .core.stepping.schedulers import warmup_cosine as warmup_cosine
 from .core.stepping.schedulers import warmup_linear as warmup_linear

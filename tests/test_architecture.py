@@ -67,7 +67,7 @@ PUBLIC = """
     DeviceEngine DistributedSampler EMA EarlyStopping EpochEnd EpochMeans EpochStart Event Every ExceptionPassThrough
     FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping GradientNorm GradientsReady
     HandlerTimes JsonlLog Lane LastBoundary LateResult LearningRate LengthGroupedSampler LoadBest LoaderParams
-    Log LogSchedule Mixup ModelSummary NaNGuard NotRecorded Once Periodic PhaseTimes Phases Plugin PluginChanged
+    Log LogSchedule Mixup NaNGuard NotRecorded Once Periodic PhaseTimes Phases Plugin PluginChanged
     PluginFailed Plugins PredictBatchEnd PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Progress
     ProgressBar RNGCapture RandomSampler RankFailed Replay Resume ResumeDiffers ResumeReport ResumeVerified RollBack Run
     RunClosed RunFailed RunResult SavePoint SaveSchedule SequentialSampler ShouldStop StepEnd Streams StrictError

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ...events import BatchEnd, EpochStart, PluginName, Run
+from ...events import BatchEnd, EpochStart, Handle, PluginName, Run
 from ...events.checks import describe as describe_function
 from ...plugins.plugin import marked_methods
 from ..data.users_code import is_ours, is_users
@@ -195,9 +195,11 @@ class ObjectState:
         differences = differing(saved["data"], encode_data(run))
         changes = {path: (was, now) for path, was, now in differences if path not in follows_epoch}
 
-        def report(run: Run, event: BatchEnd | None = None) -> None:
-            if event is not None:
-                self.waiting = None
+        handles: list[Handle] = []
+
+        def report() -> None:
+            self.waiting = None
+            for handle in handles:
                 handle.remove()
             remaining = {path for path, *_ in differing(saved["data"], encode_data(run))}
             for path in (path for path in changes if path in remaining):
@@ -206,10 +208,14 @@ class ObjectState:
                 run.data.report_difference(f"{path} was {before} and is {present}: {cause}")
 
         if changes and run.progress.batch:
-            handle = run.bus.on(BatchEnd, report)
-            self.waiting = partial(report, run, BatchEnd())
+
+            def compare_again(run: Run, event: BatchEnd) -> None:  # noqa: ARG001  # the form of a handler
+                report()
+
+            self.waiting = report
+            handles.append(run.bus.on(BatchEnd, compare_again))
         elif changes:
-            report(run)
+            report()
 
 
 # Reports changes by handlers of `EpochStart`, which run a second time.
