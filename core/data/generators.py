@@ -206,39 +206,6 @@ def digest(*key: int, size: int, purpose: bytes = b"") -> bytes:
     return blake2b(b"%d," * len(key) % key, digest_size=size, person=purpose).digest()
 
 
-class _Seeds:
-    """The seeds of keys, computed for 32 equally spaced positions at once.
-
-    A digest between two batches finds none of its code in the CPU caches and takes ten times as long.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[int, ...], tuple[int, ...]] = {}  # by seed and epoch: several streams alternate
-        self._ahead: dict[tuple[int, ...], tuple[Any, ...]] = {}
-
-    def of(self, key: tuple[int, ...]) -> tuple[Any, ...]:
-        seeds = self._ahead.pop(key, None) or self._look_ahead(key)
-        self._last[key[:2]] = key
-        return seeds
-
-    def _look_ahead(self, key: tuple[int, ...]) -> tuple[Any, ...]:
-        if len(self._last) > _SOURCES:  # of earlier epochs
-            self._last.clear()
-            self._ahead.clear()
-        last, keys = self._last.get(key[:2], ()), [key]
-        if len(key) == len(last) > 2 and key != last == (*key[:2], last[2], *key[3:]):
-            begin, position, end = key[:2], key[2], key[3:]
-            step = position - last[2]
-            keys += [(*begin, position + step * number, *end) for number in range(1, _AHEAD)]
-        self._ahead |= {ahead: _SEEDS.unpack(digest(*ahead, size=_SEEDS.size)) for ahead in keys}
-        return self._ahead.pop(key)
-
-
-_AHEAD: Final = 32
-_SOURCES: Final = 8
-_DRAWN: Final = _Seeds()
-
-
 def seed_all(*key: int) -> None:
     """Seed the CPU's global generators by a key: Python, NumPy's legacy generator and torch.
 
@@ -248,7 +215,7 @@ def seed_all(*key: int) -> None:
     Args:
         key: integers of any size and sign.
     """
-    python, numpy, pytorch, entropy = _DRAWN.of(key)
+    python, numpy, pytorch, entropy = _SEEDS.unpack(digest(*key, size=_SEEDS.size))
     _SEED(PYTHON, python)  # random.seed() does these two after a check of the type
     PYTHON.gauss_next = None
     bits = mtrand.get_bit_generator()

@@ -115,67 +115,6 @@ def test_what_user_code_puts_in_place_of_numpys_bit_generator_is_replaced() -> N
         assert draw() == expected
 
 
-@pytest.mark.parametrize("step", [1, 3, -2, 0])
-@pytest.mark.parametrize("rest", [(), (2,), (2, 5)])
-def test_seeds_that_are_made_ahead_are_those_of_their_keys(step: int, rest: tuple[int, ...]) -> None:
-    seeds = generators._Seeds()
-    keys = [(7, 1, 5 + step * number, *rest) for number in range(70)]
-    keys += [(7, 2, 5, *rest), (7, 2, 6, *rest), (7, 2, 8, *rest), (7, 2, 9, *rest, 1), (7, 2), (7,), (), (7, 2, 9)]
-
-    assert [seeds.of(key) for key in keys] == [generators._SEEDS.unpack(digest(*key, size=36)) for key in keys]
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The keys whose digests are made."""
-    keys: list[tuple[int, ...]] = []
-
-    def count(*key: int, size: int) -> bytes:
-        keys.append(key)
-        return digest(*key, size=size)
-
-    monkeypatch.setattr(generators, "digest", count)
-    return keys
-
-
-@pytest.mark.parametrize("step", [1, 3])
-def test_seeds_are_made_for_many_batches_at_once(step: int, made: list[tuple[int, ...]]) -> None:
-    seeds, digests = generators._Seeds(), []
-    for number in range(70):
-        seeds.of((7, 1, step * number, 0))
-        digests.append(len(made))
-
-    assert digests == [1] + [33] * 32 + [65] * 32 + [97] * 5
-
-
-def test_seeds_are_made_for_many_batches_of_each_of_two_streams(made: list[tuple[int, ...]]) -> None:
-    seeds, digests = generators._Seeds(), []
-    for number in range(20):
-        seeds.of((7, 1, number, 0))
-        seeds.of((8, 1, number, 0))
-        digests.append(len(made))
-
-    assert digests == [2] + [66] * 19
-
-
-def test_seeds_of_former_epochs_are_forgotten() -> None:
-    seeds = generators._Seeds()
-    for epoch in range(30):
-        for number in range(3):
-            seeds.of((7, epoch, number, 0))
-
-    assert len(seeds._last) <= generators._SOURCES + 1
-    assert len(seeds._ahead) <= 32 * (generators._SOURCES + 1)
-
-
-def test_of_a_key_that_comes_again_only_its_own_seeds_are_made() -> None:
-    seeds = generators._Seeds()
-    for _ in range(3):
-        seeds.of((7, 1, 5))
-
-    assert not seeds._ahead
-
-
 def test_this_numpy_takes_its_entropy_where_it_can_be_keyed() -> None:
     assert generators.SEEDLESS_IS_KEYED
     assert callable(ENTROPY)
