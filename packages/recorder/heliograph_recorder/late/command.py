@@ -27,7 +27,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         "returns beside the checkpoint. Exit status 0: all were evaluated; 1: the function failed for a checkpoint; "
         "2: there are no checkpoints or no function, another process evaluates them, or a result cannot be written.",
     )
-    parser.add_argument("folder", metavar="RUN", type=Path, help="the folder of the checkpoints")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="the folder of the checkpoints")
     parser.add_argument("function", metavar="module:function", help="returns metrics by name, as a dict of numbers")
     parser.add_argument("--follow", action="store_true", help="wait for new checkpoints until the run is over")
     parser.add_argument("--json", action="store_true", help="print the evaluations as one JSON object, at the end")
