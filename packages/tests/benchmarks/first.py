@@ -88,7 +88,8 @@ def read_rows(
     source: str, worker: Worker, usual_worker: Worker, bars: tuple[float, float, float, float]
 ) -> list[Setup]:
     """Return the rows of a source of batches: without plugins, the usual set, `RNGCapture` too, a `Recorder` too."""
-    peers = {peer: raced(worker, peer) for peer in (races.IGNITE, *races.installed("lean"))}
+    others = () if worker is races.race_list else races.installed("lean")
+    peers = {peer: raced(worker, peer) for peer in (races.IGNITE, *others)}
     rows = [Setup(f"no plugins, over {source}", raced(worker, lean.CONTROL), raced(worker, races.OURS), peers, bars[0])]
     sets = {"usual set": usual.OURS, "`RNGCapture`, too": usual.EXACT, "`Recorder`, too": usual.EXACT_RECORDED}
     for (name, ours), bar in zip(sets.items(), bars[1:], strict=True):

@@ -154,7 +154,8 @@ class Rows(Dataset[Batch]):
 
 def shuffled(num_workers: int = 0) -> DataLoader[Batch]:
     """Return a loader of an epoch that shuffles."""
-    return DataLoader(Rows(EPOCH), SIZE, shuffle=True, num_workers=num_workers)
+    context = "forkserver" if num_workers else None  # each loop has a thread, so a fork could block forever
+    return DataLoader(Rows(EPOCH), SIZE, shuffle=True, num_workers=num_workers, multiprocessing_context=context)
 
 
 def tiny_model() -> nn.Module:

@@ -80,23 +80,23 @@ def race_usual(seed: int) -> Seconds:
 
 
 def race_list(seed: int) -> Seconds:
-    """Time the loops, ours among them, over a list of batches."""
-    return _race_over(seed, lambda: batches_of(harness.EPOCH))
+    """Time ours and Ignite's over a list of batches, which Lightning takes for a list of loaders."""
+    return _race_over(seed, lambda: batches_of(harness.EPOCH), {})
 
 
 def race_loader(seed: int) -> Seconds:
     """Time the loops over a shuffled `DataLoader` of a user's dataset, without workers."""
-    return _race_over(seed, shuffled)
+    return _race_over(seed, shuffled, loops("lean"))
 
 
 def race_workers(seed: int) -> Seconds:
     """Time the loops over the same with two workers."""
-    return _race_over(seed, partial(shuffled, num_workers=2))
+    return _race_over(seed, partial(shuffled, num_workers=2), loops("lean"))
 
 
-def _race_over(seed: int, make: Callable[[], Iterable[Batch]]) -> Seconds:
+def _race_over(seed: int, make: Callable[[], Iterable[Batch]], peers: Loops) -> Seconds:
     ours = {HAND: lean.by_hand, CONTROL: lean.by_hand, OURS: lean.fit_supervised, IGNITE: lean.ignite}
-    variants = {name: partial(_read, loop, make) for name, loop in {**ours, **loops("lean")}.items()}
+    variants = {name: partial(_read, loop, make) for name, loop in {**ours, **peers}.items()}
     return race(variants, EPOCHS, seed)
 
 
