@@ -360,3 +360,46 @@ def test_a_batch_that_draws_is_loaded_with_its_key(draws_at: set[int], read: Rea
     first = min(draws_at, default=0) // 4 * 4
     twice = list(range(first, first + 4)) if first else []  # the first batch is seeded in any case
     assert sorted(dataset.loaded) == sorted([*range(40), *range(40), *twice])  # two epochs
+
+
+def restore_python() -> float:
+    state = random.getstate()
+    drawn = random.random()
+    random.setstate(state)
+    return drawn
+
+
+def restore_torch() -> float:
+    with torch.random.fork_rng(devices=[]):
+        return torch.rand(()).item()
+
+
+READERS: list[Callable[[], float]] = [
+    restore_python,
+    restore_torch,
+    lambda: float(torch.initial_seed() % 1000),
+    lambda: float(np.random.get_state()[1][0]),  # type: ignore[index]  # a tuple or a dict
+]
+
+
+class ReadsState(Dataset[float]):
+    """Depends on the state of a generator, and leaves it as it was."""
+
+    def __init__(self, read_state: Callable[[], float]) -> None:
+        self.read_state = read_state
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> float:
+        return self.read_state()
+
+
+@pytest.mark.parametrize("read_state", READERS, ids=["getstate", "fork_rng", "initial_seed", "get_state"])
+def test_a_state_that_is_read_without_a_draw_is_keyed(read_state: Callable[[], float], read: Read) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(ReadsState(read_state), batch_size=2)
+
+    whole = read(loader(), epochs=[0])
+    assert len({value for batch in whole for value in batch}) == 4
+    assert read(loader(), epochs=[0], batch=2) == whole[2:]
