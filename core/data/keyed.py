@@ -356,6 +356,7 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         after = generators.states()
         self._note_draws(batch, after)
         elsewhere = partial(self._load, _under_another_key(batch)) if outline(inner) != before else None
+        self.keyed_is_silent &= elsewhere is None  # a cache would keep what a batch draws without its key
         probe.compare((loaded, after), batch.position.key, partial(self._load, batch), elsewhere, generators)
         self.keyed_per_sample = per_sample
         return self._load(batch) if per_sample else loaded

@@ -403,3 +403,25 @@ def test_a_state_that_is_read_without_a_draw_is_keyed(read_state: Callable[[], f
     whole = read(loader(), epochs=[0])
     assert len({value for batch in whole for value in batch}) == 4
     assert read(loader(), epochs=[0], batch=2) == whole[2:]
+
+
+class CachesRarely(Dataset[Tensor]):
+    """Keeps what it draws for one sample."""
+
+    def __init__(self) -> None:
+        self.cache: dict[int, float] = {}
+        self.loaded = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.loaded += 1
+        drawn = self.cache.setdefault(index, random.random()) if index == 5 else 0.0
+        return torch.tensor([index + drawn] * 7)
+
+
+def test_a_cache_keeps_values_that_are_drawn_with_a_key(fit: Any) -> None:
+    here, there = (fit(DataLoader(CachesRarely(), 2, num_workers=workers)) for workers in (0, 2))
+    assert here.batches[:4] == there.batches[:4]  # the first epoch
+    assert here.batches[2][1][0] > 5
