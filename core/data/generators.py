@@ -284,11 +284,11 @@ class Isolation:
 
     Attributes:
         has_drawn: whether the code drew from one of these generators, or seeded one. Set on exit.
-        is_known: whether that is known; otherwise `has_drawn` is True.
+        detects_draws: whether that is known; otherwise `has_drawn` is True.
     """
 
     def __init__(self, *, one_thread: bool) -> None:
-        self.has_drawn = self.is_known = True
+        self.has_drawn = self.detects_draws = True
         self._one_thread = one_thread
         self._counter = _KeyedEntropy(b"")
         self._bits: Any = None
@@ -302,7 +302,7 @@ class Isolation:
         if (bits := mtrand.get_bit_generator()) is not self._bits:
             self._follow(bits)
         self._before, self._gauss = b"".join(self._marks), PYTHON.gauss_next
-        if self._before != self._saved_at or not self.is_known:
+        if self._before != self._saved_at or not self.detects_draws:
             self._saved = [state.save(room) for state, room in zip(self._states, self._rooms, strict=True)]
             self._saved_at = self._before
         self._entropy, self._counter.draws = _entropy(), 0
@@ -321,7 +321,7 @@ class Isolation:
             or self._counter.draws > 0
             or PYTHON.gauss_next is not self._gauss
             or is_replaced
-            or not self.is_known
+            or not self.detects_draws
         )
         _set_entropy(self._entropy)
         if self.has_drawn:
@@ -336,7 +336,7 @@ class Isolation:
         self._bits, self._states, self._saved_at = bits, list(states), b""
         self._rooms = [state.room() for state in states]
         python, pytorch, numpy, normal = states
-        self._marks, self.is_known = [], SEEDLESS_IS_KEYED
+        self._marks, self.detects_draws = [], SEEDLESS_IS_KEYED
         spans = (
             (python, (0, 12)),  # the position and two words, because the first is the same after every `seed`
             (pytorch, (0, 24)),  # the seed, the position and a word
@@ -348,7 +348,7 @@ class Isolation:
             if isinstance(state, MemoryState):
                 self._marks.append(state.part(*span))
             else:
-                self.is_known = False
+                self.detects_draws = False
 
 
 def _of_bits(bits: Any) -> State:

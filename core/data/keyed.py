@@ -29,7 +29,7 @@ from ..objects.equality import SCALARS, same
 from ..system.extras import with_article
 from .generators import KINDS, Generator, Isolation, generator_states, is_global, isolated, key_generators, seed_all
 from .rng import generator_state
-from .users_code import attributes, class_parts, function_parts, is_ours, is_users, module_of, outline
+from .users_code import attributes, class_parts, code_names, function_parts, is_ours, is_users, module_of, outline
 
 LONG: Final = 10_000  # items; a longer container is sampled first
 SAMPLE: Final = 100
@@ -51,6 +51,9 @@ CODE: Final = (
     *(MethodType, BuiltinMethodType, property, staticmethod, classmethod),
     *(functools.partial, functools.cached_property, functools._lru_cache_wrapper),
 )
+READS: Final = frozenset(
+    ("initial_seed", "getstate", "get_state", "get_rng_state", "get_bit_generator", "setstate", "set_state", "fork_rng")
+)
 CODE_PARTS: Final = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
 
 
@@ -60,10 +63,12 @@ class SearchFindings(NamedTuple):
     Attributes:
         generators: each once, without the global ones, in an order that pickling does not change.
         unseedable: objects that draw or count but cannot be seeded: `random.SystemRandom`, iterators.
+        readers: functions that may use the state of a generator and leave it as it was.
     """
 
     generators: list[Generator]
     unseedable: list[object]
+    readers: list[FunctionType]
 
 
 def search(*roots: object) -> SearchFindings:
@@ -83,7 +88,7 @@ def search(*roots: object) -> SearchFindings:
 
 class _Walk:
     def __init__(self) -> None:
-        self.findings = SearchFindings([], [])
+        self.findings = SearchFindings([], [], [])
         self.seen: dict[int, object] = {}  # by id; the references keep ids from being reused
 
     def admit(self, parts: Iterable[Any]) -> list[Any]:
@@ -107,6 +112,8 @@ class _Walk:
         if kind in CONTAINERS:
             return self.contents(holder, kind)
         if isinstance(holder, FunctionType):
+            if READS & code_names(holder.__code__).keys():
+                self.findings.readers.append(holder)
             return function_parts(holder)
         if isinstance(holder, type):
             return class_parts(holder)
@@ -177,9 +184,9 @@ class KeyedGenerators:
         self._epoch: int | None = None
 
     @property
-    def has_own(self) -> bool:
-        """Whether the objects contain generators."""
-        return bool(self._findings.generators)
+    def may_hide_draws(self) -> bool:
+        """Whether the objects contain generators, or read the state of the global ones without a draw."""
+        return bool(self._findings.generators or self._findings.readers)
 
     def seed(self, seed: int, epoch: int, *position: int) -> None:
         self.begin_epoch(seed, epoch)
@@ -310,7 +317,7 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         try:
             if self.keyed_isolation is None:  # a worker
                 return self._load(batch) if self.keyed_has_begun else self._first(batch)
-            if self.keyed_is_silent and self.keyed_has_begun and not self.keyed_generators.has_own:
+            if self.keyed_is_silent and self.keyed_has_begun and not self.keyed_generators.may_hide_draws:
                 with self.keyed_isolation:
                     loaded = self._load_once(batch)
                 if not self.keyed_isolation.has_drawn:
@@ -349,6 +356,7 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         after = generators.states()
         self._note_draws(batch, after)
         elsewhere = partial(self._load, _under_another_key(batch)) if outline(inner) != before else None
+        self.keyed_is_silent &= elsewhere is None  # a cache would keep what a batch draws without its key
         probe.compare((loaded, after), batch.position.key, partial(self._load, batch), elsewhere, generators)
         self.keyed_per_sample = per_sample
         return self._load(batch) if per_sample else loaded

@@ -159,7 +159,7 @@ def function_parts(function: FunctionType) -> Iterator[object]:
     yield from map(cell_content, function.__closure__ or ())
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *function.__dict__.values())
     if is_users(str(function.__globals__.get("__name__"))):
-        names, spaces = _names(function.__code__), [function.__globals__]
+        names, spaces = code_names(function.__code__), [function.__globals__]
         for space in spaces:  # including the user's modules that it names or imports
             for name in names:
                 value = space.get(name, sys.modules.get(name))
@@ -169,11 +169,11 @@ def function_parts(function: FunctionType) -> Iterator[object]:
                     spaces.append(vars(value))
 
 
-def _names(code: CodeType) -> dict[str, None]:
+def code_names(code: CodeType) -> dict[str, None]:
     names = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names |= _names(constant)
+            names |= code_names(constant)
     return names
 
 

@@ -323,13 +323,13 @@ class Walk:
         return node
 
     def mapping(self, value: Any, path: str, depth: int) -> object:
-        keys, items = list(dict.keys(value)), list(dict.values(value))
+        pairs = ordered_items(value)
+        keys, items = [key for key, _ in pairs], [item for _, item in pairs]
         if dict.keys(value) >= SNAPSHOT:  # a snapshot of this run
             return {"skip": "a snapshot"}
-        if not all(_is_key(key) for key in keys):
+        if not all(is_key(key) for key in keys):
             if len(keys) > MOST_ITEMS:
                 return self.give_up(value, path, f"{len(keys):,} items")
-            pairs = zip(keys, items, strict=True)
             parts = [
                 part for n, (key, item) in enumerate(pairs) for part in ((f"[key {n}]", key), (f"[value {n}]", item))
             ]
@@ -351,7 +351,7 @@ class Walk:
         return self.add(value, path, kind, depth, [*slots, *attribute_slots], [size])
 
     def set(self, value: Any, path: str, depth: int) -> object:
-        if not all(_is_key(item) for item in value):
+        if not all(is_key(item) for item in value):
             return self.give_up(value, path, "of objects")
         return self.scalars(value, path, "set", sorted(value, key=repr))
 
@@ -457,7 +457,12 @@ class Walk:
         items += [(f".{name}", buffer) for name, buffer in module._buffers.items() if name not in persistent]
         items += [(f".{name}", child) for name, child in module._modules.items()]
         items += [(f".{name}", hooks) for name in HOOKS if variables.get(name) and (hooks := user_hooks(module, name))]
-        return self.add(module, path, "module", depth, items + self.user_class(module))
+        names = (
+            None
+            if is_saved
+            else [[*module._parameters], [*module._buffers], sorted(module._non_persistent_buffers_set)]
+        )
+        return self.add(module, path, "module", depth, items + self.user_class(module), names)
 
     def array(self, value: Any, path: str, depth: int) -> object:
         if _memory_of(value) in self.data_storages or isinstance(value, np.memmap):
@@ -522,7 +527,13 @@ def is_reference(value: Any) -> bool:
     return isinstance(value, dict) and "ref" in value
 
 
-def _is_key(key: object) -> bool:
+def ordered_items(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    # no method of a subclass runs; only an OrderedDict sees the order that its `move_to_end` sets
+    base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+    return list(base.items(value))
+
+
+def is_key(key: object) -> bool:
     return is_scalar(key) or (type(key) is tuple and all(map(is_scalar, key)))
 
 

@@ -29,7 +29,9 @@ from .graph import (
     Roots,
     Walk,
     inner,
+    is_key,
     named_tensors,
+    ordered_items,
     storage_of,
     type_name,
 )
@@ -76,6 +78,15 @@ class _LiveSlots(Walk):
     ) -> Node:
         self.slots, self.graph.nodes = dict(items), [{"slots": {}}]
         return {"ref": 0}
+
+    def mapping(self, value: Any, path: str, depth: int) -> object:
+        # by key and by position: one key that is an object changes the kind of a saved dict
+        self.slots = dict(self.attribute_slots_of(value))
+        for number, (key, item) in enumerate(ordered_items(value)):
+            self.slots |= {f"[key {number}]": key, f"[value {number}]": item}
+            if is_key(key):
+                self.slots[f"[{key!r}]"] = item
+        return {}
 
     def content(self, node: Node, path: str, content: Any) -> Node:
         return node
@@ -212,7 +223,7 @@ class _Restore:
         if any(item is MISSING for item in items):  # do not restore half a container
             return {}
         is_map = node["kind"] == "map"
-        live = [part for pair in dict.items(target) for part in pair] if is_map else []
+        live = [part for pair in ordered_items(target) for part in pair] if is_map else []
         if force or len(live) != len(items) or not all(map(operator.is_, live, items)):
             target.clear()
             if node["kind"] == "list":
@@ -288,6 +299,9 @@ class _Restore:
             self.failed[path] = f"{node['type']}, its factory"
         if kind == "module":
             nn.Module.__init__(made)
+            parameters, buffers, not_persistent = leaf or ((), (), ())
+            made._parameters, made._buffers = dict.fromkeys(parameters), dict.fromkeys(buffers)
+            made._non_persistent_buffers_set = set(not_persistent)
         return made
 
     def generator(self, node: Node) -> Any:

@@ -375,7 +375,7 @@ def global_states() -> list[Any]:
     number=st.sampled_from([1, 2, 311, 312, 623, 624, 625, 1248]),
 )
 @settings(max_examples=200)
-def test_isolation_reports_the_draws_of_its_code(before: list[str], name: str, number: int) -> None:
+def test_isolation_reports_whether_its_code_drew(before: list[str], name: str, number: int) -> None:
     isolation = isolated()
     for earlier in before:  # an odd number of normal numbers leaves a cached one
         DRAWS[earlier](1)
@@ -413,14 +413,14 @@ def test_isolation_follows_the_draws_of_the_training() -> None:
     assert threads == [1, 1, 1]
 
 
-def test_with_a_bit_generator_of_another_kind_nothing_is_known() -> None:
+def test_with_a_bit_generator_of_another_kind_nothing_detects_draws() -> None:
     isolation, own = isolated(), mtrand.get_bit_generator()
     mtrand.set_bit_generator(np.random.PCG64(1))
     with isolation:
         pass
-    assert (isolation.has_drawn, isolation.is_known) == (True, False)
+    assert (isolation.has_drawn, isolation.detects_draws) == (True, False)
 
     mtrand.set_bit_generator(own)
     with isolation:
         pass
-    assert (isolation.has_drawn, isolation.is_known) == (False, True)
+    assert (isolation.has_drawn, isolation.detects_draws) == (False, True)

@@ -360,3 +360,68 @@ def test_a_batch_that_draws_is_loaded_with_its_key(draws_at: set[int], read: Rea
     first = min(draws_at, default=0) // 4 * 4
     twice = list(range(first, first + 4)) if first else []  # the first batch is seeded in any case
     assert sorted(dataset.loaded) == sorted([*range(40), *range(40), *twice])  # two epochs
+
+
+def restore_python() -> float:
+    state = random.getstate()
+    drawn = random.random()
+    random.setstate(state)
+    return drawn
+
+
+def restore_torch() -> float:
+    with torch.random.fork_rng(devices=[]):
+        return torch.rand(()).item()
+
+
+READERS: list[Callable[[], float]] = [
+    restore_python,
+    restore_torch,
+    lambda: float(torch.initial_seed() % 1000),
+    lambda: float(np.random.get_state()[1][0]),  # type: ignore[index]  # a tuple or a dict
+]
+
+
+class ReadsState(Dataset[float]):
+    """Depends on the state of a generator, and leaves it as it was."""
+
+    def __init__(self, read_state: Callable[[], float]) -> None:
+        self.read_state = read_state
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> float:
+        return self.read_state()
+
+
+@pytest.mark.parametrize("read_state", READERS, ids=["getstate", "fork_rng", "initial_seed", "get_state"])
+def test_a_state_that_is_read_without_a_draw_is_keyed(read_state: Callable[[], float], read: Read) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(ReadsState(read_state), batch_size=2)
+
+    whole = read(loader(), epochs=[0])
+    assert len({value for batch in whole for value in batch}) == 4
+    assert read(loader(), epochs=[0], batch=2) == whole[2:]
+
+
+class CachesRarely(Dataset[Tensor]):
+    """Keeps what it draws for one sample."""
+
+    def __init__(self) -> None:
+        self.cache: dict[int, float] = {}
+        self.loaded = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.loaded += 1
+        drawn = self.cache.setdefault(index, random.random()) if index == 5 else 0.0
+        return torch.tensor([index + drawn] * 7)
+
+
+def test_a_cache_keeps_values_that_are_drawn_with_a_key(fit: Any) -> None:
+    here, there = (fit(DataLoader(CachesRarely(), 2, num_workers=workers)) for workers in (0, 2))
+    assert here.batches[:4] == there.batches[:4]  # the first epoch
+    assert here.batches[2][1][0] > 5

@@ -153,7 +153,7 @@ def test_a_library_keeps_its_own_affairs() -> None:
     logger = logging.getLogger("test")
     logger.rng = random.Random(1)  # type: ignore[attr-defined]
 
-    assert search(pool, logger, threading.Thread(), TrainingData([])) == ([], [])
+    assert search(pool, logger, threading.Thread(), TrainingData([]))[:2] == ([], [])
 
 
 def test_the_global_generators_are_seeded_already() -> None:
@@ -216,12 +216,12 @@ def test_large_data_is_looked_through_without_keeping_it() -> None:
 @pytest.mark.parametrize("hiding", [lambda rng: [rng] * 2000, lambda rng: [closing_over(rng)] * 2000])
 def test_among_many(hiding: Any) -> None:
     rng = random.Random(1)
-    assert search(hiding(rng)) == ([rng], [])
+    assert search(hiding(rng))[:2] == ([rng], [])
 
 
 def test_what_no_key_reaches_is_distinguished() -> None:
     system, counter = random.SystemRandom(), itertools.count()
-    assert search(system, {"counter": counter}, {random.Random(1)}) == ([], [system, counter])
+    assert search(system, {"counter": counter}, {random.Random(1)})[:2] == ([], [system, counter])
 
 
 def test_reading_a_list_of_one_s_own_loads_nothing() -> None:

@@ -554,3 +554,41 @@ def test_values_under_keys_of_any_kind_are_restored_in_place() -> None:
     assert not failed
     assert [*map(float, fresh.memo.values())] == [*map(float, range(len(keys)))]
     assert [*fresh.memo] == keys
+
+
+def test_one_key_that_is_an_object_leaves_the_other_values_in_place() -> None:
+    def make() -> Any:
+        return holder(memo=lambda: {"log": logging.StreamHandler(), "parts": [Thing()]})()
+
+    def change(thing: Any) -> None:
+        thing.memo["parts"][0].count = 3
+        thing.memo[Colour.RED] = 1
+
+    fresh = make()
+    parts, logger = fresh.memo["parts"], fresh.memo["log"]
+    makes = iter([make(), fresh])
+    _, after, failed = resumed(lambda: next(makes), change)
+    assert not failed
+    assert after.memo["parts"] is parts
+    assert after.memo["log"] is logger
+    assert parts[0].count == 3
+    assert [*after.memo] == ["log", "parts", Colour.RED]
+
+
+def test_the_order_of_an_ordered_dict_is_state() -> None:
+    make = holder(recent=lambda: collections.OrderedDict(a=[1], b=[2]))
+    _, after, failed = resumed(make, lambda it: it.recent.move_to_end("a"))
+    assert not failed
+    assert list(after.recent.items()) == [("b", [2]), ("a", [1])]
+
+
+def test_a_module_that_the_training_made_has_its_buffers() -> None:
+    def change(it: Any) -> None:
+        it.teacher = nn.BatchNorm1d(2)
+        it.teacher.register_buffer("seen", torch.ones(1), persistent=False)
+        it.teacher.running_mean.fill_(2.0)
+
+    before, after, failed = resumed(holder(), change)
+    assert not failed
+    assert same(after.teacher.state_dict(), before.teacher.state_dict())
+    assert dict(after.teacher.named_buffers())["seen"].tolist() == [1.0]
