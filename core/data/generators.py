@@ -30,21 +30,12 @@ class MemoryState:
     def __init__(self, address: int, size: int) -> None:
         self._bytes = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
-    def room(self) -> memoryview:
-        # Reused buffers: with a new one each time, the allocator would place pieces between them.
-        return memoryview(bytearray(len(self._bytes)))
-
     def part(self, begin: int, end: int) -> memoryview:
         # A live view.
         return self._bytes[begin:end]
 
-    def image(self) -> bytes:
-        # For comparison.
+    def save(self) -> bytes:
         return self._bytes.tobytes()
-
-    def save(self, room: Any) -> Any:
-        room[:] = self._bytes
-        return room
 
     def restore(self, state: Any) -> None:
         self._bytes[:] = state
@@ -54,17 +45,11 @@ class MethodState:
     """The same through public methods, which every version has."""
 
     def __init__(self, save: Callable[[], Any], restore: Callable[[Any], Any]) -> None:
-        self._save, self.restore = save, restore
-
-    def room(self) -> None:
-        pass
+        self.save, self.restore = save, restore
 
     def part(self, begin: int, end: int) -> None:
         # None: the layout is unknown.
         pass
-
-    def save(self, room: object) -> Any:
-        return self._save()
 
 
 State: TypeAlias = MemoryState | MethodState
@@ -87,20 +72,16 @@ def states() -> tuple[State, State, State]:
 
 def of_python() -> State:
     # The words only: the cached normal number of Python's generator is an attribute.
-    return (
-        MemoryState(id(PYTHON) + _HEAD, _RANDOM_LAYOUT.size)
-        if _is_python_known()
-        else MethodState(PYTHON.getstate, PYTHON.setstate)
-    )
+    if _is_python_known():
+        return MemoryState(id(PYTHON) + _HEAD, _RANDOM_LAYOUT.size)
+    return MethodState(PYTHON.getstate, PYTHON.setstate)
 
 
 def of_torch() -> State:
     place = _place_in_torch()
-    return (
-        MethodState(TORCH.get_state, TORCH.set_state)
-        if place is None
-        else MemoryState(TORCH._cdata + place, _ENGINE_LAYOUT.size)
-    )
+    if place is None:
+        return MethodState(TORCH.get_state, TORCH.set_state)
+    return MemoryState(TORCH._cdata + place, _ENGINE_LAYOUT.size)
 
 
 def of_normal() -> State:
@@ -118,7 +99,7 @@ def _is_python_known() -> bool:
         return False
     twin = random.Random(1)  # noqa: S311  # only compared
     words = MemoryState(id(twin) + _HEAD, _RANDOM_LAYOUT.size)
-    index, *numbers = _RANDOM_LAYOUT.unpack(words.image())
+    index, *numbers = _RANDOM_LAYOUT.unpack(words.save())
     return (3, (*numbers, index), None) == twin.getstate() and _is_state(
         words, lambda number: twin.getrandbits(32 * number), twin.getstate
     )
@@ -130,7 +111,7 @@ def _place_in_numpy() -> int | None:
         return None
     twin = np.random.RandomState(1)
     twin.standard_normal()
-    place = MemoryState(id(twin), np.random.RandomState.__basicsize__).image().find(_normal(twin))
+    place = MemoryState(id(twin), np.random.RandomState.__basicsize__).save().find(_normal(twin))
     if place < 0:
         return None
     words = MemoryState(id(twin) + place, _NORMAL_LAYOUT.size)
@@ -152,17 +133,14 @@ def _place_in_torch() -> int | None:
 
     words = MemoryState(twin._cdata + place, _ENGINE_LAYOUT.size)
     public = twin.get_state()[24 : 24 + 624 * 8].view(torch.int64).tolist()  # it has each word in eight bytes
-    if list(_ENGINE_LAYOUT.unpack(words.image())[3:]) != public:
+    if list(_ENGINE_LAYOUT.unpack(words.save())[3:]) != public:
         return None
     return place if _is_state(words, draw, lambda: twin.get_state().numpy().tobytes()) else None
 
 
 def _is_state(memory: MemoryState, draw: Callable[[int], object], now: Callable[[], Any]) -> bool:
     # Whether restoring the bytes restores the state, at several positions.
-    states = []
-    for number in _DRAWS:
-        draw(number)
-        states.append((memory.image(), now()))
+    states = [(draw(number), memory.save(), now())[1:] for number in _DRAWS]
     for image, expected in states:
         memory.restore(image)
         if now() != expected:
@@ -175,7 +153,7 @@ def _has_addresses() -> bool:
 
 
 def _seed_at(generator: Any, place: int) -> int:
-    return int(_SEED_LAYOUT.unpack(MemoryState(generator._cdata + place, _SEED_LAYOUT.size).image())[0])
+    return int(_SEED_LAYOUT.unpack(MemoryState(generator._cdata + place, _SEED_LAYOUT.size).save())[0])
 
 
 def _normal(generator: Any) -> bytes:
@@ -272,7 +250,7 @@ def generator_states() -> list[Any]:
     source = _entropy()
     requests = source.draws if isinstance(source, _KeyedEntropy) else None
     bits = mtrand.get_bit_generator().state
-    return [random.getstate(), bits, bytes(_NORMAL.save(_NORMAL.room())), TORCH.get_state(), requests]
+    return [random.getstate(), bits, _NORMAL.save(), TORCH.get_state(), requests]
 
 
 def _key_bits(bits: Any, seed: int) -> None:
@@ -293,7 +271,6 @@ class Isolation:
         self._counter = _KeyedEntropy(b"")
         self._bits: Any = None
         self._states: list[State] = []
-        self._rooms: list[Any] = []
         self._marks: list[memoryview] = []
         self._saved: list[Any] = []
         self._saved_at = b""  # the marks of the saved states
@@ -303,7 +280,7 @@ class Isolation:
             self._follow(bits)
         self._before, self._gauss = b"".join(self._marks), PYTHON.gauss_next
         if self._before != self._saved_at or not self.detects_draws:
-            self._saved = [state.save(room) for state, room in zip(self._states, self._rooms, strict=True)]
+            self._saved = [state.save() for state in self._states]
             self._saved_at = self._before
         self._entropy, self._counter.draws = _entropy(), 0
         _set_entropy(self._counter)
@@ -334,7 +311,6 @@ class Isolation:
     def _follow(self, bits: Any) -> None:
         states = (_PYTHON, _TORCH, _of_bits(bits), _NORMAL)
         self._bits, self._states, self._saved_at = bits, list(states), b""
-        self._rooms = [state.room() for state in states]
         python, pytorch, numpy, normal = states
         self._marks, self.detects_draws = [], SEEDLESS_IS_KEYED
         spans = (
