@@ -15,7 +15,7 @@ import heliograph as h
 from heliograph.events import Alarm
 from heliograph.spi import Entry, check_number, check_path, count, ended_for_good, on_main, read_manifest
 
-from .files import RESULT, Evaluation, Journal, Position, Reading, is_current, read_evaluation
+from .files import RESULT, Evaluation, Journal, Position, Reading, is_current, local, read_evaluation
 
 BATCHES = attrgetter("batches")
 START: Position = (0, -1, False)
@@ -35,11 +35,11 @@ class LateResults(h.Plugin):
     results are read anew.
 
     Args:
-        folder: the folder of the checkpoints.
+        folder: the folder of the checkpoints on this machine.
         wait: at the end of the training, wait up to this many seconds for the results of the remaining checkpoints.
 
     Raises:
-        ValueError: `wait` is negative; at the start of a run, the journal is damaged.
+        ValueError: `folder` is a URL; `wait` is negative; at the start of a run, the journal is damaged.
         OSError: the journal cannot be written.
     """
 
@@ -48,7 +48,8 @@ class LateResults(h.Plugin):
 
     def __init__(self, folder: str | Path, *, wait: float = 0.0) -> None:
         check_path("LateResults(folder)", folder, "a folder")
-        self.folder, self.wait = Path(folder), check_number("LateResults(wait)", wait, of="seconds", at_least=0)
+        self.folder = local("LateResults(folder)", folder)
+        self.wait = check_number("LateResults(wait)", wait, of="seconds", at_least=0)
         self._journal: Journal | None = None  # on the main rank
         self.reset()
 

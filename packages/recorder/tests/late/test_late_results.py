@@ -193,6 +193,9 @@ def test_a_damaged_journal_and_wrong_arguments_are_refused(tmp_path: Path) -> No
         train(tmp_path)
     with pytest.raises(ValueError, match=r"wait.*-1"):
         LateResults(tmp_path, wait=-1)
+    for url in ("s3://bucket/run", Path("s3://bucket/run")):
+        with pytest.raises(ValueError, match=r"runs/s3/bucket/run"):
+            LateResults(url)
     blocked = LateResults(tmp_path / "blocked")
     (tmp_path / "blocked" / "run.late.journal").mkdir(parents=True)
     with pytest.raises(OSError, match=r"run\.late\.journal"):
