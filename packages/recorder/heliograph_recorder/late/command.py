@@ -71,11 +71,11 @@ def lock_of(folder: Path) -> Lock:
 
 
 def _evaluate_all(evaluator: Evaluator, *, follow: bool, show: argparse.Namespace) -> list[Evaluation]:
-    from heliograph.spi import as_json
+    from heliograph.spi import as_json, count
 
-    from .files import is_over
+    from .files import RESULT, Evaluation, is_over
 
-    evaluations = []
+    evaluations = list[Evaluation]()
     while True:
         is_last = not follow or is_over(evaluator.folder)  # before the look, which then finds the last checkpoint
         for evaluation in evaluator.look():
@@ -85,9 +85,19 @@ def _evaluate_all(evaluator: Evaluator, *, follow: bool, show: argparse.Namespac
         if is_last:
             break
         sleep(POLL)
+    names = {evaluation.checkpoint for evaluation in evaluations}
+    earlier = [evaluation for name, evaluation in evaluator.earlier.items() if name not in names]
     if show.json:
-        plain = [evaluation.as_plain() for evaluation in evaluations]
+        plain = [
+            {**evaluation.as_plain(), "is_new": is_new}
+            for is_new, part in ((False, earlier), (True, evaluations))
+            for evaluation in part
+        ]
         print(as_json({"schema": "heliograph.evaluate/1", "evaluations": plain}))
+    elif earlier:
+        path = (evaluator.folder / earlier[-1].checkpoint).with_suffix(RESULT)
+        were = count(len(earlier), "checkpoint was", "checkpoints were")
+        print(f"{were} evaluated before; to evaluate one again, remove its result, such as {path}")
     return evaluations
 
 
@@ -109,18 +119,21 @@ class Evaluator:
         from .files import TEMPORARY
 
         self.folder, self._name, self._function = folder, name, function
+        self.earlier: dict[str, Evaluation] = {}  # by checkpoint, oldest first
         self._seen: dict[Path, tuple[int, int]] = {}  # the identity of files that need no other look
         for path in folder.glob(f".*{TEMPORARY}"):  # left by a killed evaluation
             path.unlink(missing_ok=True)
 
     def look(self) -> Iterator[Evaluation]:
         """Evaluate the checkpoints without a result, oldest first, and write each result."""
-        for entry in sorted(self._pending(), key=lambda entry: entry.order):
-            if (evaluation := self._evaluate(entry)) is not None:
+        for entry, result in sorted(self._unseen(), key=lambda pair: pair[0].order):
+            if result and (result.sha256, result.function, result.error) == (entry.sha256, self._name, ""):
+                self.earlier[result.checkpoint] = result
+            elif (evaluation := self._evaluate(entry)) is not None:
                 evaluation.write(self.folder)
                 yield evaluation
 
-    def _pending(self) -> Iterator[Entry]:
+    def _unseen(self) -> Iterator[tuple[Entry, Evaluation | None]]:
         from heliograph.spi import read_manifest
 
         from .files import RESULT, read_evaluation
@@ -139,8 +152,7 @@ class Evaluator:
                 self._seen[path] = stamp
                 continue
             self._seen[path] = stamp
-            if result is None or (result.sha256, result.function, result.error) != (entry.sha256, self._name, ""):
-                yield entry
+            yield entry, result
 
     def _evaluate(self, entry: Entry) -> Evaluation | None:
         from heliograph.spi import describe_error

@@ -126,10 +126,15 @@ class LateResults(h.Plugin):
         if self._journal is None or not ended_for_good(run, event.status):
             return
         self._journal.mark(is_over=True)
-        if names := [entry.path.name for entry in self._unread(run)]:
+        failed = {evaluation.checkpoint: evaluation for evaluation in self._results(run) if evaluation.error}
+        if names := [entry.path.name for entry in self._unread(run) if entry.path.name not in failed]:
             of = f"{count(len(names), 'checkpoint', 'checkpoints')}: {', '.join(names)}"
             run.note(f"late results: {len(self._steps)} read, none yet for {of}")
-        if not self._steps:
+        if failed:
+            last = max(failed.values(), key=attrgetter("steps"))
+            of = count(len(failed), "evaluation", "evaluations")
+            run.warn(f"late results: {len(self._steps)} read, {of} failed, the last: {last.checkpoint}: {last.error}")
+        elif not self._steps:
             run.warn(
                 f"LateResults read no result in {self.folder}: run `python -m heliograph evaluate --follow "
                 f"{self.folder} module:function` beside the training, and set wait= if it needs longer."
@@ -175,6 +180,13 @@ class LateResults(h.Plugin):
     # On the main rank.
 
     def _open(self, run: h.Run) -> tuple[list[Reading], Position | None]:
+        savers = [plugin for plugin in run.plugins if isinstance(plugin, h.Checkpoint | h.WeightsCheckpoint)]
+        folders = sorted({str(saver.folder) for saver in savers})
+        if folders and self.folder.resolve() not in map(Path.resolve, map(Path, folders)):
+            run.warn(
+                f"LateResults({str(self.folder)!r}) reads another folder than the checkpoints are in: pass "
+                f"{' or '.join(map(repr, folders))}."
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         self._journal = Journal(self.folder, run.name)
         self._journal.mark(is_over=False)

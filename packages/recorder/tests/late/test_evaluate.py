@@ -47,7 +47,11 @@ def test_each_checkpoint_is_evaluated_once(folder: Path, capsys: pytest.CaptureF
     assert main(["evaluate", str(folder), FUNCTION, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["schema"] == "heliograph.evaluate/1"
-    assert [(each["steps"], each["metrics"]) for each in facts["evaluations"]] == [(1, {"accuracy": 0.5})]
+    assert [(item["is_new"], item["steps"], item["metrics"]["accuracy"]) for item in facts["evaluations"]] == [
+        (False, 2, 0.8), (True, 1, 0.5),
+    ]  # fmt: skip
+    assert main(["evaluate", str(folder), FUNCTION]) == 0
+    assert_facts(capsys.readouterr().out, "2 checkpoints were evaluated before", "remove", f"{NAMES[1]}.late.json")
     assert not [*folder.glob(".*late*")]
 
 

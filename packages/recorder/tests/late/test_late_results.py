@@ -184,7 +184,18 @@ def test_a_failed_evaluation_and_a_missing_metric_stop_nothing(tmp_path: Path) -
     stopping = h.EarlyStopping("late/acuracy", mode="max")
     result, read = train(tmp_path, Fail(), stopping, steps=4, at=())
     assert read == [[3, 2, 0.8], [4, 3, 0.7], [4, 4, 0.6]]
-    assert_facts(" ".join(result.warnings), "EarlyStopping never acted", "late/acuracy", "none of 3 measurements")
+    warnings = " ".join(result.warnings)
+    assert_facts(warnings, "EarlyStopping never acted", "late/acuracy", "none of 3 measurements")
+    assert_facts(warnings, "3 read, 1 evaluation failed", "run_epoch_0_iter_1.pth: TypeError", "it returned {}")
+    assert "read no result" not in warnings
+    assert "none yet" not in " ".join(result.notes)
+
+
+def test_another_folder_than_that_of_the_checkpoints_is_reported(tmp_path: Path) -> None:
+    result, _ = train(tmp_path / "run", LateResults(tmp_path / "other"), steps=1)
+    assert_facts(result.warnings[0], str(tmp_path / "other"), str(tmp_path / "run"))
+    result, _ = train(tmp_path / "same", LateResults(tmp_path / "run" / ".." / "same"), steps=2, at=(2,))
+    assert not result.warnings
 
 
 def test_a_damaged_journal_and_wrong_arguments_are_refused(tmp_path: Path) -> None:
