@@ -51,6 +51,7 @@ class LateResults(h.Plugin):
         self.folder = local("LateResults(folder)", folder)
         self.wait = check_number("LateResults(wait)", wait, of="seconds", at_least=0)
         self._journal: Journal | None = None  # on the main rank
+        self._is_rehearsal = False  # in other folders, where no command evaluates
         self.reset()
 
     def reset(self) -> None:
@@ -68,7 +69,7 @@ class LateResults(h.Plugin):
         return f"reads evaluations of the checkpoints in {self.folder} before each save"
 
     def rehearse(self, folder: Path) -> list[Path]:
-        before, self.folder = self.folder, folder
+        before, self.folder, self._is_rehearsal = self.folder, folder, True
         return [before]
 
     @h.on(h.TrainStart, lane=h.Lane.REPORT)  # when the training and its folder are known
@@ -134,7 +135,7 @@ class LateResults(h.Plugin):
             last = max(failed.values(), key=attrgetter("steps"))
             of = count(len(failed), "evaluation", "evaluations")
             run.warn(f"late results: {len(self._steps)} read, {of} failed, the last: {last.checkpoint}: {last.error}")
-        elif not self._steps:
+        elif not self._steps and not self._is_rehearsal:
             run.warn(
                 f"LateResults read no result in {self.folder}: run `python -m heliograph evaluate --follow "
                 f"{self.folder} module:function` beside the training, and set wait= if it needs longer."
@@ -182,7 +183,8 @@ class LateResults(h.Plugin):
     def _open(self, run: h.Run) -> tuple[list[Reading], Position | None]:
         savers = [plugin for plugin in run.plugins if isinstance(plugin, h.Checkpoint | h.WeightsCheckpoint)]
         folders = sorted({str(saver.folder) for saver in savers})
-        if folders and self.folder.resolve() not in map(Path.resolve, map(Path, folders)):
+        is_elsewhere = self.folder.resolve() not in map(Path.resolve, map(Path, folders))
+        if folders and is_elsewhere and not self._is_rehearsal:
             run.warn(
                 f"LateResults({str(self.folder)!r}) reads another folder than the checkpoints are in: pass "
                 f"{' or '.join(map(repr, folders))}."

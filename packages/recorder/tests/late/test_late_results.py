@@ -15,6 +15,7 @@ from heliograph.packages.recorder.tests.late.late_program import LateTrace, eval
 from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests.kit import checkpoint_names, class_batches, damage, linear_classifier, sgd
 from heliograph.tests.ranks_pool import Pool
+from heliograph.tuning import rehearse
 from heliograph_recorder import LateResults
 from heliograph_recorder.late.command import Evaluator
 from heliograph_recorder.late.files import read_evaluation
@@ -196,6 +197,10 @@ def test_another_folder_than_that_of_the_checkpoints_is_reported(tmp_path: Path)
     assert_facts(result.warnings[0], str(tmp_path / "other"), str(tmp_path / "run"))
     result, _ = train(tmp_path / "same", LateResults(tmp_path / "run" / ".." / "same"), steps=2, at=(2,))
     assert not result.warnings
+    saving = h.Checkpoint(tmp_path / "a", every=h.Every(steps=1))
+    trainer = h.Trainer([h.RNGCapture(), saving, LateResults(tmp_path / "a")], device="cpu")
+    rehearsal = rehearse(trainer, linear_classifier(), class_batches(4), optimizer=sgd(), steps=2)
+    assert "LateResults" not in " ".join(rehearsal.warnings)
 
 
 def test_a_damaged_journal_and_wrong_arguments_are_refused(tmp_path: Path) -> None:
