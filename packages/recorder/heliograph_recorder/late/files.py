@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from heliograph.spi import clean, read_manifest
+from heliograph.spi import UsageError, clean, read_manifest
 
 RESULT, JOURNAL = ".late.json", ".late.journal"  # suffixes
 TEMPORARY = ".late.tmp"
@@ -85,6 +86,21 @@ def is_current(evaluation: Evaluation, checkpoint: Path) -> bool:
         return read_manifest(checkpoint).sha256 == evaluation.sha256
     except FileNotFoundError:
         return True
+
+
+def local(what: str, folder: str | Path) -> Path:
+    """Return the path of a folder on this machine.
+
+    Raises:
+        UsageError: it is a URL.
+    """
+    if url := re.match(r"([\w+.-]{2,}):/+(.*)", str(folder)):  # also a Path of a URL
+        path = Path("runs", url[1], *(clean(part) for part in url[2].split("/") if part))
+        raise UsageError(
+            f"{what} is a folder on this machine, got the URL {str(folder)!r}: pass the folder that Checkpoint copies "
+            f"from, {path}."
+        )
+    return Path(folder)
 
 
 class Journal:

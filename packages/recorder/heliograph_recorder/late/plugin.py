@@ -15,7 +15,7 @@ import heliograph as h
 from heliograph.events import Alarm
 from heliograph.spi import Entry, check_number, check_path, count, ended_for_good, on_main, read_manifest
 
-from .files import RESULT, Evaluation, Journal, Position, Reading, is_current, read_evaluation
+from .files import RESULT, Evaluation, Journal, Position, Reading, is_current, local, read_evaluation
 
 BATCHES = attrgetter("batches")
 START: Position = (0, -1, False)
@@ -35,11 +35,11 @@ class LateResults(h.Plugin):
     results are read anew.
 
     Args:
-        folder: the folder of the checkpoints.
+        folder: the folder of the checkpoints on this machine.
         wait: at the end of the training, wait up to this many seconds for the results of the remaining checkpoints.
 
     Raises:
-        ValueError: `wait` is negative; at the start of a run, the journal is damaged.
+        ValueError: `folder` is a URL; `wait` is negative; at the start of a run, the journal is damaged.
         OSError: the journal cannot be written.
     """
 
@@ -48,8 +48,10 @@ class LateResults(h.Plugin):
 
     def __init__(self, folder: str | Path, *, wait: float = 0.0) -> None:
         check_path("LateResults(folder)", folder, "a folder")
-        self.folder, self.wait = Path(folder), check_number("LateResults(wait)", wait, of="seconds", at_least=0)
+        self.folder = local("LateResults(folder)", folder)
+        self.wait = check_number("LateResults(wait)", wait, of="seconds", at_least=0)
         self._journal: Journal | None = None  # on the main rank
+        self._is_rehearsal = False  # in other folders, where no command evaluates
         self.reset()
 
     def reset(self) -> None:
@@ -67,7 +69,7 @@ class LateResults(h.Plugin):
         return f"reads evaluations of the checkpoints in {self.folder} before each save"
 
     def rehearse(self, folder: Path) -> list[Path]:
-        before, self.folder = self.folder, folder
+        before, self.folder, self._is_rehearsal = self.folder, folder, True
         return [before]
 
     @h.on(h.TrainStart, lane=h.Lane.REPORT)  # when the training and its folder are known
@@ -125,10 +127,15 @@ class LateResults(h.Plugin):
         if self._journal is None or not ended_for_good(run, event.status):
             return
         self._journal.mark(is_over=True)
-        if names := [entry.path.name for entry in self._unread(run)]:
+        failed = {evaluation.checkpoint: evaluation for evaluation in self._results(run) if evaluation.error}
+        if names := [entry.path.name for entry in self._unread(run) if entry.path.name not in failed]:
             of = f"{count(len(names), 'checkpoint', 'checkpoints')}: {', '.join(names)}"
             run.note(f"late results: {len(self._steps)} read, none yet for {of}")
-        if not self._steps:
+        if failed:
+            last = max(failed.values(), key=attrgetter("steps"))
+            of = count(len(failed), "evaluation", "evaluations")
+            run.warn(f"late results: {len(self._steps)} read, {of} failed, the last: {last.checkpoint}: {last.error}")
+        elif not self._steps and not self._is_rehearsal:
             run.warn(
                 f"LateResults read no result in {self.folder}: run `python -m heliograph evaluate --follow "
                 f"{self.folder} module:function` beside the training, and set wait= if it needs longer."
@@ -174,6 +181,14 @@ class LateResults(h.Plugin):
     # On the main rank.
 
     def _open(self, run: h.Run) -> tuple[list[Reading], Position | None]:
+        savers = [plugin for plugin in run.plugins if isinstance(plugin, h.Checkpoint | h.WeightsCheckpoint)]
+        folders = sorted({str(saver.folder) for saver in savers})
+        is_elsewhere = self.folder.resolve() not in map(Path.resolve, map(Path, folders))
+        if folders and is_elsewhere and not self._is_rehearsal:
+            run.warn(
+                f"LateResults({str(self.folder)!r}) reads another folder than the checkpoints are in: pass "
+                f"{' or '.join(map(repr, folders))}."
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         self._journal = Journal(self.folder, run.name)
         self._journal.mark(is_over=False)

@@ -47,7 +47,11 @@ def test_each_checkpoint_is_evaluated_once(folder: Path, capsys: pytest.CaptureF
     assert main(["evaluate", str(folder), FUNCTION, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["schema"] == "heliograph.evaluate/1"
-    assert [(each["steps"], each["metrics"]) for each in facts["evaluations"]] == [(1, {"accuracy": 0.5})]
+    assert [(item["is_new"], item["steps"], item["metrics"]["accuracy"]) for item in facts["evaluations"]] == [
+        (False, 2, 0.8), (True, 1, 0.5),
+    ]  # fmt: skip
+    assert main(["evaluate", str(folder), FUNCTION]) == 0
+    assert_facts(capsys.readouterr().out, "2 checkpoints were evaluated before", "remove", f"{NAMES[1]}.late.json")
     assert not [*folder.glob(".*late*")]
 
 
@@ -68,11 +72,14 @@ def test_an_error_is_named_and_the_rest_is_evaluated(
     (folder / "other.pth").write_bytes(b"not a checkpoint")
     with pytest.raises(ValueError, match="'steps' is reserved"):
         command.check_metrics({"steps": 1})
+    with pytest.raises(TypeError, match=r"'loss' is tensor\(\[1., 1.\]\)"):
+        command.check_metrics({"loss": torch.ones(2)})
     assert command.check_metrics({"loss": torch.tensor([0.5]), "flag": True}) == {"loss": 0.5, "flag": 1.0}
     assert main(["evaluate", str(folder), FUNCTION]) == 1
     captured = capsys.readouterr()
     assert_facts(captured.out, f"{NAMES[0]}.pth: TypeError", "'accuracy' is 'high'", f"{NAMES[2]}.pth: accuracy nan")
-    assert_facts(captured.err, "skipped other.pth", "check_metrics", f"{NAMES[1]}.pth was removed")
+    assert_facts(captured.err, "skipped other.pth", f"{NAMES[1]}.pth was removed")
+    assert "Traceback" not in captured.err  # nothing failed in the user's code
     failed, good = (read_evaluation(folder / f"{name}.late.json") for name in (NAMES[0], NAMES[2]))
     assert failed is not None
     assert failed.error.startswith("TypeError")
@@ -83,11 +90,33 @@ def test_an_error_is_named_and_the_rest_is_evaluated(
     assert capsys.readouterr().out.startswith(f"{NAMES[0]}.pth: accuracy 0.5")
 
 
+def test_a_traceback_begins_in_the_users_code(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "def score(path):\n    raise RuntimeError('boom')\n\n\ndef none():\n    return {}\n"
+    (folder / "user_score.py").write_text(module)
+    (folder / "user_import.py").write_text("import user_score\nuser_score.score(0)\n")
+    (folder / "user_syntax.py").write_text("def score(:\n")
+    monkeypatch.syspath_prepend(folder)
+    for name in NAMES[1:]:
+        (folder / f"{name}.pth").unlink()
+    places = (("user_score.py", "2"), ("user_import.py", "2"), ("user_syntax.py", "1"))
+    for (name, line), status in zip(places, (1, 2, 2), strict=True):
+        assert main(["evaluate", str(folder), f"{name.removesuffix('.py')}:score"]) == status
+        first, second = capsys.readouterr().err.split("File ")[:2]
+        assert_facts(second, name, f"line {line}")
+        assert first.strip() in ("Traceback (most recent call last):", "")
+    assert main(["evaluate", str(folder), "user_score:none"]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out.count("takes 0 positional arguments"), captured.err) == (1, "")
+
+
 def test_what_cannot_be_done_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, facts in (
         ([str(folder / "none"), FUNCTION], ("no checkpoint in", "none", "--follow")),
         ([str(folder), "late_program:scor"], ("late_program has no function 'scor'", "score")),
         ([str(folder), "late_program"], ("module:function",)),
+        (["--follow", "s3://bucket/a/run", FUNCTION], ("'s3://bucket/a/run'", "runs/s3/bucket/a/run")),
     ):
         assert main(["evaluate", *arguments]) == 2
         assert_facts(capsys.readouterr().err, *facts)

@@ -15,6 +15,7 @@ from heliograph.packages.recorder.tests.late.late_program import LateTrace, eval
 from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests.kit import checkpoint_names, class_batches, damage, linear_classifier, sgd
 from heliograph.tests.ranks_pool import Pool
+from heliograph.tuning import rehearse
 from heliograph_recorder import LateResults
 from heliograph_recorder.late.command import Evaluator
 from heliograph_recorder.late.files import read_evaluation
@@ -184,7 +185,22 @@ def test_a_failed_evaluation_and_a_missing_metric_stop_nothing(tmp_path: Path) -
     stopping = h.EarlyStopping("late/acuracy", mode="max")
     result, read = train(tmp_path, Fail(), stopping, steps=4, at=())
     assert read == [[3, 2, 0.8], [4, 3, 0.7], [4, 4, 0.6]]
-    assert_facts(" ".join(result.warnings), "EarlyStopping never acted", "late/acuracy", "none of 3 measurements")
+    warnings = " ".join(result.warnings)
+    assert_facts(warnings, "EarlyStopping never acted", "late/acuracy", "none of 3 measurements")
+    assert_facts(warnings, "3 read, 1 evaluation failed", "run_epoch_0_iter_1.pth: TypeError", "it returned {}")
+    assert "read no result" not in warnings
+    assert "none yet" not in " ".join(result.notes)
+
+
+def test_another_folder_than_that_of_the_checkpoints_is_reported(tmp_path: Path) -> None:
+    result, _ = train(tmp_path / "run", LateResults(tmp_path / "other"), steps=1)
+    assert_facts(result.warnings[0], str(tmp_path / "other"), str(tmp_path / "run"))
+    result, _ = train(tmp_path / "same", LateResults(tmp_path / "run" / ".." / "same"), steps=2, at=(2,))
+    assert not result.warnings
+    saving = h.Checkpoint(tmp_path / "a", every=h.Every(steps=1))
+    trainer = h.Trainer([h.RNGCapture(), saving, LateResults(tmp_path / "a")], device="cpu")
+    rehearsal = rehearse(trainer, linear_classifier(), class_batches(4), optimizer=sgd(), steps=2)
+    assert "LateResults" not in " ".join(rehearsal.warnings)
 
 
 def test_a_damaged_journal_and_wrong_arguments_are_refused(tmp_path: Path) -> None:
@@ -193,6 +209,9 @@ def test_a_damaged_journal_and_wrong_arguments_are_refused(tmp_path: Path) -> No
         train(tmp_path)
     with pytest.raises(ValueError, match=r"wait.*-1"):
         LateResults(tmp_path, wait=-1)
+    for url in ("s3://bucket/run", Path("s3://bucket/run")):
+        with pytest.raises(ValueError, match=r"runs/s3/bucket/run"):
+            LateResults(url)
     blocked = LateResults(tmp_path / "blocked")
     (tmp_path / "blocked" / "run.late.journal").mkdir(parents=True)
     with pytest.raises(OSError, match=r"run\.late\.journal"):
