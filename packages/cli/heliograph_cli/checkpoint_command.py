@@ -7,7 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -113,6 +113,8 @@ def _add_prune(prune: ArgumentParser) -> None:
 def _path(text: str) -> Path:
     if not text:  # an unset shell variable would mean the current folder
         raise ArgumentTypeError("expected a path, got an empty text")
+    if "://" in text:
+        raise ArgumentTypeError(f"expected a path on this machine, got {text}: only `checkpoint inspect` reads URLs")
     return Path(text)
 
 
@@ -227,8 +229,12 @@ def _process(items: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
             for line in act(item):
                 print(printable_lines(line))
         except ERRORS as error:
-            status = _print_error(" ".join([str(error) or repr(error), *getattr(error, "__notes__", ())]))
+            status = _print_error(_text_of(error))
     return status
+
+
+def _text_of(error: Exception) -> str:
+    return " ".join([str(error) or repr(error), *getattr(error, "__notes__", ())])
 
 
 def _print_error(error: object) -> int:
@@ -352,7 +358,9 @@ def _print_json(options: Namespace) -> int:
                 rows += _remote_rows(path)
                 continue
             verifies = options.command == "verify" or not path.is_dir()
-            rows += [_row_facts(file, verifies=verifies, loads=options.command == "verify") for file in files_in(path)]
+            facts = [_row_facts(file, verifies=verifies, loads=options.command == "verify") for file in files_in(path)]
+            facts.sort(key=lambda row: (row.get("sequence", 0), row.get("saved_at", "")), reverse=True)  # newest first
+            rows += sorted(facts, key=lambda row: str(row.get("run_name", "")))
         except (OSError, ValueError) as error:
             rows.append({"path": str(path), "error": str(error)})
     print(as_json({"schema": "heliograph.checkpoints/1", "checkpoints": rows}))
@@ -364,16 +372,21 @@ def _row_facts(path: Path, *, verifies: bool, loads: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"path": str(path), "error": None, "foreign": False, "verified": False}
     try:
         entry, store = read_manifest(path), _store(path)
-        row |= asdict(entry) | {"bytes": sum(file.stat().st_size for file in store.files_of(path))}
+        row |= _manifest_facts(entry) | {"bytes": sum(file.stat().st_size for file in store.files_of(path))}
         row["marks"] = store.marks(entry)
         if verifies:
-            state = store.peek(path)
-            row["contents"] = {label: texts for label, *texts in _contents(state)}
-            (store.load if loads else store.verify)(path)
-            row["verified"] = True
-    except (*ERRORS, TypeError, AttributeError, LookupError, ArithmeticError) as error:  # of a file, as in `describe`
-        row |= {"error": describe_error(error), "foreign": not verifies and isinstance(error, MissingManifestError)}
+            state = store.load(path) if loads else store.peek(store.verify(path).path)
+            row |= {"verified": True, "contents": {label: texts for label, *texts in _contents(state)}}
+    except ERRORS as error:
+        row |= {"error": _text_of(error), "foreign": not verifies and isinstance(error, MissingManifestError)}
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:  # of a file, as in `describe`
+        row["error"] = describe_error(error)
     return row
+
+
+def _manifest_facts(entry: Entry) -> dict[str, Any]:
+    saved_at = datetime.fromtimestamp(entry.saved_at, UTC)
+    return asdict(entry) | {"saved_at": saved_at.strftime("%Y-%m-%dT%H:%M:%SZ")}  # as `fromdate` of jq reads it
 
 
 def _read_manifests(folder: Path) -> tuple[list[Entry], dict[Path, OSError | ValueError]]:
@@ -386,27 +399,35 @@ def _read_manifests(folder: Path) -> tuple[list[Entry], dict[Path, OSError | Val
     return entries, problems
 
 
-def _remote_entries(url: str) -> tuple[list[Entry], list[ValueError]]:
+def _remote_entries(url: str) -> tuple[list[tuple[Entry, int, list[str]]], list[ValueError]]:
+    """Return the checkpoints in a folder, each with its bytes and marks; and the problems of other files."""
+    if url.endswith(SUFFIX):
+        raise ValueError(f"{url} is a file: give its folder, {url.rpartition('/')[0]}.")
     try:
         kind = find("fsspec", "heliograph.storage").load()
     except LookupError as error:
         raise ValueError(f"{url} cannot be read: {error}") from error
-    entries, problems = kind(url, keep_last=None, keep_best=0, monitor=None).entries()
+    copy = kind(url, keep_last=None, keep_best=0, monitor=None)
+    entries, problems = copy.entries()
     if not entries and not problems:
         raise FileNotFoundError(f"There is no checkpoint in {url}.")
-    return entries, problems
+    return [(entry, copy.size_of(entry), ["pinned"] * copy.is_pinned(entry)) for entry in entries], problems
 
 
 def _remote_rows(url: str) -> list[dict[str, Any]]:
     entries, problems = _remote_entries(url)
     common = {"error": None, "foreign": False, "verified": False}
-    rows = [{**asdict(entry), **common, "path": f"{url}/{entry.path.name}", "bytes": entry.size} for entry in entries]
+    rows = [
+        {**_manifest_facts(entry), **common, "path": f"{url.rstrip('/')}/{entry.path.name}"}
+        | {"bytes": size, "marks": marks}
+        for entry, size, marks in entries
+    ]
     return [*rows, *({**common, "path": url, "error": str(problem)} for problem in problems)]
 
 
 def _remote_table(url: str) -> list[str]:
     entries, problems = _remote_entries(url)
-    rows = [_cells(entry, f"{entry.size / 1e6:,.3f} MB", "-") for entry in entries]
+    rows = [_cells(entry, f"{size / 1e6:,.3f} MB", ",".join(marks) or "-") for entry, size, marks in entries]
     return [format_table([HEAD, *rows], optional=DROPPED), *map(str, problems)]
 
 

@@ -76,9 +76,15 @@ def timeline(arguments: Sequence[str]) -> int:
     return _print_error("timeline", OSError(f"no browser could be started: open {page} with one."))
 
 
+def local_path(text: str) -> Path:
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"expected a recording or a folder on this machine, got {text}")
+    return Path(text)
+
+
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"heliograph {name}", description=description)
-    parser.add_argument("recording", metavar="RUN", type=Path, help="a recording, or a folder: the newest in it")
+    parser.add_argument("recording", metavar="RUN", type=local_path, help="a recording, or a folder: the newest in it")
     return parser
 
 

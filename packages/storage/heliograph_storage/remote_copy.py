@@ -81,12 +81,19 @@ class RemoteCopy:
         """
         try:
             _patiently(self._remote.list)
-        except Exception as error:
-            problem = f"{self.url} cannot be listed: {describe_error(error)}"
+        except Exception as error:  # noqa: BLE001  # each storage raises its own
+            problem = f"{self.url} cannot be listed: {describe_error(error)}".rstrip(".")
             if isinstance(error, FINAL):
-                raise type(error)(f"{problem}. Check the URL and the credentials.") from error
-            raise OSError(problem) from error
+                raise type(error)(f"{problem}. Check the URL and the credentials.") from None
+            raise OSError(problem) from None  # the chain of a storage has a hundred lines
         return sorted(self._remote.entries.values(), key=_order, reverse=True), [*self._remote.problems.values()]
+
+    def size_of(self, entry: Entry) -> int:
+        """Return the bytes of all files of a checkpoint there."""
+        return self._remote.size_of(entry)
+
+    def is_pinned(self, entry: Entry) -> bool:
+        return entry.path.name in self._remote.pinned
 
     def fetch(self, store: Store, resume: Resume) -> tuple[Resume, list[str]]:
         """Download the checkpoint to resume, and the best ones, unless the local folder has them or a newer one.
@@ -103,7 +110,9 @@ class RemoteCopy:
         self._remote.is_listed = False
         is_url = "://" in str(resume)
         if is_url and not str(resume).startswith(f"{self.url}/"):
-            raise ValueError(f"resume={resume!r} is not in {self.url}: pass that URL, or the path of a local file.")
+            raise ValueError(
+                f"resume={resume!r} is not in {self.url}, the URL of Checkpoint: pass a file there, or a local file."
+            )
         try:
             self.entries()
         except FINAL:
@@ -113,7 +122,7 @@ class RemoteCopy:
                 raise OSError(
                     f"resume={resume!r} finds no checkpoint, because {error}. Nothing was started. Start again when "
                     f"it can be reached, or set resume=None for a new training."
-                ) from error
+                ) from None
             self._warning = f"{error}. Uploads are tried again; checkpoints of other machines are not seen."
             return resume, notes
         for name, problem in self._remote.problems.items() if resume == "auto" else ():
@@ -125,11 +134,10 @@ class RemoteCopy:
             return self._fetch(store, resume, notes), notes
         except ValueError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # each storage raises its own
             kind = type(error) if isinstance(error, FINAL) else OSError
-            raise kind(
-                f"A checkpoint in {self.url} cannot be fetched: {describe_error(error)}. Nothing was started."
-            ) from error
+            text = f"A checkpoint in {self.url} cannot be fetched: {describe_error(error)}".rstrip(".")
+            raise kind(f"{text}. Nothing was started.") from None
 
     def check(self, store: Store) -> None:
         """Refuse to start if another training, which is not on this machine, has the run's name there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from io import SEEK_SET, BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -11,7 +12,7 @@ import fsspec
 from fsspec.callbacks import Callback
 from fsspec.core import url_to_fs
 from fsspec.registry import available_protocols, known_implementations
-from heliograph.spi import Entry, clean, known_names, read_manifest
+from heliograph.spi import Entry, clean, read_manifest
 
 SUFFIX, PINNED = ".pth", ".pinned"
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}  # an upload is complete or invisible
@@ -76,13 +77,16 @@ class RemoteFolder:
         except ImportError as error:
             package = known_implementations[self.protocol]["class"].split(".")[0]
             package = f"'fsspec[{self.protocol}]'" if package == "fsspec" else package
-            raise ImportError(f"Checkpoint({url!r}): {error}: pip install {package}") from error
+            raise ImportError(f"Checkpoint({url!r}): {error}: pip install {package}") from None
         except ValueError:
-            known = known_names(self.protocol, available_protocols())
-            raise ValueError(f"Checkpoint({url!r}): fsspec has no protocol {self.protocol!r}.{known}") from None
+            near = get_close_matches(self.protocol, available_protocols()) or ["s3", "gs", "abfs", "sftp"]
+            raise ValueError(
+                f"Checkpoint({url!r}): fsspec has no protocol {self.protocol!r}; try {', '.join(near)}."
+            ) from None
         self.url = url.rstrip("/")
         self.entries: dict[str, Entry] = {}
         self.problems: dict[str, ValueError] = {}
+        self._sizes: dict[str, int] = {}
         self.pinned: set[str] = set()
         self.damaged: set[tuple[str, str]] = set()
         self.is_listed = False
@@ -112,7 +116,7 @@ class RemoteFolder:
             infos = []
         names = [PurePosixPath(info["name"]).name for info in infos]
         self.pinned = {f"{name.removesuffix(PINNED)}{SUFFIX}" for name in names if name.endswith(PINNED)}
-        self.entries, self.problems = {}, {}
+        self.entries, self.problems, self._sizes = {}, {}, {}
         self._read(
             {
                 name: info["size"]
@@ -128,6 +132,11 @@ class RemoteFolder:
         if (present := self.entries.get(entry.path.name)) is not None:
             return (present.sha256, present.judged_by) == facts
         return any((present.sha256, present.judged_by) == facts for present in self.entries.values())
+
+    def size_of(self, entry: Entry) -> int:
+        """Return the bytes of all files of a checkpoint here."""
+        shards = 0 if entry.shards is None else int(self._files.du(f"{self._path}/{entry.shards[0]}"))
+        return self._sizes[entry.path.name] + shards
 
     def refusal(self, entry: Entry) -> str:
         """Return why a local checkpoint may not be uploaded; an empty text if it may."""
@@ -215,7 +224,7 @@ class RemoteFolder:
                 entry = read_manifest(Path(name), source=_Tail(tail, size))
                 if (name, entry.sha256) in self.damaged:
                     raise ValueError(f"{name} is damaged.")
-                self.entries[name] = entry
+                self.entries[name], self._sizes[name] = entry, size
             except ValueError as error:
                 self.problems[name] = error
 

@@ -101,7 +101,8 @@ def _compare(name: str, options: argparse.Namespace, act: Callable[[], Any]) -> 
     except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; status 1 means different
         traceback.print_exc()
         failure = f"{options.function} raised {describe_error(error)}"
-        print(f"heliograph {name}: the check failed: {failure}", file=sys.stderr)
+        action = "recording" if "operators" in options else "check"
+        print(f"heliograph {name}: the {action} failed: {failure}", file=sys.stderr)
         return 2
     if check is None:
         return 0

@@ -29,6 +29,7 @@ from heliograph.spi import (
     capture,
     check_flag,
     check_number,
+    describe_error,
     is_whole_number,
     leaves,
     restore,
@@ -112,20 +113,20 @@ class GoldenRun:
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if content["schema"] != SCHEMA:
-                raise UsageError(
-                    f"{path} has schema {content['schema']}; this version reads {SCHEMA}: record it again."
-                )
+                raise ValueError(f"it has schema {content['schema']}; this version reads {SCHEMA}")
+            _check_counts(steps=content["steps"], every=content["every"])
+            for name in ("program", "environment"):
+                if not isinstance(content[name], dict):
+                    raise TypeError(f"{name} must be an object, got {content[name]!r:.80}")
             kinds: dict[tuple[str, str], str] = {}
             facts = [_fact(row, tuple(place), kinds) for place, *rows in content["facts"] for row in rows]
             return cls(content["steps"], content["every"], content["program"], content["environment"], facts)
         except FileNotFoundError:
             raise UsageError(f"There is no golden run {path}: record it first.") from None
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, UsageError):
-                raise
-            raise UsageError(
-                f"{path} is not a golden run ({type(error).__name__}: {error}): record it again."
-            ) from None
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
+        except (LookupError, TypeError, ValueError) as error:
+            raise UsageError(f"{path} is not a golden run ({describe_error(error)}): record it again.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +182,13 @@ def record_golden(
         The recorded run.
 
     Raises:
-        UsageError: an argument is wrong, or the training is not deterministic: two recordings differ.
+        UsageError: an argument is wrong, the file cannot be written, or the training is not deterministic: two
+            recordings differ.
     """
-    for name, number in (("steps", steps), ("every", every)):
-        if not is_whole_number(number) or number < 1:
-            raise UsageError(f"{name}= must be a whole number of at least 1, got {number!r}.")
+    _check_counts(steps=steps, every=every)
     check_flag("operators", operators)
+    if Path(path).is_dir() or not Path(path).parent.is_dir():  # before the trainings
+        raise UsageError(f"{path} cannot be written: it must be a file in an existing folder.")
     golden, again = (_train(make_trainer, steps, every, operators) for _ in range(2))
     check = compare_golden(golden, again, names=("the first recording", "the second"))
     if not check.is_equal:
@@ -194,7 +196,10 @@ def record_golden(
             f"The training is not deterministic, so it cannot be recorded. Seed what draws, and see "
             f"torch.use_deterministic_algorithms. {check}"
         )
-    golden.save(path)
+    try:
+        golden.save(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
     return golden
 
 
@@ -212,9 +217,12 @@ def check_golden(make_trainer: MakeTrainer, path: str | Path, *, rtol: float = 0
         The comparison; `print` shows the first difference and its probable cause.
 
     Raises:
-        UsageError: there is no such file, or it is not a golden run.
+        UsageError: rtol is negative, there is no such file, or it is not a golden run.
     """
-    check_number("rtol", rtol, at_least=0)
+    try:
+        check_number("rtol", rtol, at_least=0)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     golden = GoldenRun.load(path)
     operators = any(fact.what == OPERATOR for fact in golden.facts)
     return compare_golden(golden, _train(make_trainer, golden.steps, golden.every, operators), rtol=rtol)
@@ -344,6 +352,12 @@ def _train(make_trainer: MakeTrainer, steps: int, every: int, operators: bool) -
     finally:
         restore(before)
     return golden
+
+
+def _check_counts(**counts: object) -> None:
+    for name, number in counts.items():
+        if not is_whole_number(number) or number < 1:
+            raise UsageError(f"{name} must be a whole number of at least 1, got {number!r}.")
 
 
 def _short(leaf: Leaf) -> Leaf:

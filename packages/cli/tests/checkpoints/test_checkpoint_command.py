@@ -80,14 +80,23 @@ def test_json_has_a_row_for_each_checkpoint(command: Said, write: Make, tmp_path
     assert command("inspect", tmp_path, "--json") == 0
     facts = json.loads(command.out)
     assert facts["schema"] == "heliograph.checkpoints/1"
-    first, second = facts["checkpoints"]
+    newest, first = facts["checkpoints"]
     assert (first["path"], first["run_name"], first["progress"]["steps"]) == (str(path), "run", 12)
     assert (first["metrics"]["validation/loss"], first["verified"], first["error"]) == ("nan", False, None)
-    assert second["marks"] == ["pinned"]
+    assert (first["saved_at"], newest["marks"]) == ("1970-01-01T00:16:52Z", ["pinned"])
     assert command("verify", path, "--json") == 0
     (row,) = json.loads(command.out)["checkpoints"]
     assert row["verified"]
     assert row["contents"]["optimizers"] == ["optimizer: SGD, 2 groups"]
+
+
+@pytest.mark.parametrize("words", [("verify",), ("export", "out.pth"), ("prune", "--keep-last", "1"), ("migrate",)])
+def test_only_inspect_reads_urls(command: Said, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(words[0], "s3://bucket/run", *words[1:])
+    assert_facts(capsys.readouterr().err, "s3://bucket/run", "inspect")
+    assert command("inspect", "s3://bucket/run/a.pth") == 1
+    assert_facts(command.error, "s3://bucket/run/a.pth is a file", "folder")
 
 
 def test_json_has_the_error_of_a_damaged_checkpoint(command: Said, write: Make, tmp_path: Path) -> None:
@@ -99,7 +108,8 @@ def test_json_has_the_error_of_a_damaged_checkpoint(command: Said, write: Make, 
     plain, damaged, missing = json.loads(command.out)["checkpoints"]
     assert_facts(plain["error"], "no manifest")
     assert (damaged["verified"], damaged["run_name"]) == (False, "run")
-    assert_facts(damaged["error"], "run_12.pth")
+    assert command("verify", damaged["path"]) == 1
+    assert command.error == f"heliograph checkpoint: {damaged['error']}\n"
     assert_facts(missing["error"], "nowhere")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..format.records import Counters, Recording
 from .attempt_summary import AttemptSummary, all_notes, all_warnings, main_attempt, run_name, summarize_attempts
 from .requests import RequestOutcome, requests_of
-from .saves import best_and_last, saves_of
+from .saves import best_and_last, roles_of, saves_of
 
 SCHEMA = "heliograph.run/1"
 
@@ -46,11 +46,11 @@ def facts_of(recording: Recording, *, is_running: bool | None = None) -> dict[st
                 "epoch": save.counters.epoch,
                 "step": save.counters.steps,
                 "path": save.path,
-                "is_best": save.is_best,
+                "is_best": save.is_best or "best" in role,
                 "requested_by": sorted({request.by for request in save.requests}),
                 "pruned": save.rule or None,
             }
-            for save in saves
+            for save, role in zip(saves, roles_of(attempts, saves), strict=True)
         ],
         "warnings": all_warnings(attempts),
         "notes": all_notes(attempts),
@@ -105,6 +105,8 @@ def _metrics(attempts: Sequence[AttemptSummary]) -> dict[str, float]:
     for attempt in attempts:
         for entry in attempt.events("log", "validation_end", "test_end", "predict_end"):
             metrics |= entry.data["metrics"]
+        if attempt.ending is not None:
+            metrics |= attempt.ending.data["metrics"]
     return metrics
 
 

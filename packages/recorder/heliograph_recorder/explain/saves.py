@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,10 +66,21 @@ def best_and_last(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> 
         ending = attempt.ending
         if attempt.is_fit and ending is not None and (ending.data["best"] or ending.data["last"]):
             number, best, last = attempt.number, ending.data["best"], ending.data["last"]
-    for save in saves:
-        if save.attempt > number and save.pruned_at is None:
-            best, last = save.path if save.is_best else best, save.path
-    return best, last
+    newer = [save for save in saves if save.attempt > number and save.pruned_at is None]
+    for save in newer:
+        best, last = save.path if save.is_best else best, save.path
+    return _marked_best(newer) or best, last
+
+
+def _marked_best(saves: Sequence[Save]) -> str | None:
+    """Return the checkpoint that the run's pointer names: a validation after a save may have made it the best."""
+    paths = {Path(save.path): save.path for save in saves}
+    for folder in {path.parent for path in paths}:
+        for pointer in folder.glob("*.best"):
+            with suppress(FileNotFoundError):  # a running training moved it
+                if (path := folder / pointer.read_text(errors="replace").strip()) in paths:
+                    return paths[path]
+    return None
 
 
 def roles_of(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> list[str]:

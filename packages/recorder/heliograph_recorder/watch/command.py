@@ -9,6 +9,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..command import local_path
+
 if TYPE_CHECKING:
     from .run_list import RunList
 
@@ -24,8 +26,8 @@ def watch(arguments: Sequence[str]) -> int:
         "runs",
         metavar="RUN",
         nargs="+",
-        type=Path,
-        help="a recording, or a folder with recordings; it may not exist yet",
+        type=local_path,
+        help="a recording, or a folder with recordings; without --once it may not exist yet",
     )
     parser.add_argument("--port", type=_port, default=0, help="the port of the page; by default a free one")
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
@@ -45,6 +47,8 @@ def watch(arguments: Sequence[str]) -> int:
     try:
         runs = RunList(options.runs)
         for path in runs.missing():
+            if options.once:
+                raise FileNotFoundError(f"{printable(path)} does not exist.")
             print(f"heliograph watch: {printable(path)} does not exist yet: watching for it.", file=sys.stderr)
         if options.json:
             print(as_json({"schema": "heliograph.watch/1", "runs": [run.recorded_facts() for run in runs.runs()]}))

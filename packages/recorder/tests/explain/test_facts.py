@@ -9,7 +9,7 @@ from pathlib import Path
 import heliograph as h
 import pytest
 import torch
-from heliograph.packages.recorder.tests.explain.factory import killed_and_resumed
+from heliograph.packages.recorder.tests.explain.factory import Script, killed_and_resumed, recording
 from heliograph.packages.tests.facts import assert_facts
 from heliograph.spi import as_json
 from heliograph_recorder import Recorder
@@ -48,6 +48,28 @@ def test_the_status_has_the_end_the_place_and_the_checkpoint() -> None:
     text = describe_status(facts_of(killed_and_resumed(), is_running=False))
     assert_facts(text, "digits: stopped", "since 2026-01-01T12:00:1", "has not improved (early_stopping)", "step 14")
     assert_facts(text, "train/loss 0.9", "last checkpoint: ckpt/step_8.pth")
+
+
+def test_the_best_checkpoint_of_a_killed_run_may_be_chosen_after_its_save(tmp_path: Path) -> None:
+    script, (first, second) = Script(), (str(tmp_path / f"run_epoch_{epoch}_iter_4.pth") for epoch in (1, 2))
+    script.start()
+    script.save(first)
+    script.validation(validation__loss=1.0)
+    script.save(second)
+    facts = facts_of(recording(script), is_running=False)
+    assert (facts["best_checkpoint"], facts["last_checkpoint"]) == (None, second)
+    (tmp_path / "other.best").write_text("other_epoch_1_iter_4.pth\n")
+    (tmp_path / "run.best").write_text(f"{Path(first).name}\n")
+    facts = facts_of(recording(script), is_running=False)
+    assert (facts["best_checkpoint"], facts["last_checkpoint"]) == (first, second)
+    assert [save["is_best"] for save in facts["checkpoints"]] == [True, False]
+
+
+def test_the_metrics_of_the_end_need_no_log() -> None:
+    script = Script()
+    script.start()
+    script.close("completed", "4 epochs", metrics={"train/loss": 0.5}, best="a.pth")
+    assert facts_of(recording(script))["metrics"] == {"train/loss": 0.5}
 
 
 def test_json_has_no_bare_nan() -> None:

@@ -54,6 +54,20 @@ def test_what_is_not_there_yet_is_named_with_its_whole_path(
     assert str(tmp_path)[:40] in shown.out
 
 
+@pytest.mark.parametrize("options", [["--once"], ["--once", "--json"]])
+def test_once_needs_what_it_prints(tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(tmp_path), str(tmp_path / "nowhere"), *options]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"heliograph watch: {tmp_path / 'nowhere'} does not exist.\n")
+
+
+@pytest.mark.parametrize("command", ["watch", "status", "explain", "timeline"])
+def test_a_url_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "s3://bucket/run"])
+    assert "on this machine, got s3://bucket/run\n" in capsys.readouterr().err
+
+
 def test_once_prints_the_state_of_all_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "one.recording", attempt())
     (tmp_path / "torn.recording").write_text("no recording\n")

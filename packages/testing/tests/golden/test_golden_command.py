@@ -68,7 +68,10 @@ def test_record_and_check(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["check", "golden_program:make", "missing.json"], ("missing.json",)),
         (["record", "golden_program:nothing", "golden.json"], ("nothing",)),
-        (["record", "golden_program:fails", "golden.json"], ("OSError", "no data")),
+        (["record", "golden_program:fails", "golden.json"], ("OSError", "no data", "the recording failed")),
+        (["check", "golden_program:fails", "."], (". cannot be read",)),  # the program would fail
+        (["check", "golden_program:fails", "missing.json", "--rtol", "-1"], ("rtol", "-1")),
+        (["record", "golden_program:fails", "missing/golden.json"], ("missing/golden.json cannot be written",)),
         (["record", "golden_program:make", "golden.json", "--steps", "0"], ("steps", "0")),
     ],
 )
@@ -77,6 +80,15 @@ def test_errors_have_status_two(
 ) -> None:
     assert golden(arguments) == 2
     assert_facts(capsys.readouterr().err, *facts)
+
+
+def test_a_changed_field_is_found_before_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    assert golden(["record", "golden_program:make", "golden.json"]) == 0
+    content = json.loads(Path("golden.json").read_text())
+    for field in ("steps", "every", "program", "environment", "facts"):
+        Path("changed.json").write_text(json.dumps(content | {field: None}), encoding="utf-8")
+        assert golden(["check", "golden_program:fails", "changed.json"]) == 2
+        assert_facts(capsys.readouterr().err, "changed.json is not a golden run", "None")
 
 
 def test_the_fixture_records_and_compares(pytester: pytest.Pytester) -> None:
