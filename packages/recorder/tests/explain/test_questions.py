@@ -61,7 +61,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     },
     "running": {
         ".status": "running",
-        "[.reason, .by, .best_checkpoint]": [None, None, None],
+        '[.reason, .by, (.best_checkpoint | endswith("running_epoch_0_iter_4.pth"))]': [None, None, True],
         ".progress.step | . >= 4 and . <= 6": True,  # the recorder writes in blocks
         ".progress.validations": 1,
         '.last_checkpoint | split("/") | last': "running_epoch_0_iter_4.pth",
