@@ -134,7 +134,7 @@ FIRST = (
     usual_row("usual set, over any iterable", usual.OURS, 6.0),
     usual_row("`Recorder`, too, over any iterable", usual.RECORDED, 8.0, alone=True),  # the bars of both
     *read_rows("a `DataLoader`", races.race_loader, usual.race_loader, (3.5, 8.0, 15.0, 17.0)),
-    *read_rows("a `DataLoader`, 2 workers", races.race_workers, usual.race_workers, (10.0, 16.0, 20.0, 22.0)),
+    *read_rows("2 workers", races.race_workers, usual.race_workers, (10.0, 16.0, 20.0, 22.0)),
     *rank_rows("two gloo ranks", agreement.OURS, 1.15),
     *rank_rows("two gloo ranks, usual set", agreement.USUAL, 1.15),
 )

@@ -132,6 +132,12 @@ def compare(first: Course, second: Course, *, is_complete: bool = True) -> Diver
     """Compare two courses; if they are not complete, a difference in length is ignored."""
     comparison = _CourseComparison(first, second)
     difference = comparison.first_difference(is_complete=is_complete)
+    if difference is not None and is_complete and difference.kind != "length":
+        place = difference.epoch, difference.batch
+        ended = [course for course in (first, second) if max(course.batches, default=place) <= place]
+        if len(ended) == 1:
+            text = f"{difference.text}; {ended[0].name} ends here ({ended[0].end})"
+            difference = replace(difference, text=text)
     settings = [
         f"{name}: {first.settings.get(name)!r} and {second.settings.get(name)!r}"
         for name in {**first.settings, **second.settings}

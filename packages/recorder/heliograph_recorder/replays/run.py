@@ -169,6 +169,7 @@ class ReplayRun(Unrecorded, RunVerbs):
     queue = None
     verified_steps = 0  # only the event of the comparison is recorded
     verified_before: str | None = None
+    unverified: str | None = None
     difference: str | None = None
     source: CheckpointSource | None = None
     has_left_group = False
