@@ -30,8 +30,8 @@ def of(program: Program) -> Any:
 @pytest.mark.parametrize(
     ("mutation", "named"),
     [
-        ("operator", "and aten.mul.Tensor in"),
-        ("backward operator", "and aten.clone.default in"),
+        ("operator", "aten.mul.Tensor in the second"),
+        ("backward operator", "aten.clone.default in the second"),
         ("rate", "is given "),
         ("draw", "aten.rand.default"),
     ],
