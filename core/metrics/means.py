@@ -261,7 +261,7 @@ class Means:
         for loss, weight, is_sum in pending if stepped else ():
             if is_sum:
                 self.add_sum(name, loss, weight)
-            elif entry is not None and entry.reads:  # as in the last step, without the checks
+            elif entry is not None and entry.reads and loss.is_cpu:  # as in the last step
                 entry.host += loss.item() * weight
                 entry.weight += weight
             else:

@@ -112,7 +112,7 @@ DEFECTS = (
     ),
     defect(
         "one: filters begin again",
-        'run.plugins.load_filter_states(run.origin, rank_state.get("filters", {}))',
+        'run.plugins.load_filter_states(run.origin, saved.get("filters", {}))',
         "run.plugins.load_filter_states(run.origin, {})",
     ),
     defect(
