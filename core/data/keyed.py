@@ -63,7 +63,7 @@ class SearchFindings(NamedTuple):
     Attributes:
         generators: each once, without the global ones, in an order that pickling does not change.
         unseedable: objects that draw or count but cannot be seeded: `random.SystemRandom`, iterators.
-        readers: functions that may use the state of a generator and leave it as it was.
+        readers: functions that may read the state of a generator without changing it.
     """
 
     generators: list[Generator]

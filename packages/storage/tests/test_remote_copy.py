@@ -270,7 +270,7 @@ def test_two_ranks_upload_once_and_both_resume(ranks: Any, tmp_path: Path) -> No
 
 
 def on_ranks(url: str, folder: str, epochs: int) -> tuple[tuple[int | None, tuple[str, ...]], torch.Tensor]:
-    """Train on one of two ranks, in a folder of its own: the ranks do not share the local files."""
+    """Train on one of two ranks, which have different local folders."""
     place = Path(folder, os.environ.get("RANK", "0"))
     place.mkdir(parents=True)
     os.chdir(place)

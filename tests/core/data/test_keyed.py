@@ -383,7 +383,7 @@ READERS: list[Callable[[], float]] = [
 
 
 class ReadsState(Dataset[float]):
-    """Depends on the state of a generator, and leaves it as it was."""
+    """Reads the state of a generator without changing it."""
 
     def __init__(self, read_state: Callable[[], float]) -> None:
         self.read_state = read_state

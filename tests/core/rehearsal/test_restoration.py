@@ -125,18 +125,18 @@ def test_generators_are_put_back_after_an_exception_too() -> None:
 
 def test_large_tensors_of_the_data_are_watched_and_small_ones_put_back() -> None:
     small, large = torch.zeros(4), torch.zeros(2**19)
-    with KeptObjects([], [{"small": small, "large": large}]) as former:
+    with KeptObjects([], [{"small": small, "large": large}]) as backup:
         small.add_(1)
         large.add_(1)
     assert small.sum() == 0
-    assert_each(former.changed, ("tensor of the data", "[524288]", "modified"))
+    assert_each(backup.changed, ("tensor of the data", "[524288]", "modified"))
 
 
 def test_iterators_are_named() -> None:
     holder = {"stream": (number for number in range(3)), "it": iter([1])}
-    with KeptObjects([holder]) as former:
+    with KeptObjects([holder]) as backup:
         pass
-    assert set(former.iterators) == {"generator", "list_iterator"}
+    assert set(backup.iterators) == {"generator", "list_iterator"}
 
 
 def _seeded(seed: int) -> torch.Generator:
