@@ -145,7 +145,7 @@ class Preemption(Plugin):
             status = self.requeue if isinstance(self.requeue, int) else 128 + self._received
             self._run.hooks.exit_with(status)
             if self.requeue == SLURM and self._run.engine.is_main:
-                _requeue_job()
+                _requeue_job(self._run)
         self._run, self._received, self._asked, self._saved_at = None, None, False, None
 
     def _begin(self, run: Run) -> None:
@@ -205,18 +205,17 @@ def _place(run: Run) -> tuple[int, int]:
     return run.progress.batches, run.progress.epoch
 
 
-def _requeue_job() -> None:
+def _requeue_job(run: Run) -> None:
     job = os.environ[JOB]
     command = ["scontrol", "requeue", job]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=REQUEUE_SECONDS)  # noqa: S603
     except subprocess.TimeoutExpired:
-        logger.warning(
-            "scontrol requeue %s has not answered in %g s; the job may not start again", job, REQUEUE_SECONDS
-        )
-        return
-    if done.returncode:
-        output = (done.stderr or done.stdout).strip()
-        logger.error("scontrol requeue %s failed with status %d: %s", job, done.returncode, output)
+        problem = f"has not answered in {REQUEUE_SECONDS:g} s; the job may not start again"
     else:
-        logger.warning("Slurm job %s was requeued", job)
+        if not done.returncode:
+            logger.warning("Slurm job %s was requeued", job)
+            return
+        problem = f"failed with status {done.returncode}: {(done.stderr or done.stdout).strip()}"
+    run.warn(f"scontrol requeue {job} {problem}")
+    logger.error("scontrol requeue %s %s", job, problem)  # with on_interrupt="raise" no result shows the warning

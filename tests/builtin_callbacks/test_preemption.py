@@ -571,12 +571,13 @@ def test_slurm_requeues_the_job_after_the_run(slurm: Path, fit: Make) -> None:
     assert slurm.read_text(encoding="utf-8") == "requeue 4711\n"  # not after a complete run
 
 
-def test_a_failed_requeue_is_logged(
+def test_a_failed_requeue_is_a_warning(
     slurm: Path, fit: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SCONTROL_STATUS", "1")
-    fit(Send(BatchEnd, batches=2), Preemption(requeue="slurm"), on_interrupt="return")
-    assert any(has_facts(text, "scontrol requeue 4711", "status 1", "Access denied") for text in caplog.messages)
+    result, *_ = fit(Send(BatchEnd, batches=2), Preemption(requeue="slurm"), on_interrupt="return")
+    for texts in (result.warnings, caplog.messages):
+        assert any(has_facts(text, "scontrol requeue 4711", "status 1", "Access denied") for text in texts)
 
 
 def test_a_scontrol_that_hangs_is_given_up(
@@ -584,8 +585,9 @@ def test_a_scontrol_that_hangs_is_given_up(
 ) -> None:
     (slurm.parent / "bin" / "scontrol").write_text("#!/bin/sh\nexec tail -f /dev/null\n", encoding="utf-8")
     monkeypatch.setattr("heliograph.builtin_callbacks.preemption.REQUEUE_SECONDS", 0.1)
-    fit(Send(BatchEnd, batches=2), Preemption(requeue="slurm"), on_interrupt="return")
-    assert any(has_facts(text, "scontrol requeue 4711", "0.1 s") for text in caplog.messages)
+    result, *_ = fit(Send(BatchEnd, batches=2), Preemption(requeue="slurm"), on_interrupt="return")
+    for texts in (result.warnings, caplog.messages):
+        assert any(has_facts(text, "scontrol requeue 4711", "0.1 s") for text in texts)
 
 
 @pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "scontrol"])
