@@ -78,6 +78,12 @@ class Checkpoint(Saver):
         super().__init__(folder, every=every, background=background, **retention)
         self.resume = resume if isinstance(resume, Resume) else Resume(resume)
         self._on_existing = self.resume.on_existing
+        path = str(self.resume.path)
+        if self._remote is None and "://" in path:
+            raise ValueError(
+                f"resume={path!r} is a URL, and {folder} is a folder of this machine: pass the URL of the run's folder "
+                f"first, Checkpoint({path.rpartition('/')[0]!r}, resume={path!r})."
+            )
 
     def rehearse(self, folder: Path) -> list[Path]:
         """Write to `folder`, and resume only from there; raise if a checkpoint to resume cannot be read."""

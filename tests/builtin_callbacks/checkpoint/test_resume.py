@@ -38,3 +38,8 @@ def test_it_cannot_be_changed() -> None:
 def test_what_it_says_is_checked(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         Resume(**options)
+
+
+def test_a_local_folder_resumes_no_url() -> None:
+    with pytest.raises(ValueError, match=r"s3://bucket/run/a.pth.*folder of this machine.*Checkpoint\('s3://bucket/run'"):
+        Checkpoint("x", resume="s3://bucket/run/a.pth")
