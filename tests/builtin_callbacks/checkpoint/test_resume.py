@@ -41,5 +41,7 @@ def test_what_it_says_is_checked(options: dict[str, Any], error: type[Exception]
 
 
 def test_a_local_folder_resumes_no_url() -> None:
-    with pytest.raises(ValueError, match=r"s3://bucket/run/a.pth.*folder of this machine.*Checkpoint\('s3://bucket/run'"):
+    with pytest.raises(
+        ValueError, match=r"s3://bucket/run/a.pth.*folder of this machine.*Checkpoint\('s3://bucket/run'"
+    ):
         Checkpoint("x", resume="s3://bucket/run/a.pth")
