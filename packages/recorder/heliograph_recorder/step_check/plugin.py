@@ -17,7 +17,7 @@ from heliograph.spi import capture, check_whole_number, count, restore
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..digests.checksums import Sum, checksum
+from ..digests.checksums import Part, checksum
 from .operators import OperatorDifference, first_operator_difference
 
 STEPS: Callable[[Progress], float] = attrgetter("steps")
@@ -28,18 +28,20 @@ DROPPED = frozenset(
 )
 
 
-Outcome: TypeAlias = dict[str, Sum]  # a checksum of the loss and of each gradient, by name
+Outcome: TypeAlias = dict[str, list[Part]]  # a checksum of the loss and of each gradient, by name
 
 
 def _outcome(loss: Tensor, parameters: Mapping[str, Tensor]) -> Outcome:
     gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
     tensors = {"the loss": loss} | {f"the gradient of {name}": gradient for name, gradient in gradients.items()}
-    return {name: checksum([tensor]) for name, tensor in tensors.items()}
+    return {name: checksum(tensor) for name, tensor in tensors.items()}
 
 
 def _differences(first: Outcome, second: Outcome) -> list[str]:
     """Return the names of tensors that differ; waits for the device."""
-    return [name for name in {**first, **second} if int(first.get(name, -1)) != int(second.get(name, -1))]
+    return [
+        name for name in {**first, **second} if [*map(int, first.get(name, []))] != [*map(int, second.get(name, []))]
+    ]
 
 
 class Quiet:
