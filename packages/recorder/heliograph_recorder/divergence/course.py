@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -71,50 +70,44 @@ class Course:
     begin: Begin = 0, 0, 0
     end: str = "killed or running"
 
-    @property
-    def batches(self) -> list[Place]:
-        return [moment.place for moment in self.moments if moment.kind == "batch"]
 
-
-def course_of(recording: Recording, name: str, since: Begin | None = None) -> Course:
+def course_of(recording: Recording, since: Begin | None = None, *, name: str = "") -> Course:
     """Return the course of a recorded training, from the save or load at `since` on."""
-    attempts = recording.attempts
-    first = next((attempt for attempt in attempts if attempt.phase == "train"), None)
-    if first is None:
+    trainings = [attempt for attempt in recording.attempts if attempt.phase == "train"]
+    if not trainings:
         raise ValueError(f"{recording.path} has no training to compare.")
-    builder = _CourseBuilder(Course(name), since)
-    for index, entry, lost in walk(recording):
-        if attempts[index].phase == "train":
-            builder.add(index, entry, lost=lost)
-    course = builder.finish()
-    course.settings = {
+    first = trainings[0]
+    settings = {
         "world size": first.world_size,
         "epochs": first.max_epochs,
         "steps": first.max_steps,
         **{f"hyper-parameter {key}": value for key, value in first.hyper_parameters.items()},
         **{f"version of {key}": value for key, value in first.versions.items()},
     }
-    return course
+    builder = _CourseBuilder(Course(name or str(recording.path), settings=settings), since)
+    for index, entry, lost in walk(recording):
+        if recording.attempts[index].phase == "train":
+            builder.add(index, entry, lost=lost)
+    return builder.finish()
 
 
 class _CourseBuilder:
     def __init__(self, course: Course, since: Begin | None) -> None:
         self.course, self._since = course, since
-        self._owners: dict[Place, int] = {}  # the attempt of each batch
-        self._taken: dict[Place, tuple[int, Digested]] = {}
-        self._earlier: set[tuple[str, Place, tuple[object, ...]]] = set()  # moments of earlier attempts
-        self._current: set[tuple[str, Place, tuple[object, ...]]] = set()
         self._attempt = -1
+        self._owners: dict[Place, int] = {}  # the attempt of each batch
+        self._digests: dict[tuple[Place, int], Digested] = {}  # by place and attempt
+        self._first_attempts: dict[tuple[str, Place, tuple[object, ...]], int] = {}  # of each moment
         self._last_log: Place = 0, 0
 
     def add(self, attempt: int, entry: object, *, lost: bool) -> None:
-        if attempt != self._attempt:
-            self._attempt = attempt
-            self._earlier |= self._current
-            self._current = set()
+        self._attempt = attempt
         match entry:
             case DigestBlock():
-                self._add_digests(entry)
+                columns = [entry.columns[name] for name in DIGESTS]
+                rows = zip(zip(*columns, strict=True), entry.rates, strict=True)
+                for batch, (words, rate) in enumerate(rows, entry.first):
+                    self._digests[(entry.epoch, batch), attempt] = Digested(words, rate)
             case _ if lost:
                 return
             case Batches():
@@ -126,26 +119,21 @@ class _CourseBuilder:
 
     def finish(self) -> Course:
         """Return the course, without the digests of discarded batches."""
-        taken = self._taken.items()
-        self.course.digests = {place: digest for place, (owner, digest) in taken if self._owners.get(place) == owner}
+        owners = self._owners.items()
+        self.course.digests = {item[0]: self._digests[item] for item in owners if item in self._digests}
         return self.course
 
     def _add_batches(self, block: Batches) -> None:
-        course = self.course
-        for index in range(len(block)):
-            place = block.first.epoch, block.first.batch + index + 1
-            self._owners[place] = self._attempt
-            step = block.steps[index]
-            skipped = block.skipped_steps[index], block.skipped_batches[index]
-            facts = step, *skipped, block.samples[index], block.tokens[index], block.window[index]
-            course.moments.append(CourseMoment("batch", place, step, facts, "a batch"))
-            if block.losses is not None:
-                course.losses[place] = block.losses[index]
-
-    def _add_digests(self, block: DigestBlock) -> None:
-        columns = [block.columns[name] for name in DIGESTS]
-        for index, (rate, words) in enumerate(zip(block.rates, zip(*columns, strict=True), strict=True)):
-            self._taken[block.epoch, block.first + index] = self._attempt, Digested(words, rate)
+        rows = zip(
+            block.steps, block.skipped_steps, block.skipped_batches, block.samples, block.tokens, block.window,
+            strict=True,
+        )  # fmt: skip
+        places = [(block.first.epoch, block.first.batch + number) for number in range(1, len(block) + 1)]
+        self.course.moments += [
+            CourseMoment("batch", place, facts[0], facts, "a batch") for place, facts in zip(places, rows, strict=True)
+        ]
+        self.course.losses |= zip(places, block.losses or (), strict=False)
+        self._owners |= dict.fromkeys(places, self._attempt)
 
     def _add_request(self, request: Request) -> None:
         if request.verb in UNCOMPARED:
@@ -174,14 +162,8 @@ class _CourseBuilder:
     def _append(self, moment: CourseMoment) -> None:
         """Append a moment, unless it repeats one of an earlier attempt: a resume finishes the boundary of its save."""
         key = moment.kind, moment.place, moment.facts
-        if key not in self._earlier:
-            self._current.add(key)
+        if self._first_attempts.setdefault(key, self._attempt) == self._attempt:
             self.course.moments.append(moment)
-
-
-def bits(number: float) -> bytes:
-    """Return the bits of a number, to compare NaN."""
-    return struct.pack("<d", number)
 
 
 def _loop_metrics(entry: EventEntry) -> dict[str, float]:
@@ -197,7 +179,7 @@ def _describe(entry: EventEntry) -> tuple[tuple[object, ...], str]:
         case "validation_end":
             metrics = sorted(_loop_metrics(entry).items())
             text = "a validation with " + ", ".join(f"{name} {value:.9g}" for name, value in metrics)
-            return tuple((name, bits(value)) for name, value in metrics), text
+            return tuple((name, repr(value)) for name, value in metrics), text
         case "plugin_changed":
             return (data["plugin"], data["change"]), f"{data['plugin']} was {data['change']}"
         case "epoch_start":

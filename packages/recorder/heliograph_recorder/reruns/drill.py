@@ -104,7 +104,7 @@ def drill(
     difference = difference_of(first.calls, second.calls)
     return Drill(
         divergence,
-        None if difference is None else str(difference),
+        None if difference is None else difference.text,
         (first.is_equal, second.is_equal),
         min(len(first.calls), len(second.calls)),
         tuple(dict.fromkeys([*first.notes, *second.notes])),

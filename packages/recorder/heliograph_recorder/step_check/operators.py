@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -29,17 +29,12 @@ class OperatorDifference(NamedTuple):
     """The first operator that differs.
 
     Attributes:
-        text: the description without values.
-        values: the values that differ, in words.
+        text: the description.
         comes_from_outside: an argument of the operator differs, and no earlier operator computed it.
     """
 
     text: str
-    values: str = ""
     comes_from_outside: bool = False
-
-    def __str__(self) -> str:
-        return self.text + self.values
 
 
 class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -63,30 +58,21 @@ class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def first_operator_difference(repeat: Callable[[CallDigests], object]) -> OperatorDifference | None:
-    """Repeat a function twice, each time in a recording context; return the first operator that differs."""
-    traces = []
-    for _ in range(2):
-        digests = CallDigests()
-        repeat(digests)
-        traces.append(digests.calls)
-    return difference_of(*traces)
-
-
 def difference_of(
     first_calls: Sequence[OperatorCall], second_calls: Sequence[OperatorCall]
 ) -> OperatorDifference | None:
     for number, (first, second) in enumerate(zip(first_calls, second_calls, strict=False), 1):
         name = f"operator {number}, {first.operator}"
         if first.operator != second.operator:
-            values = f": {first.operator} in the first, {second.operator} in the second"
-            return OperatorDifference(f"operator {number} is another one", values)
-        for one, other in zip(first.arguments, second.arguments, strict=True):
-            if one != other:
-                values = f": {one} in the first, {other} in the second"
-                return OperatorDifference(f"{name}, is given other values", values, True)
+            texts = f"{first.operator} in the first, {second.operator} in the second"
+            return OperatorDifference(f"operator {number} is another one: {texts}")
+        for value, other_value in zip(first.arguments, second.arguments, strict=True):
+            if value != other_value:
+                texts = f"{value} in the first, {other_value} in the second"
+                return OperatorDifference(f"{name}, is given other values: {texts}", comes_from_outside=True)
         if first.inputs != second.inputs:
-            return OperatorDifference(f"the inputs of {name}, which no earlier operator computed", "", True)
+            text = f"the inputs of {name}, which no earlier operator computed"
+            return OperatorDifference(text, comes_from_outside=True)
         if first.outputs != second.outputs:
             return OperatorDifference(f"the outputs of {name}, whose inputs are equal")
     return None if len(first_calls) == len(second_calls) else OperatorDifference("the number of operators")
