@@ -43,13 +43,11 @@ class DigestCollector:
     """Collects the digests of the batches of a run. It runs once a batch with cold caches, so it does little.
 
     Args:
-        run: the run.
         options: how often gradients and weights are read.
         write: receives the blocks.
     """
 
-    def __init__(self, run: Run, options: Digests, write: Callable[[DigestBlock], None]) -> None:
-        self._progress, self._control = run.progress, run.control
+    def __init__(self, options: Digests, write: Callable[[DigestBlock], None]) -> None:
         self._gradients, self._weights = options.gradients, options.weights
         self._write, self._draws = write, GlobalDraws()
         self._connected: list[tuple[OrderedSignal[Any], Receiver]] = []
@@ -61,7 +59,6 @@ class DigestCollector:
         self._options: list[Part] = []  # of the optimizers that the current batch has stepped
         self._norms: list[Part] = []  # of their gradients
         self._cached: dict[Any, tuple[list[Any], list[Part]]] = {}  # options by optimizer, and their checksum
-        self._has_note = False
 
     def attach(self, bus: Bus, owner: str) -> None:
         """Connect to a bus: to the start of a batch before all other handlers, and to its end after them."""
@@ -84,9 +81,7 @@ class DigestCollector:
         try:
             self._batch = checksum(run.batch)
         except (RuntimeError, TypeError, ValueError) as error:  # an unknown kind of tensor or array
-            if not self._has_note:
-                self._has_note = True
-                run.note(f"batches have no digests, because reading them failed: {type(error).__name__}: {error}")
+            run.warn(f"batches have no digests, because reading them failed: {type(error).__name__}: {error}")
 
     def take_step(self, run: Run, event: GradientsReady) -> None:
         optimizer = run.optimizer
@@ -101,7 +96,7 @@ class DigestCollector:
         if optimizer is next(iter(run.optimizers.values())):
             rate = groups[0].get("lr")
             self._rate = rate if isinstance(rate, int | float) else math.nan
-        if (every := self._gradients) and self._progress.steps % every == 0:
+        if (every := self._gradients) and run.progress.steps % every == 0:
             parameters = [parameter for group in groups for parameter in group["params"]]
             gradients = [dense(parameter.grad) for parameter in parameters if parameter.grad is not None]
             if gradients:
@@ -111,11 +106,11 @@ class DigestCollector:
     def end_batch(self, run: Run, event: BatchEnd) -> None:
         if self._batch is None:
             return
-        losses = () if self._control.skips_batch else run.stepping.batch_losses
+        losses = () if run.control.skips_batch else run.stepping.batch_losses
         weights: list[Part] = []
-        if (every := self._weights) and self._progress.steps % every == 0 and not run.stepping.window:
+        if (every := self._weights) and run.progress.steps % every == 0 and not run.stepping.window:
             weights = checksum([[*module.parameters(), *module.buffers()] for module in run.modules.values()])
-        epoch, batch = self._progress.epoch, self._progress.batch
+        epoch, batch = run.progress.epoch, run.progress.batch
         if self._block is None or (epoch, batch) != self._block.next_place:
             self._send()
             self._block = OpenBlock(epoch, batch)
@@ -139,7 +134,7 @@ class DigestCollector:
             self._block = None
 
     def _write_blocks(self, *, wait: bool) -> None:
-        while self._sent and (wait or self._sent[0].has_arrived):
+        while self._sent and (wait or self._sent[0].fetched.is_there):
             self._write(self._sent.popleft().finish())
 
 
@@ -148,8 +143,8 @@ class OpenBlock:
 
     def __init__(self, epoch: int, first: int) -> None:
         self._epoch, self._first, self._rates = epoch, first, array("d")
-        self._fetched: Fetched | None = None
         self.rows: list[Sequence[list[Part]]] = []  # the checksums of each batch, in the order of DIGESTS
+        self.fetched: Fetched
 
     @property
     def next_place(self) -> tuple[int, int]:
@@ -162,16 +157,12 @@ class OpenBlock:
     def fetch(self) -> None:
         """Start the copy from the device."""
         tensors = [part for row in self.rows for parts in row for part in parts if isinstance(part, Tensor)]
-        if tensors:
-            self._fetched = Fetched(torch.cat([tensor.reshape(-1).to(tensors[0].device) for tensor in tensors]))
-
-    @property
-    def has_arrived(self) -> bool:
-        return self._fetched is None or self._fetched.is_there
+        on_device = [tensor.reshape(-1).to(tensors[0].device) for tensor in tensors]
+        self.fetched = Fetched(torch.cat(on_device) if on_device else torch.empty(0))
 
     def finish(self) -> DigestBlock:
         """Return the digests; waits for the device."""
-        numbers = iter(() if self._fetched is None else self._fetched.read())
+        numbers = iter(self.fetched.read())
         digests = [[_digest(parts, numbers) for parts in row] for row in self.rows]
         columns = {name: array("I", column) for name, column in zip(DIGESTS, zip(*digests, strict=True), strict=True)}
         return DigestBlock(self._epoch, self._first, columns, self._rates)

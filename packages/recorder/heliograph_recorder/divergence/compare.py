@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -14,6 +14,7 @@ from ..format.reader import damage_of, gc_paused, read
 from ..format.records import DIGESTS
 from .course import Course, CourseMoment, Place, course_of
 
+WEIGHTS, RATE = -2, -1  # in the digests of a batch
 Kind = Literal[
     "draw", "data", "loss", "gradients", "learning_rate", "options", "weights", "request", "plugin", "metric",
     "counters", "event", "length",
@@ -154,7 +155,9 @@ DIFFERENCES: tuple[tuple[str, Kind, str], ...] = (
     ("options", "options", "other optimizer options differ, such as weight decay or the rate of another group"),
     ("weights", "weights", "the weights differ after a step with equal gradients, as far as these were compared"),
 )
-KINDS: Mapping[str, Kind] = {"request": "request", "plugin_changed": "plugin", "validation_end": "metric"}  # of moments
+KINDS: Mapping[str, Kind] = {
+    "request": "request", "plugin_changed": "plugin", "validation_end": "metric", "log": "metric",
+}  # fmt: skip
 CAUSES: tuple[Kind, ...] = ("data", "draw", "loss")  # of a request, in a batch that was not skipped
 COUNTERS = "optimizer steps", "skipped steps", "skipped batches", "samples", "tokens", "micro-batches of the window"
 Found = tuple[Kind, str] | None
@@ -175,7 +178,7 @@ class _CourseComparison:
         self._weights_step: int | None = None  # the last step after which the weights were equal
 
     def first_difference(self) -> FirstDifference | None:
-        for first, second in zip_longest(self._first.moments, self._second.moments):
+        for first, second in zip_longest(*_comparable(self._first, self._second)):
             found: Found
             moment: CourseMoment = first or second
             if first is None or second is None:
@@ -190,7 +193,7 @@ class _CourseComparison:
             elif first.facts != second.facts:
                 found = KINDS.get(first.kind, "event"), f"{first.text}, and {second.text}"
             else:
-                found = self._logs(first)
+                continue
             if found is not None:
                 return FirstDifference(found[0], *moment.place, moment.step, found[1])
         return None
@@ -208,12 +211,14 @@ class _CourseComparison:
         has_digests = place in self._first.digests and place in self._second.digests
         self.digested += has_digests
         self.compared += has_digests or (place in self._first.losses and place in self._second.losses)
-        found = self._digests(place) or self._loss(place) or _counters(first, second)
+        losses = self._losses(place)
+        found = self._digests(place) or (("loss", f"the loss differs{losses}") if losses else None)
+        found = found or _counters(first, second)
         if found is None:
-            if has_digests and self._first.digests[place].words[-1]:  # of the weights
+            if has_digests and self._first.digests[place][WEIGHTS]:
                 self._weights_step = first.step
             self.batches += 1
-            return self._logs(first)
+            return None
         kind, text = found
         if kind in ("loss", "gradients", "weights"):
             step = self._weights_step
@@ -222,15 +227,15 @@ class _CourseComparison:
 
     def _digests(self, place: Place) -> Found:
         first, second = self._first.digests.get(place), self._second.digests.get(place)
-        if first is None or second is None or first.words == second.words:
+        if first is None or second is None or first == second:
             return None
-        pairs = zip(DIGESTS, first.words, second.words, strict=True)
-        differing = {name for name, word, other in pairs if word != other and word and other}  # 0: not recorded
+        rows = zip(DIGESTS, first, second, strict=False)
+        differing = {name for name, word, other in rows if word != other and word and other}  # 0: not recorded
         kind, text = next(((kind, text) for name, kind, text in DIFFERENCES if name in differing), (None, ""))
         if kind == "draw" and place == (0, 1):
             text += ". Compare the seeds of the runs: the notes of `explain` name them"
-        if kind == "options" and repr(first.rate) != repr(second.rate):
-            return "learning_rate", f"the learning rate differs: {first.rate!r} and {second.rate!r}"
+        if kind == "options" and repr(first[RATE]) != repr(second[RATE]):
+            return "learning_rate", f"the learning rate differs: {first[RATE]!r} and {second[RATE]!r}"
         return None if kind is None else (kind, text.format(losses=self._losses(place)))
 
     def _losses(self, place: Place) -> str:
@@ -238,20 +243,16 @@ class _CourseComparison:
         first, second = self._first.losses.get(place), self._second.losses.get(place)
         return "" if first is None or second is None or repr(first) == repr(second) else f" ({first!r} and {second!r})"
 
-    def _loss(self, place: Place) -> Found:
-        losses = self._losses(place)
-        return ("loss", f"the loss differs{losses}") if losses else None
 
-    def _logs(self, moment: CourseMoment) -> Found:
-        """Compare two logs over the same batches if there are no digests."""
-        first, second = self._first.logs.get(moment.place), self._second.logs.get(moment.place)
-        if first is None or second is None or first[0] != second[0] or (self._first.digests and self._second.digests):
-            return None
-        for name in first[1].keys() & second[1].keys():
-            values = first[1][name], second[1][name]
-            if repr(values[0]) != repr(values[1]):
-                return "metric", f"{name} in the log differs: {values[0]!r} and {values[1]!r}"
-        return None
+def _comparable(first: Course, second: Course) -> Iterator[list[CourseMoment]]:
+    """Return the moments of two courses without logs if there are digests, else without logs of different batches."""
+    logs = [
+        {(moment.place, moment.facts[0]) for moment in course.moments if moment.kind == "log"}
+        for course in (first, second)
+    ]
+    shared = set() if first.digests and second.digests else logs[0] & logs[1]
+    for course in (first, second):
+        yield [moment for moment in course.moments if moment.kind != "log" or (moment.place, moment.facts[0]) in shared]
 
 
 def _counters(first: CourseMoment, second: CourseMoment) -> Found:

@@ -15,7 +15,7 @@ from ..verbs import COUNTED, LOADED, WITHIN_A_BATCH
 UNCOMPARED: frozenset[Verb] = frozenset(
     ("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log", *COUNTED)
 )
-COMPARED = ("epoch_start", "epoch_end", "validation_end", "validation_cut", "plugin_changed")
+COMPARED = ("epoch_start", "epoch_end", "log", "validation_end", "validation_cut", "plugin_changed")
 STATES = ("save_point", "checkpoint_loaded")  # events from which a run may continue
 Begin = tuple[int, int, int]
 Place = tuple[int, int]  # the epoch and the batch in it, from 1
@@ -28,7 +28,8 @@ class CourseMoment(NamedTuple):
         kind: `batch`, `request`, or the name of an event.
         place: the epoch and its number of batches, including the current one.
         step: the number of optimizer steps.
-        facts: must be equal; the last fact of a batch is the number of micro-batches since the last step.
+        facts: must be equal; the last fact of a batch is the number of micro-batches since the last step, the first
+            fact of a log is the place of the previous log.
         text: a description.
     """
 
@@ -39,13 +40,6 @@ class CourseMoment(NamedTuple):
     text: str
 
 
-class Digested(NamedTuple):
-    """The digests of a batch by column, and the learning rate."""
-
-    words: tuple[int, ...]
-    rate: float
-
-
 @dataclass(slots=True)
 class Course:
     """The course of a training.
@@ -53,9 +47,8 @@ class Course:
     Attributes:
         name: for messages.
         moments: everything that affects the training, in order.
-        digests: by place of the batch.
+        digests: by place of the batch, in the order of `DIGESTS`; the last value is the learning rate.
         losses: by place of the batch.
-        logs: by place, the place of the previous log, and the metrics of the loop.
         settings: options and versions, by name.
         begin: epoch, batches in it, and optimizer steps before the recording.
         end: how the last attempt ended.
@@ -63,9 +56,8 @@ class Course:
 
     name: str
     moments: list[CourseMoment] = field(default_factory=list)
-    digests: dict[Place, Digested] = field(default_factory=dict)
+    digests: dict[Place, tuple[float, ...]] = field(default_factory=dict)
     losses: dict[Place, float] = field(default_factory=dict)
-    logs: dict[Place, tuple[Place, Mapping[str, float]]] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     begin: Begin = 0, 0, 0
     end: str = "killed or running"
@@ -77,13 +69,8 @@ def course_of(recording: Recording, since: Begin | None = None, *, name: str = "
     if not trainings:
         raise ValueError(f"{recording.path} has no training to compare.")
     first = trainings[0]
-    settings = {
-        "world size": first.world_size,
-        "epochs": first.max_epochs,
-        "steps": first.max_steps,
-        **{f"hyper-parameter {key}": value for key, value in first.hyper_parameters.items()},
-        **{f"version of {key}": value for key, value in first.versions.items()},
-    }
+    limits = {"world size": first.world_size, "epochs": first.max_epochs, "steps": first.max_steps}
+    settings = {**limits, **first.versions, **first.hyper_parameters}
     builder = _CourseBuilder(Course(name or str(recording.path), settings=settings), since)
     for index, entry, lost in walk(recording):
         if recording.attempts[index].phase == "train":
@@ -96,7 +83,7 @@ class _CourseBuilder:
         self.course, self._since = course, since
         self._attempt = -1
         self._owners: dict[Place, int] = {}  # the attempt of each batch
-        self._digests: dict[tuple[Place, int], Digested] = {}  # by place and attempt
+        self._digests: dict[tuple[Place, int], tuple[float, ...]] = {}  # by place and attempt
         self._first_attempts: dict[tuple[str, Place, tuple[object, ...]], int] = {}  # of each moment
         self._last_log: Place = 0, 0
 
@@ -104,10 +91,9 @@ class _CourseBuilder:
         self._attempt = attempt
         match entry:
             case DigestBlock():
-                columns = [entry.columns[name] for name in DIGESTS]
-                rows = zip(zip(*columns, strict=True), entry.rates, strict=True)
-                for batch, (words, rate) in enumerate(rows, entry.first):
-                    self._digests[(entry.epoch, batch), attempt] = Digested(words, rate)
+                columns = [*(entry.columns[name] for name in DIGESTS), entry.rates]
+                for batch, row in enumerate(zip(*columns, strict=True), entry.first):
+                    self._digests[(entry.epoch, batch), attempt] = row
             case _ if lost:
                 return
             case Batches():
@@ -144,6 +130,7 @@ class _CourseBuilder:
 
     def _add_event(self, entry: EventEntry) -> None:
         at, name = entry.counters, entry.event
+        moment = CourseMoment(name, (at.epoch, at.batch), at.steps, *_describe(entry))
         if name == "run_closed":
             by = f" by {entry.data['by']}" if entry.data["by"] else ""
             self.course.end = f"{entry.data['status']}{by}: {entry.data['reason']}"
@@ -154,10 +141,10 @@ class _CourseBuilder:
             self.course.begin = self._since
             self.course.moments.clear()
         if name == "log":
-            self.course.logs[at.epoch, at.batch] = self._last_log, _loop_metrics(entry)
-            self._last_log = at.epoch, at.batch
+            moment = moment._replace(facts=(self._last_log, moment.facts))
+            self._last_log = moment.place
         if name in COMPARED and not entry.data.get("resumed") and entry.data.get("by") != LOADED:
-            self._append(CourseMoment(name, (at.epoch, at.batch), at.steps, *_describe(entry)))
+            self._append(moment)
 
     def _append(self, moment: CourseMoment) -> None:
         """Append a moment, unless it repeats one of an earlier attempt: a resume finishes the boundary of its save."""
@@ -166,20 +153,15 @@ class _CourseBuilder:
             self.course.moments.append(moment)
 
 
-def _loop_metrics(entry: EventEntry) -> dict[str, float]:
-    """Return the metrics without those that plugins added, which may depend on the clock."""
-    added = entry.data.get("added", ())
-    return {name: value for name, value in entry.data["metrics"].items() if name not in added}
-
-
 def _describe(entry: EventEntry) -> tuple[tuple[object, ...], str]:
     """Return what must be equal in an event, and a text."""
     data = entry.data
     match entry.event:
-        case "validation_end":
-            metrics = sorted(_loop_metrics(entry).items())
-            text = "a validation with " + ", ".join(f"{name} {value:.9g}" for name, value in metrics)
-            return tuple((name, repr(value)) for name, value in metrics), text
+        case "validation_end" | "log":
+            added = data.get("added", ())  # by plugins; they may depend on the clock
+            metrics = [(name, repr(value)) for name, value in sorted(data["metrics"].items()) if name not in added]
+            kind = "log" if entry.event == "log" else "validation"
+            return tuple(metrics), f"a {kind} with " + ", ".join(f"{name} {value}" for name, value in metrics)
         case "plugin_changed":
             return (data["plugin"], data["change"]), f"{data['plugin']} was {data['change']}"
         case "epoch_start":

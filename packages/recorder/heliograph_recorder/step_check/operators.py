@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -54,7 +55,8 @@ class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._unwritten.update(map(_address, outputs))
         else:
             self._unwritten.difference_update(map(_address, outputs))
-            self.calls.append(OperatorCall(name, _values(func, args, kwargs), inputs, _digests(outputs)))
+            texts = [_as_text(value) for value in args] + [f"{key}={_as_text(value)}" for key, value in kwargs.items()]
+            self.calls.append(OperatorCall(name, tuple(texts), inputs, _digests(outputs)))
         return result
 
 
@@ -66,7 +68,7 @@ def difference_of(
         if first.operator != second.operator:
             texts = f"{first.operator} in the first, {second.operator} in the second"
             return OperatorDifference(f"operator {number} is another one: {texts}")
-        for value, other_value in zip(first.arguments, second.arguments, strict=True):
+        for value, other_value in zip_longest(first.arguments, second.arguments, fillvalue="the default"):
             if value != other_value:
                 texts = f"{value} in the first, {other_value} in the second"
                 return OperatorDifference(f"{name}, is given other values: {texts}", comes_from_outside=True)
@@ -82,20 +84,9 @@ def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _values(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the value of each argument of a call, including defaults."""
-    values = [
-        args[number] if number < len(args) else kwargs.get(argument.name, argument.default_value)
-        for number, argument in enumerate(operator._schema.arguments)
-    ]
-    return tuple(map(_as_text, values))
-
-
 def _as_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_as_text, value))}]"
-    if isinstance(value, torch.device):
-        return repr(value.type)
     if isinstance(value, Tensor):
         return "a Tensor"  # or a Parameter: only the bits matter
     return repr(value) if isinstance(value, VALUES) else with_article(type(value).__name__)

@@ -17,7 +17,7 @@ from heliograph.spi import check_whole_number, count
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..digests.checksums import Part, checksum
+from ..digests.checksums import checksum
 from .operators import CallDigests, OperatorDifference, difference_of
 
 STEPS: Callable[[Progress], float] = attrgetter("steps")
@@ -27,7 +27,7 @@ DROPPED = frozenset(
 )
 
 
-Outcome: TypeAlias = dict[str, list[Part]]  # a checksum of the loss and of each gradient, by name
+Outcome: TypeAlias = dict[str, list[int]]  # a checksum of the loss and of each gradient, by name
 
 
 class Quiet:
@@ -73,23 +73,20 @@ class Repetition:
         self._gradients = {name: _copy(parameter.grad) for name, parameter in self.parameters.items()}
         self._restore_before = self._snapshot()
         self._loss_gradient: list[Tensor] = []
-        self.loss: Tensor | None = None
+        self.loss: Tensor
 
-    def watch(self, returned: Any) -> None:
-        """Take the result of the forward pass, and record the gradient that its backward pass starts with."""
+    def begin(self, source: Any, batch: Any) -> Any:
+        """Run the forward pass of the training, and record the gradient that its backward pass starts with."""
+        returned = self._forward(source, batch)
         self.loss = _loss_of(returned)
         self.loss.register_hook(self._loss_gradient.append)  # type: ignore[no-untyped-call]
+        return returned
 
     @property
     def changed_weights(self) -> list[str]:
         """The parameters that the passes wrote to, so that they cannot be repeated from the same state."""
         versions = self._versions
         return [name for name, parameter in self.parameters.items() if parameter._version != versions[name]]
-
-    def outcome(self) -> Outcome:
-        """Return the outcome of the passes of the training."""
-        assert self.loss is not None
-        return self._outcome(self.loss)
 
     @contextmanager
     def repeating(self) -> Iterator[Callable[..., Outcome]]:
@@ -113,12 +110,13 @@ class Repetition:
         with context or nullcontext(), torch.enable_grad():
             loss = _loss_of(self._forward(Quiet(self._run), batch))
             torch.autograd.backward(loss, self._loss_gradient[0])
-        return self._outcome(loss)
+        return self.outcome(loss)
 
-    def _outcome(self, loss: Tensor) -> Outcome:
+    def outcome(self, loss: Tensor) -> Outcome:
+        """Return the outcome of both passes; waits for the device."""
         gradients = {f"the gradient of {name}": parameter.grad for name, parameter in self.parameters.items()}
         tensors = {"the loss": loss, **gradients}
-        return {name: checksum(tensor) for name, tensor in tensors.items() if tensor is not None}
+        return {name: list(map(int, checksum(tensor))) for name, tensor in tensors.items() if tensor is not None}
 
     def _snapshot(self) -> Callable[[], None]:
         """Copy the state that the passes may change, except gradients and parameters; return what restores it."""
@@ -233,9 +231,7 @@ class StepCheck(Plugin):
                 return plain(source, batch)
             self._last_step = steps
             self._repetition = Repetition(run, plain, batch)
-            returned = plain(source, batch)
-            self._repetition.watch(returned)
-            return returned
+            return self._repetition.begin(source, batch)
 
         run.stepping.forward = self._forward = forward
 
@@ -292,7 +288,7 @@ def diagnose(run: Run, repetition: Repetition) -> str:
 
     Return what differs and why, on every rank; empty if all bits are equal.
     """
-    original = repetition.outcome()
+    original = repetition.outcome(repetition.loss)
     with repetition.repeating() as repeat:
         second = repeat()
         names = _differences(original, second)
@@ -312,11 +308,8 @@ def diagnose(run: Run, repetition: Repetition) -> str:
 
 
 def _differences(first: Outcome, second: Outcome) -> list[str]:
-    """Return the names of tensors that differ; waits for the device."""
-    numbers, others = (
-        {name: [int(part) for part in parts] for name, parts in outcome.items()} for outcome in (first, second)
-    )
-    return [name for name in {**first, **second} if numbers.get(name) != others.get(name)]
+    """Return the names of tensors that differ."""
+    return [name for name in {**first, **second} if first.get(name) != second.get(name)]
 
 
 def _cause(original: Outcome, second: Outcome, third: Outcome, operator: OperatorDifference | None) -> str:

@@ -213,8 +213,8 @@ def test_a_batch_that_cannot_be_read_costs_its_digest_only(tmp_path: Path, monke
     divergence = diverge(*paths)
     assert (divergence.first, divergence.digested) == (None, 16)
     ending = [each for each in read(paths[0]).attempts[0].entries if getattr(each, "event", "") == "run_closed"]
-    notes: list[str] = ending[0].data["notes"]  # type: ignore[union-attr]
-    assert sum("RuntimeError: of an unknown" in note for note in notes) == 1
+    warnings: list[str] = ending[0].data["warnings"]  # type: ignore[union-attr]
+    assert sum("RuntimeError: of an unknown" in warning for warning in warnings) == 1
 
 
 def test_a_step_without_gradients_costs_no_digest(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_log_is_compared_without_digests_and_losses(tmp_path: Path) -> None:
     found = diverge(one, other).first
     assert found is not None
     assert (found.kind, found.batch) == ("metric", 4)
-    assert found.text.startswith("train/loss in the log")
+    assert found.text.startswith("a log with train/loss")
 
 
 class Seconds(h.Plugin):
