@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import astuple, dataclass, field, replace
@@ -26,7 +25,6 @@ from heliograph.spi import (
     TrainerFactory,
     UsageError,
     capture,
-    check_flag,
     describe_error,
     is_whole_number,
     leaves,
@@ -40,7 +38,7 @@ from torch.utils._pytree import tree_leaves
 
 MakeTrainer = Callable[..., tuple[h.Trainer, Mapping[str, Any]]]
 SCHEMA = 3  # of the file
-DIGEST = 6  # bytes of a digest in the file
+DIGEST = 12  # characters of a digest in the file
 NAMES = ("the golden run", "this run")
 RATE, MANY = "learning_rate", 8
 WHOLE = ("batch", "draws", "gradients")  # one digest for all values, as for more than 8 others: the file stays small
@@ -52,16 +50,14 @@ CAUSES = {
     "loss": "the forward pass or the loss: the batch and the weights are equal",
     "gradients": "the backward pass, the accumulation or the clipping: the losses are equal",
     RATE: "the scheduler, or the learning rate of the optimizer",
-    "modules": "the optimizer: the gradients and the learning rates are equal",
+    "modules": "before the first step the model, its initialisation or the seed; later the optimizer",
     "optimizers": "the optimizer, or its options: the weights are equal",
     "draws": "the number of random draws",
     "metrics": "the validation, or a metric: the training is equal up to here",
     "order": "the number of batches in a step, or when the run validates",
 }
 STATES = ("modules", "optimizers", "plugin")  # of the state of a run
-INITIAL = "before the first step"
 EVENTS = h.TrainStart, h.BatchStart, h.BackwardEnd, h.GradientsReady, h.StepEnd, h.BatchEnd, h.Log, h.ValidationEnd
-AT_FIRST = "the initialisation, the seed, the dtype or the model"
 
 
 @dataclass(slots=True)
@@ -168,8 +164,8 @@ def record_golden(
         UsageError: an argument is wrong, the file cannot be written, or the training is not deterministic: two
             recordings differ.
     """
-    _check_counts(steps=steps, every=every)
-    check_flag("operators", operators)
+    if not all(is_whole_number(number) and number >= 1 for number in (steps, every)):
+        raise UsageError(f"steps and every must be whole numbers of at least 1, got {steps!r} and {every!r}.")
     if Path(path).is_dir() or not Path(path).parent.is_dir():  # before the trainings
         raise UsageError(f"{path} cannot be written: it must be a file in an existing folder.")
     golden, again = (_train(make_trainer, steps, every, operators) for _ in range(2))
@@ -224,8 +220,6 @@ def compare_golden(golden: GoldenRun, found: GoldenRun, *, rtol: float = 0.0) ->
     if difference is None:
         return GoldenCheck(golden.recorded_steps)
     cause = CAUSES.get(difference.what, f"the {difference.what}, or its options")
-    if difference.what == "modules" and INITIAL in difference.text:
-        cause = AT_FIRST
     before, now = golden.settings, found.settings
     changes = [
         f"{name} was {before.get(name, 'not there')} and is {now.get(name, 'not there')}"
@@ -254,9 +248,8 @@ class _Operators(TorchDispatchMode):
 class _Recorder:
     """Records the facts of a run, after all other handlers."""
 
-    def __init__(self, golden: GoldenRun, folder: Path, records_operators: bool) -> None:
-        self._golden, self._folder = golden, folder
-        self._records_operators, self._operators = records_operators, _Operators()
+    def __init__(self, golden: GoldenRun, records_operators: bool) -> None:
+        self._golden, self._records_operators, self._operators = golden, records_operators, _Operators()
         self._recording = ExitStack()
         self._tracer = Tracer(lambda fact: None if fact.what == "loss" else self._add(fact))
 
@@ -267,15 +260,14 @@ class _Recorder:
             self._record(run, OPERATOR, self._operators.results)
             self._operators = _Operators()
         if isinstance(event, h.TrainStart):
-            golden.settings = {name: text.replace(str(self._folder), "") for name, text in _describe(run)}
-            self._tracer.state(run, INITIAL)
+            golden.settings = dict(_describe(run))
+            self._tracer.state(run, "before the first step")
         elif isinstance(event, h.BackwardEnd):
             self._record(run, "loss", leaves(run.loss))
         elif isinstance(event, h.GradientsReady):
             groups = run.optimizer.param_groups
-            self._record(
-                run, "gradients", leaves([parameter.grad for group in groups for parameter in group["params"]])
-            )
+            gradients = [parameter.grad for group in groups for parameter in group["params"]]
+            self._record(run, "gradients", leaves(gradients))
             rates = [float(group["lr"]) for group in groups]
             self._record(run, RATE, leaves(rates[0] if len(rates) == 1 else rates))
         elif isinstance(event, h.StepEnd):
@@ -313,19 +305,14 @@ def _train(make_trainer: MakeTrainer, steps: int, every: int, operators: bool) -
         seed_all(0)
         with TemporaryDirectory() as folder:
             trainer, options = TrainerFactory(make_trainer)(Path(folder))
-            with closing(_Recorder(golden, Path(folder), operators)) as recorder:
+            with closing(_Recorder(golden, operators)) as recorder:
                 for event in EVENTS:
                     trainer.bus.on(event, recorder.handle, lane=h.Lane.REPORT)
                 trainer.fit(**{**options, "on_interrupt": "raise"})
+            golden.settings = {name: text.replace(folder, "") for name, text in golden.settings.items()}
     finally:
         restore(before)
     return golden
-
-
-def _check_counts(**counts: object) -> None:
-    for name, number in counts.items():
-        if not is_whole_number(number) or number < 1:
-            raise UsageError(f"{name} must be a whole number of at least 1, got {number!r}.")
 
 
 def _short(leaf: Leaf) -> Leaf:
@@ -335,18 +322,14 @@ def _short(leaf: Leaf) -> Leaf:
             sample = float(np.sqrt(np.sum(np.square(sample))))
     if isinstance(sample, float):
         sample = float(f"{sample:.9g}")  # to show; the digest has all bits
-    return Leaf(leaf.kind, _shortened(leaf.digest), sample if isinstance(sample, bool | int | float | str) else None)
+    return Leaf(leaf.kind, leaf.digest[:DIGEST], sample if isinstance(sample, bool | int | float | str) else None)
 
 
 def _combined(values: Iterable[Leaf]) -> Leaf:
     parts = list(values)
-    digest = _shortened("".join(f"{part.kind} {part.digest} " for part in parts))
+    digest = sha256("".join(f"{part.kind} {part.digest} " for part in parts).encode()).hexdigest()[:DIGEST]
     norms = [float(part.sample) for part in parts if isinstance(part.sample, int | float)]
     return Leaf(f"{len(parts)} values", digest, float(f"{math.hypot(*norms):.9g}") if norms else None)
-
-
-def _shortened(text: str) -> str:
-    return urlsafe_b64encode(sha256(text.encode()).digest()[:DIGEST]).decode()
 
 
 def _within(expected: Fact, fact: Fact, rtol: float) -> Fact:

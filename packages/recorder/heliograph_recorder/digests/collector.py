@@ -74,7 +74,6 @@ class DigestCollector:
     def detach(self) -> None:
         for signal, receiver in self._connected:
             signal.disconnect(receiver)
-        self._connected.clear()
 
     def begin_batch(self, run: Run, event: BatchStart) -> None:
         self._batch, self._options, self._norms = [], [], []
@@ -116,7 +115,7 @@ class DigestCollector:
             self._block = OpenBlock(epoch, batch)
         row = self._batch, [self._draws.digest()], self._options, [*map(_bits, losses)], self._norms, weights
         self._batch = None
-        self._block.add(self._rate, row)
+        self._block.rows.append((self._rate, row))
         if len(self._block.rows) >= BLOCK or monotonic() > self._ends_at:
             self._send()
             self._write_blocks(wait=False)
@@ -142,30 +141,27 @@ class OpenBlock:
     """The checksums of consecutive batches of an epoch, until their parts have arrived from the device."""
 
     def __init__(self, epoch: int, first: int) -> None:
-        self._epoch, self._first, self._rates = epoch, first, array("d")
-        self.rows: list[Sequence[list[Part]]] = []  # the checksums of each batch, in the order of DIGESTS
+        self._epoch, self._first = epoch, first
+        self.rows: list[tuple[float, Sequence[list[Part]]]] = []  # learning rate, and checksums in the order of DIGESTS
         self.fetched: Fetched
 
     @property
     def next_place(self) -> tuple[int, int]:
         return self._epoch, self._first + len(self.rows)
 
-    def add(self, rate: float, row: Sequence[list[Part]]) -> None:
-        self._rates.append(rate)
-        self.rows.append(row)
-
     def fetch(self) -> None:
         """Start the copy from the device."""
-        tensors = [part for row in self.rows for parts in row for part in parts if isinstance(part, Tensor)]
+        tensors = [part for _, row in self.rows for parts in row for part in parts if isinstance(part, Tensor)]
         on_device = [tensor.reshape(-1).to(tensors[0].device) for tensor in tensors]
         self.fetched = Fetched(torch.cat(on_device) if on_device else torch.empty(0))
 
     def finish(self) -> DigestBlock:
         """Return the digests; waits for the device."""
         numbers = iter(self.fetched.read())
-        digests = [[_digest(parts, numbers) for parts in row] for row in self.rows]
+        rates = array("d", [rate for rate, _ in self.rows])
+        digests = [[_digest(parts, numbers) for parts in row] for _, row in self.rows]
         columns = {name: array("I", column) for name, column in zip(DIGESTS, zip(*digests, strict=True), strict=True)}
-        return DigestBlock(self._epoch, self._first, columns, self._rates)
+        return DigestBlock(self._epoch, self._first, columns, rates)
 
 
 def _digest(parts: list[Part], fetched: Iterator[int]) -> int:

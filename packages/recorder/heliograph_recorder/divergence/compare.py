@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -136,14 +136,8 @@ def compare(first: Course, second: Course, *, is_complete: bool = True) -> Diver
         for name in {**first.settings, **second.settings}
         if first.settings.get(name) != second.settings.get(name)
     ]
-    return Divergence(
-        names=(first.name, second.name),
-        first=difference,
-        batches=comparison.batches,
-        digested=comparison.digested,
-        compared=comparison.compared,
-        settings=tuple(settings),
-    )
+    counts = comparison.batches, comparison.digested, comparison.compared
+    return Divergence((first.name, second.name), difference, *counts, settings=tuple(settings))
 
 
 # What differs in a batch, in the order of its computation, since an earlier difference may cause the others.
@@ -155,9 +149,7 @@ DIFFERENCES: tuple[tuple[str, Kind, str], ...] = (
     ("options", "options", "other optimizer options differ, such as weight decay or the rate of another group"),
     ("weights", "weights", "the weights differ after a step with equal gradients, as far as these were compared"),
 )
-KINDS: Mapping[str, Kind] = {
-    "request": "request", "plugin_changed": "plugin", "validation_end": "metric", "log": "metric",
-}  # fmt: skip
+KINDS: dict[str, Kind] = {"request": "request", "plugin_changed": "plugin", "validation_end": "metric", "log": "metric"}
 CAUSES: tuple[Kind, ...] = ("data", "draw", "loss")  # of a request, in a batch that was not skipped
 COUNTERS = "optimizer steps", "skipped steps", "skipped batches", "samples", "tokens", "micro-batches of the window"
 Found = tuple[Kind, str] | None
@@ -244,15 +236,16 @@ class _CourseComparison:
         return "" if first is None or second is None or repr(first) == repr(second) else f" ({first!r} and {second!r})"
 
 
-def _comparable(first: Course, second: Course) -> Iterator[list[CourseMoment]]:
+def _comparable(*courses: Course) -> Iterator[list[CourseMoment]]:
     """Return the moments of two courses without logs if there are digests, else without logs of different batches."""
-    logs = [
-        {(moment.place, moment.facts[0]) for moment in course.moments if moment.kind == "log"}
-        for course in (first, second)
-    ]
-    shared = set() if first.digests and second.digests else logs[0] & logs[1]
-    for course in (first, second):
-        yield [moment for moment in course.moments if moment.kind != "log" or (moment.place, moment.facts[0]) in shared]
+    logs = [{_log_key(moment) for moment in course.moments if moment.kind == "log"} for course in courses]
+    shared = set() if all(course.digests for course in courses) else logs[0] & logs[1]
+    for course in courses:
+        yield [moment for moment in course.moments if moment.kind != "log" or _log_key(moment) in shared]
+
+
+def _log_key(moment: CourseMoment) -> tuple[Place, object]:
+    return moment.place, moment.facts[0]
 
 
 def _counters(first: CourseMoment, second: CourseMoment) -> Found:

@@ -122,11 +122,10 @@ class _CourseBuilder:
         self._owners |= dict.fromkeys(places, self._attempt)
 
     def _add_request(self, request: Request) -> None:
-        if request.verb in UNCOMPARED:
-            return
-        place = request.epoch, request.batch + (request.event in WITHIN_A_BATCH)
-        facts, text = (request.what, request.by), f"{request.what} by {request.by}"
-        self._append(CourseMoment("request", place, request.step, facts, text))
+        if request.verb not in UNCOMPARED:
+            place = request.epoch, request.batch + (request.event in WITHIN_A_BATCH)
+            facts, text = (request.what, request.by), f"{request.what} by {request.by}"
+            self._append(CourseMoment("request", place, request.step, facts, text))
 
     def _add_event(self, entry: EventEntry) -> None:
         at, name = entry.counters, entry.event

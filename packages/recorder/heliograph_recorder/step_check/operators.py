@@ -26,18 +26,6 @@ class OperatorCall(NamedTuple):
     outputs: tuple[str, ...]
 
 
-class OperatorDifference(NamedTuple):
-    """The first operator that differs.
-
-    Attributes:
-        text: the description.
-        comes_from_outside: an argument of the operator differs, and no earlier operator computed it.
-    """
-
-    text: str
-    comes_from_outside: bool = False
-
-
 class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records a digest of each call of an operator; every call waits for the device."""
 
@@ -60,24 +48,20 @@ class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def difference_of(
-    first_calls: Sequence[OperatorCall], second_calls: Sequence[OperatorCall]
-) -> OperatorDifference | None:
+def difference_of(first_calls: Sequence[OperatorCall], second_calls: Sequence[OperatorCall]) -> str | None:
+    """Return a description of the first operator that differs."""
     for number, (first, second) in enumerate(zip(first_calls, second_calls, strict=False), 1):
         name = f"operator {number}, {first.operator}"
         if first.operator != second.operator:
-            texts = f"{first.operator} in the first, {second.operator} in the second"
-            return OperatorDifference(f"operator {number} is another one: {texts}")
+            return f"operator {number} is {first.operator} in the first, {second.operator} in the second"
         for value, other_value in zip_longest(first.arguments, second.arguments, fillvalue="the default"):
             if value != other_value:
-                texts = f"{value} in the first, {other_value} in the second"
-                return OperatorDifference(f"{name}, is given other values: {texts}", comes_from_outside=True)
+                return f"{name}, is given other values: {value} in the first, {other_value} in the second"
         if first.inputs != second.inputs:
-            text = f"the inputs of {name}, which no earlier operator computed"
-            return OperatorDifference(text, comes_from_outside=True)
+            return f"the inputs of {name}, which no earlier operator computed"
         if first.outputs != second.outputs:
-            return OperatorDifference(f"the outputs of {name}, whose inputs are equal")
-    return None if len(first_calls) == len(second_calls) else OperatorDifference("the number of operators")
+            return f"the outputs of {name}, whose inputs are equal"
+    return None if len(first_calls) == len(second_calls) else "the number of operators"
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
 import torch
-from heliograph import BackwardEnd, EpochStart, Lane, Plugin, Progress, Run, RunClosed, TrainStart, on
+from heliograph import BackwardEnd, Control, EpochStart, Lane, Plugin, Progress, Run, RunClosed, TrainStart, on
 from heliograph.core.rehearsal.objects import KeptObjects
 from heliograph.events import Alarm, Event
 from heliograph.spi import check_whole_number, count
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ..digests.checksums import checksum
-from .operators import CallDigests, OperatorDifference, difference_of
+from .operators import CallDigests, difference_of
 
 STEPS: Callable[[Progress], float] = attrgetter("steps")
 logger = logging.getLogger("heliograph")
@@ -33,21 +33,18 @@ Outcome: TypeAlias = dict[str, list[int]]  # a checksum of the loss and of each 
 class Quiet:
     """A run, its control or its stepping without side effects: it tracks, emits and requests nothing."""
 
-    def __init__(self, part: Any, *, is_control: bool = False) -> None:
-        vars(self).update(_part=part, _is_control=is_control)
+    def __init__(self, part: Any) -> None:
+        vars(self)["_part"] = part
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(vars(self)["_part"], name)
-        if name in DROPPED or (vars(self)["_is_control"] and callable(value)):
-            return _do_nothing
-        return Quiet(value, is_control=name == "control") if name in ("control", "stepping") else value
+        part = vars(self)["_part"]
+        value = getattr(part, name)
+        if name in DROPPED or (isinstance(part, Control) and callable(value)):
+            return lambda *_, **__: None
+        return Quiet(value) if name in ("control", "stepping") else value
 
     def __setattr__(self, name: str, value: object) -> None:
         pass
-
-
-def _do_nothing(*args: object, **options: object) -> None:
-    pass
 
 
 class Repetition:
@@ -85,8 +82,7 @@ class Repetition:
     @property
     def changed_weights(self) -> list[str]:
         """The parameters that the passes wrote to, so that they cannot be repeated from the same state."""
-        versions = self._versions
-        return [name for name, parameter in self.parameters.items() if parameter._version != versions[name]]
+        return [name for name, parameter in self.parameters.items() if parameter._version != self._versions[name]]
 
     @contextmanager
     def repeating(self) -> Iterator[Callable[..., Outcome]]:
@@ -246,11 +242,8 @@ class StepCheck(Plugin):
             return
         changed = repetition.changed_weights
         if run.engine.vote([float(bool(changed))])[0]:
-            name = changed[0] if changed else "a parameter on another rank"
-            run.warn(
-                f"StepCheck has not checked step {run.progress.steps}: its passes write to {name}, so they cannot be "
-                f"repeated from the same state."
-            )
+            text = f"its passes write to {changed[0] if changed else 'a parameter of another rank'}"
+            run.warn(f"StepCheck cannot repeat step {run.progress.steps} from the same state: {text}.")
             return
         difference = diagnose(run, repetition)
         self._checked += 1
@@ -276,7 +269,6 @@ class StepCheck(Plugin):
     def _report(self, run: Run, text: str) -> None:
         self._different += 1
         if self.action == "raise":
-            logger.warning("StepCheck: %s", text)
             raise StepDiffers(f"{text[0].upper()}{text[1:]}")
         if self._different == 1:
             logger.warning("StepCheck: %s; later steps that differ are counted", text)
@@ -312,12 +304,13 @@ def _differences(first: Outcome, second: Outcome) -> list[str]:
     return [name for name in {**first, **second} if first.get(name) != second.get(name)]
 
 
-def _cause(original: Outcome, second: Outcome, third: Outcome, operator: OperatorDifference | None) -> str:
+def _cause(original: Outcome, second: Outcome, third: Outcome, operator: str | None) -> str:
     """Return why a step differs."""
     if operator is not None:
-        limit = " (if a generator outside the task causes it, repetitions change the training)"
-        text = f"{operator.text}{limit * operator.comes_from_outside}"
-        return f"not deterministic, with this first difference between two repetitions: {text}"
+        return (
+            f"not deterministic, or it draws from a generator outside the task, which repetitions advance; the first "
+            f"difference between two repetitions: {operator}"
+        )
     if not _differences(second, third):
         return "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
     if not _differences(original, third):

@@ -224,7 +224,7 @@ def test_what_a_generator_elsewhere_changes_is_reported_once_and_counted(caplog:
 
     _, seen, result = trained(StepCheck(1), make=lambda: Draws(model(), nn.functional.mse_loss))
     first = result.warnings[0].partition("; ")[2]
-    assert_facts(first, "operator 1, aten.mul.Tensor", " in the first", " in the second", "generator")
+    assert_facts(first, "generator", "operator 1, aten.mul.Tensor", " in the first", " in the second")
     numbers = re.findall(r"(\S+) in the ", first)
     assert float(numbers[0]) != float(numbers[1])
     assert_each(result.warnings[1:], ("StepCheck: 5 of 5",))
@@ -279,7 +279,7 @@ def test_a_pass_that_changes_weights_is_said() -> None:
     expected, _, _ = trained(make=lambda: Renorm(model(), nn.functional.mse_loss))
     found, _, result = trained(StepCheck(3), make=lambda: Renorm(model(), nn.functional.mse_loss))
     assert_same(found, expected)
-    assert "step 3: its passes" in result.warnings[0]
+    assert "step 3 from the same state: its passes" in result.warnings[0]
 
 
 def test_a_loop_of_the_users_own_must_call_forward() -> None:
