@@ -6,7 +6,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import astuple, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -250,12 +250,12 @@ class _Recorder:
 
     def __init__(self, golden: GoldenRun, records_operators: bool) -> None:
         self._golden, self._records_operators, self._operators = golden, records_operators, _Operators()
-        self._recording = ExitStack()
+        self.recording = ExitStack()  # of the operators
         self._tracer = Tracer(lambda fact: None if fact.what == "loss" else self._add(fact))
 
     def handle(self, run: h.Run, event: Event) -> None:
         golden, steps = self._golden, run.progress.steps
-        self.close()
+        self.recording.close()
         if self._operators.results:
             self._record(run, OPERATOR, self._operators.results)
             self._operators = _Operators()
@@ -280,10 +280,7 @@ class _Recorder:
         else:
             self._tracer.record(run, event)
         if self._records_operators and isinstance(event, h.BatchStart | h.BackwardEnd | h.GradientsReady):
-            self._recording.enter_context(self._operators)  # until the next event
-
-    def close(self) -> None:
-        self._recording.close()
+            self.recording.enter_context(self._operators)  # until the next event
 
     def _record(self, run: h.Run, what: str, values: Mapping[str, Leaf], when: str = "") -> None:
         place = run.progress.epoch, run.progress.batch + 1, run.progress.steps
@@ -305,7 +302,8 @@ def _train(make_trainer: MakeTrainer, steps: int, every: int, operators: bool) -
         seed_all(0)
         with TemporaryDirectory() as folder:
             trainer, options = TrainerFactory(make_trainer)(Path(folder))
-            with closing(_Recorder(golden, operators)) as recorder:
+            recorder = _Recorder(golden, operators)
+            with recorder.recording:
                 for event in EVENTS:
                     trainer.bus.on(event, recorder.handle, lane=h.Lane.REPORT)
                 trainer.fit(**{**options, "on_interrupt": "raise"})
@@ -369,5 +367,5 @@ def _describe(run: h.Run) -> Iterator[tuple[str, str]]:
     yield "seed of the data", str(run.data.seed)
     yield "engine", f"{run.engine!r}, default dtype {torch.get_default_dtype()}"
     yield "versions", f"heliograph {version()}, torch {torch.__version__}, numpy {np.__version__}"
-    yield "machine", f"{platform.platform()}, {torch.backends.cpu.get_cpu_capability()}"
-    yield "threads", str(torch.get_num_threads())
+    capability, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    yield "machine", f"{platform.system()} {platform.machine()}, {capability}, {threads} threads"

@@ -41,7 +41,7 @@ def checksum(value: Any) -> list[Part]:
             on_devices.setdefault((words.device, words.dtype), []).append(words)
         elif leaf.nbytes < LARGE:
             content = leaf.detach().contiguous() if leaf.dtype in OF_NUMPY else words_of(leaf)
-            crc = crc32(content.numpy(), crc)
+            crc = crc32(content.numpy().data, crc)
         else:
             crc = crc32(int(_sum([words_of(leaf)])).to_bytes(8, "little", signed=True), crc)
     return [crc, *map(_sum, on_devices.values())]
@@ -66,7 +66,7 @@ def _sum(vectors: Sequence[Tensor]) -> Tensor:
         parts = vectors if len(vectors) > 1 else torch.split(vectors[0], AT_ONCE)
         half = len(parts) // 2
         return _sum([torch.stack([_sum(parts[:half]), _sum(parts[half:])])])
-    block = vectors[0] if len(vectors) == 1 else torch.cat(vectors)
+    block = vectors[0] if len(vectors) == 1 else torch.cat([*vectors])
     return (block * _factors(block.device, len(block).bit_length())[: len(block)]).sum()
 
 

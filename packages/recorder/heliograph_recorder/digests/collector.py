@@ -142,7 +142,9 @@ class OpenBlock:
 
     def __init__(self, epoch: int, first: int) -> None:
         self._epoch, self._first = epoch, first
-        self.rows: list[tuple[float, Sequence[list[Part]]]] = []  # learning rate, and checksums in the order of DIGESTS
+        self.rows: list[
+            tuple[float, Sequence[Sequence[Part]]]
+        ] = []  # learning rate, and checksums in the order of DIGESTS
         self.fetched: Fetched
 
     @property
@@ -164,7 +166,7 @@ class OpenBlock:
         return DigestBlock(self._epoch, self._first, columns, rates)
 
 
-def _digest(parts: list[Part], fetched: Iterator[int]) -> int:
+def _digest(parts: Sequence[Part], fetched: Iterator[int]) -> int:
     """Return a digest of 32 bits; 0 is for a checksum that was not taken."""
     if not parts:
         return 0
@@ -183,17 +185,17 @@ class GlobalDraws:
         self._bits: Any = None  # NumPy's bit generator
         self._marks: list[memoryview] = []
 
-    def digest(self) -> int:
+    def digest(self) -> Part:
         bits = mtrand.get_bit_generator()
         if bits is not self._bits:
             self._bits, self._marks = bits, _marks(bits)
         if not self._marks:
-            (crc,) = checksum(capture())
-            return crc
+            return checksum(capture())[0]
         cached = PYTHON.gauss_next
         crc = crc32(b"".join(self._marks), 0 if cached is None else hash(cached) & 0xFFFFFFFF)  # equal in all processes
-        for generator in torch.cuda.default_generators if torch.cuda.is_initialized() else ():
-            crc = crc32(generator.get_state().numpy(), crc)  # a few bytes on the host
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            for generator in torch.cuda.default_generators:
+                crc = crc32(generator.get_state().numpy().data, crc)  # a few bytes on the host
         return crc
 
 

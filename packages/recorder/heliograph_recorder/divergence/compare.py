@@ -175,7 +175,8 @@ class _CourseComparison:
             moment: CourseMoment = first or second
             if first is None or second is None:
                 ended = self._first if first is None else self._second
-                found = "length", f"{ended.name} ends here ({ended.end}); the other run continues with {moment.text}"
+                end = ended.end or "killed or running"
+                found = "length", f"{ended.name} ends here ({end}); the other run continues with {moment.text}"
             elif (first.kind, first.place) != (second.kind, second.place):
                 moments = (first, self._first.name), (second, self._second.name)
                 moment, name = min(moments, key=lambda item: (item[0].place, item[0].kind == "batch"))
@@ -193,6 +194,10 @@ class _CourseComparison:
     def _unmatched(self, moment: CourseMoment, name: str) -> Found:
         """Describe a moment of only one run; a request may have its cause in the batch."""
         text = f"{moment.text} only in {name}"
+        courses = self._first, self._second
+        ended = [course for course in courses if course.end and course.moments[-1].place <= moment.place]
+        if len(ended) == 1:
+            text += f"; {ended[0].name} ends here ({ended[0].end})"
         cause = self._digests(moment.place) if moment.kind == "request" else None
         if cause is not None and cause[0] in CAUSES and (cause[0] == "data" or moment.facts[0] != "skip_batch"):
             return cause[0], f"{cause[1]}; and {text}"

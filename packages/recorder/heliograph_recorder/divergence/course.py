@@ -51,7 +51,7 @@ class Course:
         losses: by place of the batch.
         settings: options and versions, by name.
         begin: epoch, batches in it, and optimizer steps before the recording.
-        end: how the last attempt ended.
+        end: how the last attempt ended; empty if it was killed or is running.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Course:
     losses: dict[Place, float] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     begin: Begin = 0, 0, 0
-    end: str = "killed or running"
+    end: str = ""
 
 
 def course_of(recording: Recording, since: Begin | None = None, *, name: str = "") -> Course:

@@ -248,7 +248,13 @@ class StepCheck(Plugin):
         difference = diagnose(run, repetition)
         self._checked += 1
         if difference:
-            self._report(run, f"step {run.progress.steps}, repeated, differs: {difference}")
+            self._different += 1
+            text = f"step {run.progress.steps}, repeated, differs: {difference}"
+            if self.action == "raise":
+                raise StepDiffers(f"{text[0].upper()}{text[1:]}")
+            if self._different == 1:
+                logger.warning("StepCheck: %s; later steps that differ are counted", text)
+                run.warn(f"StepCheck: {text}")
         run.emit(StepChecked(difference))
 
     @on(RunClosed)
@@ -258,21 +264,11 @@ class StepCheck(Plugin):
         elif self._checked and not self._different:
             run.note(f"{count(self._checked, 'step', 'steps')} repeated by step_check: equal, bit for bit")
         elif not self._checked and run.optimizer is not None and event.status == "completed":
-            run.warn(
-                f"StepCheck has repeated no step: the run has done {run.progress.steps - run.origin.steps} steps, and "
-                f"every {self.every} is checked. A loop of your own must call run.stepping.forward."
-            )
+            steps, hint = run.progress.steps - run.origin.steps, "A loop of your own must call run.stepping.forward."
+            run.warn(f"StepCheck has repeated no step: of {steps} steps, every {self.every} is checked. {hint}")
 
     def close(self) -> None:
         self._repetition = self._forward = None
-
-    def _report(self, run: Run, text: str) -> None:
-        self._different += 1
-        if self.action == "raise":
-            raise StepDiffers(f"{text[0].upper()}{text[1:]}")
-        if self._different == 1:
-            logger.warning("StepCheck: %s; later steps that differ are counted", text)
-            run.warn(f"StepCheck: {text}")
 
 
 def diagnose(run: Run, repetition: Repetition) -> str:
@@ -290,8 +286,7 @@ def diagnose(run: Run, repetition: Repetition) -> str:
         recorders = CallDigests(), CallDigests()
         for recorder in recorders:
             repeat(recorder)
-        operator = difference_of(*(recorder.calls for recorder in recorders))
-        cause = _cause(original, second, third, operator)
+        cause = _cause(original, second, third, difference_of(*(recorder.calls for recorder in recorders)))
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     text = f"{names[0]}{more}; {cause}" if names else ""
     if run.engine.world_size == 1:
