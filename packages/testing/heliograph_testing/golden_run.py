@@ -359,12 +359,11 @@ def _describe(run: h.Run) -> Iterator[tuple[str, str]]:
     for name, plugin in zip(run.plugins.names(), run.plugins, strict=True):
         yield f"plugin {name!r}", repr(plugin)
     loader = run.data.train_loader
-    yield "train", f"{type(loader).__name__}, batches of {run.data.batch_size}"
+    yield "train", f"{type(loader).__name__}, batches of {run.data.batch_size}, seed {run.data.seed}"
     for name in ("dataset", "sampler", "collate_fn"):
         part = getattr(loader, name, None)
         yield name, getattr(part, "__qualname__", type(part).__name__)
         yield f"transform of {name}", f"{getattr(part, 'transform', None)!r:.200}"
-    yield "seed of the data", str(run.data.seed)
     yield "engine", f"{run.engine!r}, default dtype {torch.get_default_dtype()}"
     yield "versions", f"heliograph {version()}, torch {torch.__version__}, numpy {np.__version__}"
     capability, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()

@@ -168,9 +168,8 @@ class OpenBlock:
 
 def _digest(parts: Sequence[Part], fetched: Iterator[int]) -> int:
     """Return a digest of 32 bits; 0 is for a checksum that was not taken."""
-    if not parts:
-        return 0
-    return crc32(array("q", [next(fetched) if isinstance(part, Tensor) else part for part in parts])) or 1
+    numbers = [next(fetched) if isinstance(part, Tensor) else part for part in parts]
+    return (crc32(array("q", numbers)) or 1) if parts else 0
 
 
 class GlobalDraws:
