@@ -353,7 +353,7 @@ class Recorder(h.Plugin):
     def _begin_digests(self, run: h.Run, attempt: AttemptRecorder, digests: Digests) -> DigestCollector:
         from .digests.collector import DigestCollector
 
-        collector = DigestCollector(run, digests, attempt.add_digests)
+        collector = DigestCollector(digests, attempt.add_digests)
         collector.attach(run.bus, current_owner() or self.name)
         return collector
 

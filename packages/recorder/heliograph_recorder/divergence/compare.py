@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -12,11 +12,9 @@ from heliograph.spi import printable_lines
 
 from ..format.reader import damage_of, gc_paused, read
 from ..format.records import DIGESTS
-from .course import Course, CourseMoment, Place, bits, course_of
+from .course import Course, CourseMoment, Place, course_of
 
-BATCH, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(len(DIGESTS))
-
-
+WEIGHTS, RATE = -2, -1  # in the digests of a batch
 Kind = Literal[
     "draw", "data", "loss", "gradients", "learning_rate", "options", "weights", "request", "plugin", "metric",
     "counters", "event", "length",
@@ -117,52 +115,43 @@ def diverge(one: str | Path, other: str | Path) -> Divergence:
     recordings = [read(path) for path in (one, other)]
     if recordings[0].path.resolve() == recordings[1].path.resolve():
         raise ValueError(f"Both are {recordings[0].path}: give two recordings.")
-    names = [str(recording.path) for recording in recordings]
-    courses = [course_of(recording, name) for recording, name in zip(recordings, names, strict=True)]
-    since = max(course.begin for course in courses)
-    if courses[0].begin != courses[1].begin:  # the recording of a fork begins at the fork
-        courses = [course_of(recording, name, since) for recording, name in zip(recordings, names, strict=True)]
-    if courses[0].begin != courses[1].begin:
-        raise ValueError(f"{names[0]} and {names[1]} begin at different steps, and have no checkpoint in common.")
-    damage = (f"{recording.path}: {text}" for recording in recordings for text in damage_of(recording.attempts))
-    return replace(compare(courses[0], courses[1]), damage=tuple(damage))
+    first, second = map(course_of, recordings)
+    if first.begin != second.begin:  # the recording of a fork begins at the fork
+        since = max(first.begin, second.begin)
+        first, second = (course_of(recording, since) for recording in recordings)
+    if first.begin != second.begin:
+        raise ValueError(f"{first.name} and {second.name} begin at different steps, and have no checkpoint in common.")
+    damage = [f"{recording.path}: {text}" for recording in recordings for text in damage_of(recording.attempts)]
+    return replace(compare(first, second), damage=tuple(damage))
 
 
 def compare(first: Course, second: Course, *, is_complete: bool = True) -> Divergence:
     """Compare two courses; if they are not complete, a difference in length is ignored."""
     comparison = _CourseComparison(first, second)
-    difference = comparison.first_difference(is_complete=is_complete)
-    if difference is not None and is_complete and difference.kind != "length":
-        place = difference.epoch, difference.batch
-        ended = [course for course in (first, second) if max(course.batches, default=place) <= place]
-        if len(ended) == 1:
-            text = f"{difference.text}; {ended[0].name} ends here ({ended[0].end})"
-            difference = replace(difference, text=text)
+    difference = comparison.first_difference()
+    if not is_complete and difference is not None and difference.kind == "length":
+        difference = None
     settings = [
         f"{name}: {first.settings.get(name)!r} and {second.settings.get(name)!r}"
         for name in {**first.settings, **second.settings}
         if first.settings.get(name) != second.settings.get(name)
     ]
-    return Divergence(
-        names=(first.name, second.name),
-        first=difference,
-        batches=comparison.batches,
-        digested=comparison.digested,
-        compared=comparison.compared,
-        settings=tuple(settings),
-    )
+    counts = comparison.batches, comparison.digested, comparison.compared
+    return Divergence((first.name, second.name), difference, *counts, settings=tuple(settings))
 
 
 # What differs in a batch, in the order of its computation, since an earlier difference may cause the others.
-DIFFERENCES: tuple[tuple[int, Kind, str], ...] = (
-    (DRAWS, "draw", "the random generators differ after the batch"),
-    (BATCH, "data", "the batch differs: other samples, changed samples, or another order of them"),
-    (LOSS, "loss", "the loss differs, although batch and random generators are equal"),
-    (GRADIENTS, "gradients", "the gradients differ, although the loss is equal"),
-    (OPTIONS, "options", "other optimizer options differ, such as weight decay or the rate of another group"),
-    (WEIGHTS, "weights", "the weights differ after a step with equal gradients, as far as these were compared"),
+DIFFERENCES: tuple[tuple[str, Kind, str], ...] = (
+    ("draws", "draw", "the random generators differ after the batch"),
+    ("batch", "data", "the batch differs: other samples, changed samples, or another order of them"),
+    ("loss", "loss", "the loss differs{losses}, although batch and random generators are equal"),
+    ("gradients", "gradients", "the gradients differ, although the loss is equal"),
+    ("options", "options", "other optimizer options differ, such as weight decay or the rate of another group"),
+    ("weights", "weights", "the weights differ after a step with equal gradients, as far as these were compared"),
 )
+KINDS: dict[str, Kind] = {"request": "request", "plugin_changed": "plugin", "validation_end": "metric", "log": "metric"}
 CAUSES: tuple[Kind, ...] = ("data", "draw", "loss")  # of a request, in a batch that was not skipped
+COUNTERS = "optimizer steps", "skipped steps", "skipped batches", "samples", "tokens", "micro-batches of the window"
 Found = tuple[Kind, str] | None
 
 
@@ -180,102 +169,92 @@ class _CourseComparison:
         self.batches = self.digested = self.compared = 0
         self._weights_step: int | None = None  # the last step after which the weights were equal
 
-    def first_difference(self, *, is_complete: bool) -> FirstDifference | None:
-        for first, second in zip_longest(self._first.moments, self._second.moments):
+    def first_difference(self) -> FirstDifference | None:
+        for first, second in zip_longest(*_comparable(self._first, self._second)):
             found: Found
             moment: CourseMoment = first or second
             if first is None or second is None:
-                if not is_complete:
-                    return None
                 ended = self._first if first is None else self._second
-                found = "length", f"{ended.name} ends here ({ended.end}); the other run continues with {moment.text}"
+                end = ended.end or "killed or running"
+                found = "length", f"{ended.name} ends here ({end}); the other run continues with {moment.text}"
             elif (first.kind, first.place) != (second.kind, second.place):
-                is_second = _order(second) < _order(first)
-                moment, course = (second, self._second) if is_second else (first, self._first)
-                found = self._unmatched(moment, course.name)
+                moments = (first, self._first.name), (second, self._second.name)
+                moment, name = min(moments, key=lambda item: (item[0].place, item[0].kind == "batch"))
+                found = self._unmatched(moment, name)
+            elif first.kind == "batch":
+                found = self._batch(first, second)
+            elif first.facts != second.facts:
+                found = KINDS.get(first.kind, "event"), f"{first.text}, and {second.text}"
             else:
-                found = (self._batch if first.kind == "batch" else _compare_events)(first, second) or self._logs(first)
+                continue
             if found is not None:
-                epoch, batch = moment.place
-                return FirstDifference(found[0], epoch, batch, moment.step, found[1])
+                return FirstDifference(found[0], *moment.place, moment.step, found[1])
         return None
 
     def _unmatched(self, moment: CourseMoment, name: str) -> Found:
+        """Describe a moment of only one run; a request may have its cause in the batch."""
+        text = f"{moment.text} only in {name}"
+        courses = self._first, self._second
+        ended = [course for course in courses if course.end and course.moments[-1].place <= moment.place]
+        if len(ended) == 1:
+            text += f"; {ended[0].name} ends here ({ended[0].end})"
         cause = self._digests(moment.place) if moment.kind == "request" else None
         if cause is not None and cause[0] in CAUSES and (cause[0] == "data" or moment.facts[0] != "skip_batch"):
-            return cause[0], f"{cause[1]}; and {moment.text} only in {name}"
-        return _KINDS.get(moment.kind, "event"), f"{moment.text} only in {name}"
+            return cause[0], f"{cause[1]}; and {text}"
+        return KINDS.get(moment.kind, "event"), text
 
     def _batch(self, first: CourseMoment, second: CourseMoment) -> Found:
         place = first.place
         has_digests = place in self._first.digests and place in self._second.digests
         self.digested += has_digests
         self.compared += has_digests or (place in self._first.losses and place in self._second.losses)
-        values = self._values(place)
-        found: Found = self._digests(place) or (("loss", f"the loss differs{values}") if values else None)
-        if found := found or _counters(first, second):
-            return found[0], found[1] + self._uncompared(found[0])
-        if has_digests and self._first.digests[place].words[WEIGHTS]:
-            self._weights_step = first.step
-        self.batches += 1
-        return None
+        losses = self._losses(place)
+        found = self._digests(place) or (("loss", f"the loss differs{losses}") if losses else None)
+        found = found or _counters(first, second)
+        if found is None:
+            if has_digests and self._first.digests[place][WEIGHTS]:
+                self._weights_step = first.step
+            self.batches += 1
+            return None
+        kind, text = found
+        if kind in ("loss", "gradients", "weights"):
+            step = self._weights_step
+            text += f" (the weights were {'not compared before' if step is None else f'equal after step {step}'})"
+        return kind, text
 
     def _digests(self, place: Place) -> Found:
         first, second = self._first.digests.get(place), self._second.digests.get(place)
-        if first is None or second is None:
+        if first is None or second is None or first == second:
             return None
-        pairs = list(zip(first.words, second.words, strict=True))
-        differs = [a != b and bool(a and b) for a, b in pairs]  # 0: not recorded
-        kind, text = next(((kind, text) for column, kind, text in DIFFERENCES if differs[column]), (None, ""))
-        if kind == "draw":
-            text += ", and so do the batches" if differs[BATCH] else ""
-            text += ". Compare the seeds of the runs: the notes of `explain` name them" if place == (0, 1) else ""
-        elif kind == "loss":
-            text = text.replace(",", f"{self._values(place)},", 1)
-        elif kind == "options" and bits(first.rate) != bits(second.rate):
-            return "learning_rate", f"the learning rate differs: {first.rate!r} and {second.rate!r}"
-        return None if kind is None else (kind, text)
+        rows = zip(DIGESTS, first, second, strict=False)
+        differing = {name for name, word, other in rows if word != other and word and other}  # 0: not recorded
+        kind, text = next(((kind, text) for name, kind, text in DIFFERENCES if name in differing), (None, ""))
+        if kind == "draw" and place == (0, 1):
+            text += ". Compare the seeds of the runs: the notes of `explain` name them"
+        if kind == "options" and repr(first[RATE]) != repr(second[RATE]):
+            return "learning_rate", f"the learning rate differs: {first[RATE]!r} and {second[RATE]!r}"
+        return None if kind is None else (kind, text.format(losses=self._losses(place)))
 
-    def _values(self, place: Place) -> str:
+    def _losses(self, place: Place) -> str:
+        """Return the losses of a batch if they differ."""
         first, second = self._first.losses.get(place), self._second.losses.get(place)
-        return "" if first is None or second is None or bits(first) == bits(second) else f" ({first!r} and {second!r})"
-
-    def _logs(self, moment: CourseMoment) -> Found:
-        """Compare two logs over the same batches if there are no digests."""
-        first, second = self._first.logs.get(moment.place), self._second.logs.get(moment.place)
-        if first is None or second is None or first[0] != second[0] or (self._first.digests and self._second.digests):
-            return None
-        for name in first[1].keys() & second[1].keys():
-            values = first[1][name], second[1][name]
-            if bits(values[0]) != bits(values[1]):
-                return "metric", f"{name} in the log differs: {values[0]!r} and {values[1]!r}"
-        return None
-
-    def _uncompared(self, kind: Kind) -> str:
-        if kind not in ("loss", "weights", "gradients"):
-            return ""
-        if self._weights_step is None:
-            return " (the weights were not compared before)"
-        return f" (the weights were equal after step {self._weights_step})"
+        return "" if first is None or second is None or repr(first) == repr(second) else f" ({first!r} and {second!r})"
 
 
-_KINDS: Mapping[str, Kind] = {"request": "request", "plugin_changed": "plugin", "validation_end": "metric"}
+def _comparable(*courses: Course) -> Iterator[list[CourseMoment]]:
+    """Return the moments of two courses without logs if there are digests, else without logs of different batches."""
+    logs = [{_log_key(moment) for moment in course.moments if moment.kind == "log"} for course in courses]
+    shared = set() if all(course.digests for course in courses) else logs[0] & logs[1]
+    for course in courses:
+        yield [moment for moment in course.moments if moment.kind != "log" or _log_key(moment) in shared]
 
 
-def _order(moment: CourseMoment) -> tuple[Place, bool]:
-    """Return the sort key of a moment: events in a batch come before its end."""
-    return moment.place, moment.kind == "batch"
-
-
-def _compare_events(first: CourseMoment, second: CourseMoment) -> Found:
-    return (
-        None if first.facts == second.facts else (_KINDS.get(first.kind, "event"), f"{first.text}, and {second.text}")
-    )
+def _log_key(moment: CourseMoment) -> tuple[Place, object]:
+    return moment.place, moment.facts[0]
 
 
 def _counters(first: CourseMoment, second: CourseMoment) -> Found:
-    names = "optimizer steps", "skipped steps", "skipped batches", "samples", "tokens", "micro-batches of the window"
-    for name, a, b in zip(names, first.facts, second.facts, strict=True):
-        if a != b:
-            return "counters", f"the {name} differ: {a} and {b}"
+    for name, value, other in zip(COUNTERS, first.facts, second.facts, strict=True):
+        if value != other:
+            return "counters", f"the {name} differ: {value} and {other}"
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from ..verbs import COUNTED, LOADED, WITHIN_A_BATCH
 UNCOMPARED: frozenset[Verb] = frozenset(
     ("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log", *COUNTED)
 )
-COMPARED = ("epoch_start", "epoch_end", "validation_end", "validation_cut", "plugin_changed")
+COMPARED = ("epoch_start", "epoch_end", "log", "validation_end", "validation_cut", "plugin_changed")
 STATES = ("save_point", "checkpoint_loaded")  # events from which a run may continue
 Begin = tuple[int, int, int]
 Place = tuple[int, int]  # the epoch and the batch in it, from 1
@@ -29,7 +28,8 @@ class CourseMoment(NamedTuple):
         kind: `batch`, `request`, or the name of an event.
         place: the epoch and its number of batches, including the current one.
         step: the number of optimizer steps.
-        facts: must be equal; the last fact of a batch is the number of micro-batches since the last step.
+        facts: must be equal; the last fact of a batch is the number of micro-batches since the last step, the first
+            fact of a log is the place of the previous log.
         text: a description.
     """
 
@@ -40,13 +40,6 @@ class CourseMoment(NamedTuple):
     text: str
 
 
-class Digested(NamedTuple):
-    """The digests of a batch by column, and the learning rate."""
-
-    words: tuple[int, ...]
-    rate: float
-
-
 @dataclass(slots=True)
 class Course:
     """The course of a training.
@@ -54,67 +47,53 @@ class Course:
     Attributes:
         name: for messages.
         moments: everything that affects the training, in order.
-        digests: by place of the batch.
+        digests: by place of the batch, in the order of `DIGESTS`; the last value is the learning rate.
         losses: by place of the batch.
-        logs: by place, the place of the previous log, and the metrics of the loop.
         settings: options and versions, by name.
         begin: epoch, batches in it, and optimizer steps before the recording.
-        end: how the last attempt ended.
+        end: how the last attempt ended; empty if it was killed or is running.
     """
 
     name: str
     moments: list[CourseMoment] = field(default_factory=list)
-    digests: dict[Place, Digested] = field(default_factory=dict)
+    digests: dict[Place, tuple[float, ...]] = field(default_factory=dict)
     losses: dict[Place, float] = field(default_factory=dict)
-    logs: dict[Place, tuple[Place, Mapping[str, float]]] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     begin: Begin = 0, 0, 0
-    end: str = "killed or running"
-
-    @property
-    def batches(self) -> list[Place]:
-        return [moment.place for moment in self.moments if moment.kind == "batch"]
+    end: str = ""
 
 
-def course_of(recording: Recording, name: str, since: Begin | None = None) -> Course:
+def course_of(recording: Recording, since: Begin | None = None, *, name: str = "") -> Course:
     """Return the course of a recorded training, from the save or load at `since` on."""
-    attempts = recording.attempts
-    first = next((attempt for attempt in attempts if attempt.phase == "train"), None)
-    if first is None:
+    trainings = [attempt for attempt in recording.attempts if attempt.phase == "train"]
+    if not trainings:
         raise ValueError(f"{recording.path} has no training to compare.")
-    builder = _CourseBuilder(Course(name), since)
+    first = trainings[0]
+    limits = {"world size": first.world_size, "epochs": first.max_epochs, "steps": first.max_steps}
+    settings = {**limits, **first.versions, **first.hyper_parameters}
+    builder = _CourseBuilder(Course(name or str(recording.path), settings=settings), since)
     for index, entry, lost in walk(recording):
-        if attempts[index].phase == "train":
+        if recording.attempts[index].phase == "train":
             builder.add(index, entry, lost=lost)
-    course = builder.finish()
-    course.settings = {
-        "world size": first.world_size,
-        "epochs": first.max_epochs,
-        "steps": first.max_steps,
-        **{f"hyper-parameter {key}": value for key, value in first.hyper_parameters.items()},
-        **{f"version of {key}": value for key, value in first.versions.items()},
-    }
-    return course
+    return builder.finish()
 
 
 class _CourseBuilder:
     def __init__(self, course: Course, since: Begin | None) -> None:
         self.course, self._since = course, since
-        self._owners: dict[Place, int] = {}  # the attempt of each batch
-        self._taken: dict[Place, tuple[int, Digested]] = {}
-        self._earlier: set[tuple[str, Place, tuple[object, ...]]] = set()  # moments of earlier attempts
-        self._current: set[tuple[str, Place, tuple[object, ...]]] = set()
         self._attempt = -1
+        self._owners: dict[Place, int] = {}  # the attempt of each batch
+        self._digests: dict[tuple[Place, int], tuple[float, ...]] = {}  # by place and attempt
+        self._first_attempts: dict[tuple[str, Place, tuple[object, ...]], int] = {}  # of each moment
         self._last_log: Place = 0, 0
 
     def add(self, attempt: int, entry: object, *, lost: bool) -> None:
-        if attempt != self._attempt:
-            self._attempt = attempt
-            self._earlier |= self._current
-            self._current = set()
+        self._attempt = attempt
         match entry:
             case DigestBlock():
-                self._add_digests(entry)
+                columns = [*(entry.columns[name] for name in DIGESTS), entry.rates]
+                for batch, row in enumerate(zip(*columns, strict=True), entry.first):
+                    self._digests[(entry.epoch, batch), attempt] = row
             case _ if lost:
                 return
             case Batches():
@@ -126,36 +105,31 @@ class _CourseBuilder:
 
     def finish(self) -> Course:
         """Return the course, without the digests of discarded batches."""
-        taken = self._taken.items()
-        self.course.digests = {place: digest for place, (owner, digest) in taken if self._owners.get(place) == owner}
+        owners = self._owners.items()
+        self.course.digests = {item[0]: self._digests[item] for item in owners if item in self._digests}
         return self.course
 
     def _add_batches(self, block: Batches) -> None:
-        course = self.course
-        for index in range(len(block)):
-            place = block.first.epoch, block.first.batch + index + 1
-            self._owners[place] = self._attempt
-            step = block.steps[index]
-            skipped = block.skipped_steps[index], block.skipped_batches[index]
-            facts = step, *skipped, block.samples[index], block.tokens[index], block.window[index]
-            course.moments.append(CourseMoment("batch", place, step, facts, "a batch"))
-            if block.losses is not None:
-                course.losses[place] = block.losses[index]
-
-    def _add_digests(self, block: DigestBlock) -> None:
-        columns = [block.columns[name] for name in DIGESTS]
-        for index, (rate, words) in enumerate(zip(block.rates, zip(*columns, strict=True), strict=True)):
-            self._taken[block.epoch, block.first + index] = self._attempt, Digested(words, rate)
+        rows = zip(
+            block.steps, block.skipped_steps, block.skipped_batches, block.samples, block.tokens, block.window,
+            strict=True,
+        )  # fmt: skip
+        places = [(block.first.epoch, block.first.batch + number) for number in range(1, len(block) + 1)]
+        self.course.moments += [
+            CourseMoment("batch", place, facts[0], facts, "a batch") for place, facts in zip(places, rows, strict=True)
+        ]
+        self.course.losses |= zip(places, block.losses or (), strict=False)
+        self._owners |= dict.fromkeys(places, self._attempt)
 
     def _add_request(self, request: Request) -> None:
-        if request.verb in UNCOMPARED:
-            return
-        place = request.epoch, request.batch + (request.event in WITHIN_A_BATCH)
-        facts, text = (request.what, request.by), f"{request.what} by {request.by}"
-        self._append(CourseMoment("request", place, request.step, facts, text))
+        if request.verb not in UNCOMPARED:
+            place = request.epoch, request.batch + (request.event in WITHIN_A_BATCH)
+            facts, text = (request.what, request.by), f"{request.what} by {request.by}"
+            self._append(CourseMoment("request", place, request.step, facts, text))
 
     def _add_event(self, entry: EventEntry) -> None:
         at, name = entry.counters, entry.event
+        moment = CourseMoment(name, (at.epoch, at.batch), at.steps, *_describe(entry))
         if name == "run_closed":
             by = f" by {entry.data['by']}" if entry.data["by"] else ""
             self.course.end = f"{entry.data['status']}{by}: {entry.data['reason']}"
@@ -166,38 +140,27 @@ class _CourseBuilder:
             self.course.begin = self._since
             self.course.moments.clear()
         if name == "log":
-            self.course.logs[at.epoch, at.batch] = self._last_log, _loop_metrics(entry)
-            self._last_log = at.epoch, at.batch
+            moment = moment._replace(facts=(self._last_log, moment.facts))
+            self._last_log = moment.place
         if name in COMPARED and not entry.data.get("resumed") and entry.data.get("by") != LOADED:
-            self._append(CourseMoment(name, (at.epoch, at.batch), at.steps, *_describe(entry)))
+            self._append(moment)
 
     def _append(self, moment: CourseMoment) -> None:
         """Append a moment, unless it repeats one of an earlier attempt: a resume finishes the boundary of its save."""
         key = moment.kind, moment.place, moment.facts
-        if key not in self._earlier:
-            self._current.add(key)
+        if self._first_attempts.setdefault(key, self._attempt) == self._attempt:
             self.course.moments.append(moment)
-
-
-def bits(number: float) -> bytes:
-    """Return the bits of a number, to compare NaN."""
-    return struct.pack("<d", number)
-
-
-def _loop_metrics(entry: EventEntry) -> dict[str, float]:
-    """Return the metrics without those that plugins added, which may depend on the clock."""
-    added = entry.data.get("added", ())
-    return {name: value for name, value in entry.data["metrics"].items() if name not in added}
 
 
 def _describe(entry: EventEntry) -> tuple[tuple[object, ...], str]:
     """Return what must be equal in an event, and a text."""
     data = entry.data
     match entry.event:
-        case "validation_end":
-            metrics = sorted(_loop_metrics(entry).items())
-            text = "a validation with " + ", ".join(f"{name} {value:.9g}" for name, value in metrics)
-            return tuple((name, bits(value)) for name, value in metrics), text
+        case "validation_end" | "log":
+            added = data.get("added", ())  # by plugins; they may depend on the clock
+            metrics = [(name, repr(value)) for name, value in sorted(data["metrics"].items()) if name not in added]
+            kind = "log" if entry.event == "log" else "validation"
+            return tuple(metrics), f"a {kind} with " + ", ".join(f"{name} {value}" for name, value in metrics)
         case "plugin_changed":
             return (data["plugin"], data["change"]), f"{data['plugin']} was {data['change']}"
         case "epoch_start":

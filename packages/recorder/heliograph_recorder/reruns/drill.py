@@ -101,10 +101,9 @@ def drill(
         _trace(run, run_program, function if run.change else None, divergence.first)
         for run, run_program, function in zip(runs, programs, changes, strict=True)
     )
-    difference = difference_of(first.calls, second.calls)
     return Drill(
         divergence,
-        None if difference is None else str(difference),
+        difference_of(first.calls, second.calls),
         (first.is_equal, second.is_equal),
         min(len(first.calls), len(second.calls)),
         tuple(dict.fromkeys([*first.notes, *second.notes])),

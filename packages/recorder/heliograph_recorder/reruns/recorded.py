@@ -56,7 +56,7 @@ class RecordedRun:
     def __init__(self, path: str | Path) -> None:
         self._folder = Path(path) if Path(path).is_dir() else Path(path).parent
         self.recording: Recording = read(path)
-        self.course = course_of(self.recording, str(self.recording.path))
+        self.course = course_of(self.recording)
 
     @property
     def steps(self) -> int:
@@ -173,7 +173,7 @@ class RecordedRun:
     def course_after(self, origin: Origin) -> Course:
         if origin.path is None:
             return self.course
-        return course_of(self.recording, str(self.recording.path), since=origin.begin)
+        return course_of(self.recording, origin.begin)
 
     def _checkpoints(self) -> Iterator[tuple[Path, Counters]]:
         """Yield file and counters of the checkpoints in the recording, the newest first."""
@@ -206,7 +206,7 @@ class RerunComparison:
     def compare(self) -> Divergence:
         self._recorder.flush()
         self._follower.update()
-        rerun = course_of(self._follower.recording(), "the rerun", self._origin.begin)
+        rerun = course_of(self._follower.recording(), self._origin.begin, name="the rerun")
         return compare(self._course, rerun, is_complete=False)
 
     @cached_property

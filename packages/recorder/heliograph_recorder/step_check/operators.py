@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -25,23 +26,6 @@ class OperatorCall(NamedTuple):
     outputs: tuple[str, ...]
 
 
-class OperatorDifference(NamedTuple):
-    """The first operator that differs.
-
-    Attributes:
-        text: the description without values.
-        values: the values that differ, in words.
-        comes_from_outside: an argument of the operator differs, and no earlier operator computed it.
-    """
-
-    text: str
-    values: str = ""
-    comes_from_outside: bool = False
-
-    def __str__(self) -> str:
-        return self.text + self.values
-
-
 class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records a digest of each call of an operator; every call waits for the device."""
 
@@ -59,57 +43,34 @@ class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._unwritten.update(map(_address, outputs))
         else:
             self._unwritten.difference_update(map(_address, outputs))
-            self.calls.append(OperatorCall(name, _values(func, args, kwargs), inputs, _digests(outputs)))
+            texts = [_as_text(value) for value in args] + [f"{key}={_as_text(value)}" for key, value in kwargs.items()]
+            self.calls.append(OperatorCall(name, tuple(texts), inputs, _digests(outputs)))
         return result
 
 
-def first_operator_difference(repeat: Callable[[CallDigests], object]) -> OperatorDifference | None:
-    """Repeat a function twice, each time in a recording context; return the first operator that differs."""
-    traces = []
-    for _ in range(2):
-        digests = CallDigests()
-        repeat(digests)
-        traces.append(digests.calls)
-    return difference_of(*traces)
-
-
-def difference_of(
-    first_calls: Sequence[OperatorCall], second_calls: Sequence[OperatorCall]
-) -> OperatorDifference | None:
+def difference_of(first_calls: Sequence[OperatorCall], second_calls: Sequence[OperatorCall]) -> str | None:
+    """Return a description of the first operator that differs."""
     for number, (first, second) in enumerate(zip(first_calls, second_calls, strict=False), 1):
         name = f"operator {number}, {first.operator}"
         if first.operator != second.operator:
-            values = f": {first.operator} in the first, {second.operator} in the second"
-            return OperatorDifference(f"operator {number} is another one", values)
-        for one, other in zip(first.arguments, second.arguments, strict=True):
-            if one != other:
-                values = f": {one} in the first, {other} in the second"
-                return OperatorDifference(f"{name}, is given other values", values, True)
+            return f"operator {number} is {first.operator} in the first, {second.operator} in the second"
+        for value, other_value in zip_longest(first.arguments, second.arguments, fillvalue="the default"):
+            if value != other_value:
+                return f"{name}, is given other values: {value} in the first, {other_value} in the second"
         if first.inputs != second.inputs:
-            return OperatorDifference(f"the inputs of {name}, which no earlier operator computed", "", True)
+            return f"the inputs of {name}, which no earlier operator computed"
         if first.outputs != second.outputs:
-            return OperatorDifference(f"the outputs of {name}, whose inputs are equal")
-    return None if len(first_calls) == len(second_calls) else OperatorDifference("the number of operators")
+            return f"the outputs of {name}, whose inputs are equal"
+    return None if len(first_calls) == len(second_calls) else "the number of operators"
 
 
 def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _values(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the value of each argument of a call, including defaults."""
-    values = [
-        args[number] if number < len(args) else kwargs.get(argument.name, argument.default_value)
-        for number, argument in enumerate(operator._schema.arguments)
-    ]
-    return tuple(map(_as_text, values))
-
-
 def _as_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_as_text, value))}]"
-    if isinstance(value, torch.device):
-        return repr(value.type)
     if isinstance(value, Tensor):
         return "a Tensor"  # or a Parameter: only the bits matter
     return repr(value) if isinstance(value, VALUES) else with_article(type(value).__name__)

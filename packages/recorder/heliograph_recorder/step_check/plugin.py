@@ -3,63 +3,48 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import isgeneratorfunction
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
 import torch
-from heliograph import BackwardEnd, BatchStart, EpochStart, Lane, Plugin, Progress, Run, RunClosed, TrainStart, on
+from heliograph import BackwardEnd, Control, EpochStart, Lane, Plugin, Progress, Run, RunClosed, TrainStart, on
 from heliograph.core.rehearsal.objects import KeptObjects
 from heliograph.events import Alarm, Event
-from heliograph.spi import capture, check_whole_number, count, restore
+from heliograph.spi import check_whole_number, count
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..digests.checksums import Sum, checksum
-from .operators import OperatorDifference, first_operator_difference
+from ..digests.checksums import checksum
+from .operators import CallDigests, difference_of
 
 STEPS: Callable[[Progress], float] = attrgetter("steps")
-MOST_NAMED = 2
 logger = logging.getLogger("heliograph")
 DROPPED = frozenset(
     "collect emit log_curve log_figure log_file log_histogram log_image log_text note track warn weigh".split()  # noqa: SIM905
 )
 
 
-Outcome: TypeAlias = dict[str, Sum]  # a checksum of the loss and of each gradient, by name
-
-
-def _outcome(loss: Tensor, parameters: Mapping[str, Tensor]) -> Outcome:
-    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-    tensors = {"the loss": loss} | {f"the gradient of {name}": gradient for name, gradient in gradients.items()}
-    return {name: checksum([tensor]) for name, tensor in tensors.items()}
-
-
-def _differences(first: Outcome, second: Outcome) -> list[str]:
-    """Return the names of tensors that differ; waits for the device."""
-    return [name for name in {**first, **second} if int(first.get(name, -1)) != int(second.get(name, -1))]
+Outcome: TypeAlias = dict[str, list[int]]  # a checksum of the loss and of each gradient, by name
 
 
 class Quiet:
     """A run, its control or its stepping without side effects: it tracks, emits and requests nothing."""
 
-    def __init__(self, part: Any, *, is_control: bool = False) -> None:
-        vars(self).update(_part=part, _is_control=is_control)
+    def __init__(self, part: Any) -> None:
+        vars(self)["_part"] = part
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(vars(self)["_part"], name)
-        if name in DROPPED or (vars(self)["_is_control"] and callable(value)):
-            return _do_nothing
-        return Quiet(value, is_control=name == "control") if name in ("control", "stepping") else value
+        part = vars(self)["_part"]
+        value = getattr(part, name)
+        if name in DROPPED or (isinstance(part, Control) and callable(value)):
+            return lambda *_, **__: None
+        return Quiet(value) if name in ("control", "stepping") else value
 
     def __setattr__(self, name: str, value: object) -> None:
         pass
-
-
-def _do_nothing(*args: object, **options: object) -> None:
-    pass
 
 
 class Repetition:
@@ -85,23 +70,19 @@ class Repetition:
         self._gradients = {name: _copy(parameter.grad) for name, parameter in self.parameters.items()}
         self._restore_before = self._snapshot()
         self._loss_gradient: list[Tensor] = []
-        self.loss: Tensor | None = None
+        self.loss: Tensor
 
-    def watch(self, returned: Any) -> None:
-        """Take the result of the forward pass, and record the gradient that its backward pass starts with."""
+    def begin(self, source: Any, batch: Any) -> Any:
+        """Run the forward pass of the training, and record the gradient that its backward pass starts with."""
+        returned = self._forward(source, batch)
         self.loss = _loss_of(returned)
         self.loss.register_hook(self._loss_gradient.append)  # type: ignore[no-untyped-call]
+        return returned
 
     @property
     def changed_weights(self) -> list[str]:
         """The parameters that the passes wrote to, so that they cannot be repeated from the same state."""
-        versions = self._versions
-        return [name for name, parameter in self.parameters.items() if parameter._version != versions[name]]
-
-    def outcome(self) -> Outcome:
-        """Return the outcome of the passes of the training."""
-        assert self.loss is not None
-        return _outcome(self.loss, self.parameters)
+        return [name for name, parameter in self.parameters.items() if parameter._version != self._versions[name]]
 
     @contextmanager
     def repeating(self) -> Iterator[Callable[..., Outcome]]:
@@ -125,7 +106,13 @@ class Repetition:
         with context or nullcontext(), torch.enable_grad():
             loss = _loss_of(self._forward(Quiet(self._run), batch))
             torch.autograd.backward(loss, self._loss_gradient[0])
-        return _outcome(loss, self.parameters)
+        return self.outcome(loss)
+
+    def outcome(self, loss: Tensor) -> Outcome:
+        """Return the outcome of both passes; waits for the device."""
+        gradients = {f"the gradient of {name}": parameter.grad for name, parameter in self.parameters.items()}
+        tensors = {"the loss": loss, **gradients}
+        return {name: list(map(int, checksum(tensor))) for name, tensor in tensors.items() if tensor is not None}
 
     def _snapshot(self) -> Callable[[], None]:
         """Copy the state that the passes may change, except gradients and parameters; return what restores it."""
@@ -134,14 +121,12 @@ class Repetition:
         ours = [run, run.bus, run.plugins, run.engine, run.control, *run.plugins]
         objects = KeptObjects([run.task], leave=[*self.parameters.values(), *compiled, *ours])
         engine = dict(vars(run.engine))  # for example whether buffers were broadcast
-        draws = capture()
 
-        def restore_all() -> None:
-            objects.restore()
-            restore(draws)
+        def restore() -> None:
+            objects.restore()  # and the random generators
             vars(run.engine).update(engine)
 
-        return restore_all
+        return restore
 
 
 def _trained_parameters(run: Run) -> dict[str, Tensor]:
@@ -183,7 +168,7 @@ class StepCheck(Plugin):
     The loss and all gradients must be bitwise identical. Otherwise the hardware computed wrongly (silent data
     corruption), or an operation is not deterministic. More repetitions decide which. If they agree with each
     other, the step was wrong. If all differ, the step is not deterministic, and the first operator whose outputs differ
-    is named. This search runs compiled code uncompiled. Each cause is reported once, and counted.
+    is named. This search runs compiled code uncompiled. The first such step is reported, later ones are counted.
 
     The training does not change by one bit: the generators of torch, NumPy and Python, buffers, gradients and all other
     state of the task are restored, and the metrics, events and requests of a repetition are dropped. State elsewhere in
@@ -216,8 +201,6 @@ class StepCheck(Plugin):
 
     def reset(self) -> None:
         self._checked = self._different = 0  # steps
-        self._causes: dict[tuple[str, ...], int] = {}  # the number of steps for each
-        self._is_due = False
         self._last_step = -1  # with a repetition
         self._repetition: Repetition | None = None
         self._forward: Any = None
@@ -238,29 +221,15 @@ class StepCheck(Plugin):
         plain = run.stepping.forward
 
         def forward(source: Any, batch: Any) -> Any:
-            if not self._is_due:
+            self._repetition = None
+            steps = run.progress.steps
+            if steps % self.every or steps in (run.origin.steps, self._last_step) or run.stepping.window:
                 return plain(source, batch)
-            self._is_due = False
+            self._last_step = steps
             self._repetition = Repetition(run, plain, batch)
-            returned = plain(source, batch)
-            self._repetition.watch(returned)
-            return returned
+            return self._repetition.begin(source, batch)
 
         run.stepping.forward = self._forward = forward
-
-    def next_due(self, run: Run) -> Alarm:
-        steps = run.progress.steps
-        return STEPS, steps if self._is_checked(run) else (steps // self.every + 1) * self.every
-
-    def _is_checked(self, run: Run) -> bool:
-        steps = run.progress.steps
-        return steps % self.every == 0 and steps > run.origin.steps and steps != self._last_step
-
-    @on(BatchStart, lane=Lane.REPORT, idle_until="next_due", optional=True)
-    def begin(self, run: Run, event: BatchStart) -> None:
-        self._repetition = None
-        if not run.stepping.window and self._is_checked(run):
-            self._is_due, self._last_step = not run.control.skips_batch, run.progress.steps
 
     def next_comparison(self, run: Run) -> Alarm:
         steps = run.progress.steps
@@ -273,82 +242,75 @@ class StepCheck(Plugin):
             return
         changed = repetition.changed_weights
         if run.engine.vote([float(bool(changed))])[0]:
-            name = changed[0] if changed else "a parameter on another rank"
-            run.warn(
-                f"StepCheck has not checked step {run.progress.steps}: its passes write to {name}, so they cannot be "
-                f"repeated from the same state."
-            )
+            text = f"its passes write to {changed[0] if changed else 'a parameter of another rank'}"
+            run.warn(f"StepCheck cannot repeat step {run.progress.steps} from the same state: {text}.")
             return
-        text, causes = diagnose(run, repetition)
+        difference = diagnose(run, repetition)
         self._checked += 1
-        if text:
-            self._report(run, f"step {run.progress.steps}, repeated, differs: {text}", causes)
-        run.emit(StepChecked(text))
+        if difference:
+            self._different += 1
+            text = f"step {run.progress.steps}, repeated, differs: {difference}"
+            if self.action == "raise":
+                raise StepDiffers(f"{text[0].upper()}{text[1:]}")
+            if self._different == 1:
+                logger.warning("StepCheck: %s; later steps that differ are counted", text)
+                run.warn(f"StepCheck: {text}")
+        run.emit(StepChecked(difference))
 
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
         if self._different > 1:
-            text = "; ".join(f"{times}: {', '.join(causes)}" for causes, times in self._causes.items())
-            run.warn(f"StepCheck: {self._different} of {self._checked} repeated steps differ. {text}.")
+            run.warn(f"StepCheck: {self._different} of {self._checked} repeated steps differ.")
         elif self._checked and not self._different:
             run.note(f"{count(self._checked, 'step', 'steps')} repeated by step_check: equal, bit for bit")
         elif not self._checked and run.optimizer is not None and event.status == "completed":
-            run.warn(
-                f"StepCheck has repeated no step: the run has done {run.progress.steps - run.origin.steps} steps, and "
-                f"every {self.every} is checked. A loop of your own must call run.stepping.forward."
-            )
+            steps, hint = run.progress.steps - run.origin.steps, "A loop of your own must call run.stepping.forward."
+            run.warn(f"StepCheck has repeated no step: of {steps} steps, every {self.every} is checked. {hint}")
 
     def close(self) -> None:
         self._repetition = self._forward = None
-        self._is_due = False
-
-    def _report(self, run: Run, text: str, causes: tuple[str, ...]) -> None:
-        self._different += 1
-        times = self._causes[causes] = self._causes.get(causes, 0) + 1
-        if self.action == "raise":
-            logger.warning("StepCheck: %s", text)
-            raise StepDiffers(f"{text[0].upper()}{text[1:]}")
-        if times == 1:
-            logger.warning("StepCheck: %s; later steps with the same cause are counted", text)
-            run.warn(f"StepCheck: {text}")
 
 
-def diagnose(run: Run, repetition: Repetition) -> tuple[str, tuple[str, ...]]:
+def diagnose(run: Run, repetition: Repetition) -> str:
     """Repeat the passes of a batch, and compare; a collective.
 
-    Return what differs and why, empty if all bits are equal, and the causes without values, one for each rank.
+    Return what differs and why, on every rank; empty if all bits are equal.
     """
-    original = repetition.outcome()
+    original = repetition.outcome(repetition.loss)
     with repetition.repeating() as repeat:
         second = repeat()
-        differences = _differences(original, second)
-        if not run.engine.vote([float(bool(differences))])[0]:
-            return "", ()
+        names = _differences(original, second)
+        if not run.engine.vote([float(bool(names))])[0]:
+            return ""
         third = repeat()
-        operator = first_operator_difference(repeat)
-        cause, kind = _cause(original, second, third, operator) if differences else ("", "")
-    names = ", ".join(differences[:MOST_NAMED])
-    more = f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
-    text = f"{names}{more}; {cause}" if differences else ""
+        recorders = CallDigests(), CallDigests()
+        for recorder in recorders:
+            repeat(recorder)
+        cause = _cause(original, second, third, difference_of(*(recorder.calls for recorder in recorders)))
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    text = f"{names[0]}{more}; {cause}" if names else ""
     if run.engine.world_size == 1:
-        return text, (kind,)
-    gathered = enumerate(run.engine.gather_objects((text, kind)))
-    ranks = [(f"on rank {rank}: {text}", f"on rank {rank}: {kind}") for rank, (text, kind) in gathered if text]
-    return "; ".join(text for text, _ in ranks), tuple(kind for _, kind in ranks)
+        return text
+    return "; ".join(f"on rank {rank}: {text}" for rank, text in enumerate(run.engine.gather_objects(text)) if text)
 
 
-def _cause(original: Outcome, second: Outcome, third: Outcome, operator: OperatorDifference | None) -> tuple[str, str]:
-    """Return why a step differs, with and without values."""
+def _differences(first: Outcome, second: Outcome) -> list[str]:
+    """Return the names of tensors that differ."""
+    return [name for name in {**first, **second} if first.get(name) != second.get(name)]
+
+
+def _cause(original: Outcome, second: Outcome, third: Outcome, operator: str | None) -> str:
+    """Return why a step differs."""
     if operator is not None:
-        prefix = "not deterministic, with this first difference between two repetitions:"
-        limit = " (if a generator outside the task causes it, repetitions change the training)"
-        return f"{prefix} {operator}{limit * operator.comes_from_outside}", f"{prefix} {operator.text}"
-    text = "not deterministic: three repetitions differ, and no operator differed between the last two"
+        return (
+            f"not deterministic, or it draws from a generator outside the task, which repetitions advance; the first "
+            f"difference between two repetitions: {operator}"
+        )
     if not _differences(second, third):
-        text = "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
-    elif not _differences(original, third):
-        text = "another repetition equals the training: the repetition was computed wrongly (data corruption)"
-    return text, text
+        return "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
+    if not _differences(original, third):
+        return "another repetition equals the training: the repetition was computed wrongly (data corruption)"
+    return "not deterministic: three repetitions differ, and no operator differed between the last two"
 
 
 def _obstacle(run: Run) -> str:

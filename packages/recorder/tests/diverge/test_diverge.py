@@ -16,6 +16,7 @@ from heliograph.packages.recorder.tests.mutated_programs import Program, train
 from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph.tests.kit import dropout_task, fit, random_batches, sgd
 from heliograph_recorder import Digests, Recorder, StepCheck, Verdicts, diverge
+from heliograph_recorder.digests.checksums import checksum
 from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import DigestBlock
@@ -202,16 +203,18 @@ def test_an_empty_batch_is_another_one(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_cannot_be_read_costs_its_digest_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(batch: Any) -> Any:
-        raise RuntimeError("of an unknown kind")
+    def refuse(value: Any) -> Any:
+        if isinstance(value, tuple):  # a batch
+            raise RuntimeError("of an unknown kind")
+        return checksum(value)
 
-    monkeypatch.setattr("heliograph_recorder.digests.collector.read_batch", refuse)
+    monkeypatch.setattr("heliograph_recorder.digests.collector.checksum", refuse)
     paths = [recorded(tmp_path / name) for name in "ab"]
     divergence = diverge(*paths)
     assert (divergence.first, divergence.digested) == (None, 16)
     ending = [each for each in read(paths[0]).attempts[0].entries if getattr(each, "event", "") == "run_closed"]
-    notes: list[str] = ending[0].data["notes"]  # type: ignore[union-attr]
-    assert sum("RuntimeError: of an unknown" in note for note in notes) == 1
+    warnings: list[str] = ending[0].data["warnings"]  # type: ignore[union-attr]
+    assert sum("RuntimeError: of an unknown" in warning for warning in warnings) == 1
 
 
 def test_a_step_without_gradients_costs_no_digest(tmp_path: Path) -> None:
@@ -307,7 +310,7 @@ def test_a_log_is_compared_without_digests_and_losses(tmp_path: Path) -> None:
     found = diverge(one, other).first
     assert found is not None
     assert (found.kind, found.batch) == ("metric", 4)
-    assert found.text.startswith("train/loss in the log")
+    assert found.text.startswith("a log with train/loss")
 
 
 class Seconds(h.Plugin):

@@ -194,9 +194,9 @@ def test_what_is_not_deterministic_is_found_named_and_reported_once(caplog: pyte
     assert result.warnings[0].startswith("StepCheck: step 1, repeated")
     assert "not deterministic" in result.warnings[0]
     cause = result.warnings[0].partition("; ")[2]
-    assert_facts(result.warnings[1], "StepCheck: 5 of 5", f"5: {cause.partition(' (if')[0]}.")
+    assert_facts(result.warnings[1], "StepCheck: 5 of 5")
     assert [text.partition("; ")[2] for text in seen.checks] == [cause] * 5
-    assert_each([record.message for record in caplog.records], (result.warnings[0], "same cause"))
+    assert_each([record.message for record in caplog.records], (result.warnings[0], "later steps"))
 
 
 def test_an_operator_is_named_whose_outputs_differ() -> None:
@@ -215,7 +215,7 @@ def test_an_operator_is_named_whose_outputs_differ() -> None:
     assert "operator 1, step_check_test.wrong.default" in result.warnings[0]
 
 
-def test_what_a_generator_elsewhere_changes_is_one_cause_for_all_its_numbers(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_generator_elsewhere_changes_is_reported_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     elsewhere = np.random.default_rng(0)
 
     class Draws(h.Supervised):
@@ -224,10 +224,10 @@ def test_what_a_generator_elsewhere_changes_is_one_cause_for_all_its_numbers(cap
 
     _, seen, result = trained(StepCheck(1), make=lambda: Draws(model(), nn.functional.mse_loss))
     first = result.warnings[0].partition("; ")[2]
-    assert_facts(first, "operator 1, aten.mul.Tensor", " in the first", " in the second", "generator")
+    assert_facts(first, "generator", "operator 1, aten.mul.Tensor", " in the first", " in the second")
     numbers = re.findall(r"(\S+) in the ", first)
     assert float(numbers[0]) != float(numbers[1])
-    assert_each(result.warnings[1:], ("StepCheck: 5 of 5", "operator 1, aten.mul.Tensor", "other values"))
+    assert_each(result.warnings[1:], ("StepCheck: 5 of 5",))
     assert len(set(seen.checks)) == 5
     assert len(caplog.records) == 1
 
@@ -279,7 +279,7 @@ def test_a_pass_that_changes_weights_is_said() -> None:
     expected, _, _ = trained(make=lambda: Renorm(model(), nn.functional.mse_loss))
     found, _, result = trained(StepCheck(3), make=lambda: Renorm(model(), nn.functional.mse_loss))
     assert_same(found, expected)
-    assert "step 3: its passes" in result.warnings[0]
+    assert "step 3 from the same state: its passes" in result.warnings[0]
 
 
 def test_a_loop_of_the_users_own_must_call_forward() -> None:

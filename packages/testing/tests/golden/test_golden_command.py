@@ -85,7 +85,7 @@ def test_errors_have_status_two(
 def test_a_changed_field_is_found_before_the_training(capsys: pytest.CaptureFixture[str]) -> None:
     assert golden(["record", "golden_program:make", "golden.json"]) == 0
     content = json.loads(Path("golden.json").read_text())
-    for field in ("steps", "every", "program", "environment", "facts"):
+    for field in ("steps", "every", "settings", "facts"):
         Path("changed.json").write_text(json.dumps(content | {field: None}), encoding="utf-8")
         assert golden(["check", "golden_program:fails", "changed.json"]) == 2
         assert_facts(capsys.readouterr().err, "changed.json is not a golden run", "None")
