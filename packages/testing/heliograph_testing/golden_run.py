@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,6 +56,7 @@ CAUSES = {
     "metrics": "the validation, or a metric: the training is equal up to here",
     "order": "the number of batches in a step, or when the run validates",
 }
+KINDS = {"modules": "weights", "draws": "random state"}
 STATES = ("modules", "optimizers", "plugin")  # of the state of a run
 EVENTS = h.TrainStart, h.BatchStart, h.BackwardEnd, h.GradientsReady, h.StepEnd, h.BatchEnd, h.Log, h.ValidationEnd
 
@@ -83,11 +84,12 @@ class GoldenRun:
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file with a line for each fact."""
-        head = {"schema": SCHEMA, "steps": self.steps, "every": self.every, "settings": self.settings}
-        rows = [
-            [fact.what, fact.when, fact.place, {path: astuple(leaf) for path, leaf in fact.leaves.items()}]
-            for fact in self.facts
-        ]
+        kinds = list(dict.fromkeys(leaf.kind for fact in self.facts for leaf in fact.leaves.values()))
+        rows = []
+        for fact in self.facts:
+            values = {path: [kinds.index(leaf.kind), leaf.digest, leaf.sample] for path, leaf in fact.leaves.items()}
+            rows.append([fact.what, fact.when.replace(_moment(fact.place), ""), fact.place, values])
+        head = {"schema": SCHEMA, "steps": self.steps, "every": self.every, "settings": self.settings, "kinds": kinds}
         lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
         text = json.dumps(head, indent=1).removesuffix("\n}")
         Path(path).write_text(f'{text},\n "facts": [\n{lines}\n]}}\n', encoding="utf-8")
@@ -103,10 +105,10 @@ class GoldenRun:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if content["schema"] != SCHEMA:
                 raise ValueError(f"it has schema {content['schema']}; this version reads {SCHEMA}")
-            facts = [
-                Fact(what, when, tuple(place), {path: Leaf(*leaf) for path, leaf in values.items()})
-                for what, when, place, values in content["facts"]
-            ]
+            kinds, facts = content["kinds"], []
+            for what, when, place, values in content["facts"]:
+                parts = {path: Leaf(kinds[kind], digest, sample) for path, (kind, digest, sample) in values.items()}
+                facts.append(Fact(what, when or _moment(place), tuple(place), parts))
             return cls(int(content["steps"]), int(content["every"]), dict(content["settings"]), facts)
         except OSError as error:
             raise UsageError(f"The golden run {path} cannot be read ({error.strerror}): record it first.") from None
@@ -122,12 +124,14 @@ class GoldenCheck:
         steps: the compared steps.
         difference: the first difference; None if all recorded values are equal.
         cause: the probable cause, from the kind of the first difference.
+        later: the kinds of values that differ after it.
         changes: the settings of the program and the machine that changed.
     """
 
     steps: int
     difference: Difference | None = None
     cause: str = ""
+    later: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
 
     @property
@@ -139,6 +143,7 @@ class GoldenCheck:
         if self.difference is None:
             return f"equal: {self.steps} steps"
         lines = [f"first difference: {self.difference.text}", f"probable cause: {self.cause}"]
+        lines += [f"from there: {', '.join(self.later)}"] if self.later else []
         lines += [f"changed: {change}" for change in self.changes]
         return "\n".join(lines)
 
@@ -151,7 +156,7 @@ def record_golden(
     Args:
         make_trainer: returns a trainer and the keywords of its `fit`, all created by the call. Torch, NumPy and Python
             are seeded before it is called.
-        path: the file to write; about 30 kB for a small model. Commit it beside the test.
+        path: the file to write; about 25 kB for a small model. Commit it beside the test.
         steps: the largest number of optimizer steps; a training that ends earlier is recorded to its end.
         every: the number of steps after which the weights and the states of optimizer and plugins are recorded.
         operators: also record the result of each operator of torch, so that a difference names the first one. The
@@ -216,9 +221,11 @@ def compare_golden(golden: GoldenRun, found: GoldenRun, *, rtol: float = 0.0) ->
     if rtol:
         within = [_within(*pair, rtol) for pair in zip(expected, facts, strict=False)]
         facts = within + facts[len(within) :]
-    difference = next(Difference.between(expected, facts, names=NAMES), None)
-    if difference is None:
+    differences = list(Difference.between(expected, facts, names=NAMES))
+    if not differences:
         return GoldenCheck(golden.recorded_steps)
+    difference = differences[0]
+    later = dict.fromkeys(KINDS.get(entry.what, entry.what) for entry in differences if entry.what != difference.what)
     cause = CAUSES.get(difference.what, f"the {difference.what}, or its options")
     before, now = golden.settings, found.settings
     changes = [
@@ -226,7 +233,7 @@ def compare_golden(golden: GoldenRun, found: GoldenRun, *, rtol: float = 0.0) ->
         for name in {**before, **now}
         if before.get(name) != now.get(name)
     ]
-    return GoldenCheck(golden.recorded_steps, difference, cause, tuple(changes))
+    return GoldenCheck(golden.recorded_steps, difference, cause, tuple(later), tuple(changes))
 
 
 class _Operators(TorchDispatchMode):
@@ -284,7 +291,7 @@ class _Recorder:
 
     def _record(self, run: h.Run, what: str, values: Mapping[str, Leaf], when: str = "") -> None:
         place = run.progress.epoch, run.progress.batch + 1, run.progress.steps
-        self._add(Fact(what, when or "in epoch {}, batch {}, step {}".format(*place), place, values))
+        self._add(Fact(what, when or _moment(place), place, values))
 
     def _add(self, fact: Fact) -> None:
         is_state = fact.when.startswith(("before", "at the end"))
@@ -294,6 +301,10 @@ class _Recorder:
         if fact.what in WHOLE or (fact.what not in ("modules", OPERATOR) and len(values) > MANY):
             values = {"": _combined(values.values())}
         self._golden.facts.append(replace(fact, leaves=values))
+
+
+def _moment(place: Sequence[int]) -> str:
+    return "in epoch {}, batch {}, step {}".format(*place)
 
 
 def _train(make_trainer: MakeTrainer, steps: int, every: int, operators: bool) -> GoldenRun:
