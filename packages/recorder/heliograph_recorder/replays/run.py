@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch
 from heliograph import Bus, Control, DeviceEngine, NotRecorded, Progress
 from heliograph.core.context import RunVerbs
-from heliograph.events import CHANGES, CheckpointSource, Event, Phase, Request, Verb
+from heliograph.events import CheckpointSource, Event, Phase
 from heliograph.spi import Metrics, describe_error
 
 from ..format.records import AttemptRecord, Counters
-from ..verbs import EVALUATION_VERB, TAKEN_BACK
-
-AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase", *CHANGES)
-
 
 LOSSES = "Record them with Recorder(..., losses=True)."
 HINTS = {"plugin_seconds": "`explain` shows the times at the end.", "reason": "`explain` shows it."}
 UNREAD: Any = object()  # stands for a loss that is not recorded
+COUNTERS = [field.name for field in fields(Counters) if field.name != "seconds"]
 
 
 class Unrecorded:
@@ -73,7 +70,6 @@ class RecordedData(Unrecorded):
     """The data of a recorded run: the names of the validation sets and the number of batches."""
 
     owner = "data"
-
     in_hand = False
     evaluation_batches: int | None = None
 
@@ -85,67 +81,6 @@ class RecordedData(Unrecorded):
         return self._run.is_last_batch()
 
 
-class ReplayControl(Control):
-    """A control to which recorded requests can be added, and from which requests can be removed.
-
-    Args:
-        progress: the counters of the replayed run.
-        on_request: called with each request of a replayed plugin, including repetitions.
-    """
-
-    __slots__ = ("_on_request",)
-
-    def __init__(self, progress: Progress, on_request: Callable[[Request], None]) -> None:
-        super().__init__(progress)
-        self._on_request = on_request
-
-    def add_recorded(self, recorded: Request) -> Request:
-        """Add a request of the recorded run; return its copy in the history."""
-        request, requests = replace(recorded), self.open_requests()
-        if request.verb in AT_BOUNDARY and request.what not in requests:
-            self._replace({**requests, request.what: request}, vetoed=self.vetoed)
-            return request
-        request = self.history.add(request)
-        if request.verb == EVALUATION_VERB:
-            self.cut_request = request
-        match request.verb:
-            case "veto_stop":
-                self.postpone_stop()
-            case "skip_batch":
-                self.skips_batch = self.touched = True
-            case "hold_step":
-                self.holds_step = self.touched = True
-            case "skip_step":
-                self.drops_step = self.touched = True
-            case "veto_save":
-                self._save_veto, self.pending = request, True
-        if request.verb in TAKEN_BACK and request.verb != "veto_save":
-            self.remove(TAKEN_BACK[request.verb])
-        return request
-
-    def remove(self, subject: str) -> None:
-        """Remove an open request by its `what`."""
-        requests = self.open_requests()
-        if requests.pop(subject, None) is not None:
-            self._replace(requests, vetoed=self.vetoed)
-
-    def postpone_stop(self) -> None:
-        self._replace(self.open_requests(), vetoed=True)
-
-    def record(self, verb: Verb, reason: str, by: str | None) -> Request:
-        request = super().record(verb, reason, by)
-        self._on_request(request)
-        return request
-
-    def _replace(self, requests: dict[str, Request], *, vetoed: bool) -> None:
-        was_pending = self.pending  # stays set until the boundary ends
-        self.adopt(requests, vetoed=vetoed)
-        self.pending |= was_pending
-
-
-COUNTERS = [field.name for field in fields(Counters) if field.name != "seconds"]
-
-
 class ReplayRun(Unrecorded, RunVerbs):
     """One attempt of a recorded run: the protocol `heliograph.Run`, including all parts except the data.
 
@@ -153,11 +88,9 @@ class ReplayRun(Unrecorded, RunVerbs):
         attempt: the recorded attempt.
         path: the recording.
         bus: the bus of the replay.
-        on_request: called with each request of a replayed plugin.
         rolls_back_to: returns whether the recorded run rolled back to a checkpoint at the current position.
 
     Attributes:
-        own_control: `control`, with the methods of a replay.
         is_named: whether there are several optimizers, by name.
         is_last_seen: whether the current batch is the last of an epoch of unknown length.
         started: whether a training began.
@@ -181,7 +114,6 @@ class ReplayRun(Unrecorded, RunVerbs):
         attempt: AttemptRecord,
         path: Path,
         bus: Bus,
-        on_request: Callable[[Request], None],
         rolls_back_to: Callable[[Path | None], bool],
     ) -> None:
         self.bus, self.name = bus, attempt.run
@@ -191,8 +123,7 @@ class ReplayRun(Unrecorded, RunVerbs):
         self.progress = Progress(streams=UnrecordedCounts())
         self.progress.set_seconds(0.0)
         self.origin = self.progress.copy()
-        self.own_control = ReplayControl(self.progress, on_request)
-        self.control: Control = self.own_control
+        self.control = Control(self.progress)
         self.metrics: dict[str, float] = Metrics()
         self.hyper_parameters = attempt.hyper_parameters
         self.optimizers: Mapping[str, Any] = {name: RecordedOptimizer() for name in attempt.optimizers}
@@ -286,10 +217,10 @@ class ReplayRun(Unrecorded, RunVerbs):
         pass  # the tokens are recorded
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        super().roll_back(saved, path)
         if not self._rolls_back_to(path):
-            self.own_control.remove("roll_back")
+            self.control.record("roll_back", f"to {path or 'a saved state'}", None)
             raise NotRecorded(f"a roll-back to {path or 'a saved state'}: the run did not roll back here")
+        super().roll_back(saved, path)
 
     def exit_with(self, status: int) -> None:
         self.note(f"the process would have exited with status {status}")
