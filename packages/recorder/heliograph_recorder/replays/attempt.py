@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import heliograph as h
-from heliograph.events import Event, OrderedSignal, Phase, Request, Verb
+from heliograph.events import Event, OrderedSignal, Phase, Request
 
 from ..format.records import (
     AttemptRecord,
@@ -16,18 +17,26 @@ from ..format.records import (
     EventEntry,
     RepeatEntry,
     RequestEntry,
-    change_of,
     slice_block,
 )
 from ..verbs import SERVED
-from .entries import BATCHES, CHECKPOINTS, KINDS, Entries, RecordedRequests, ReplayEntry, is_of_save, make_event
+from .entries import (
+    BATCHES,
+    CHECKPOINTS,
+    KINDS,
+    Entries,
+    RecordedRequests,
+    ReplayEntry,
+    is_during,
+    is_of_save,
+    make_event,
+)
 from .run import UNREAD, ReplayRun
 
 if TYPE_CHECKING:
     from .replay import ReplaySession
 
 DURING_BATCHES: Final = ("plugin_changed", "plugin_failed", *CHECKPOINTS, "verdict")  # may be emitted during a batch
-ORDER: Final[tuple[Verb, ...]] = ("next_phase", "log", "validation", "save")  # in which a boundary serves requests
 CONTINUES: Final = (BATCHES, "epoch_start", "checkpoint_loaded")
 HOT = h.BatchStart, h.ForwardEnd, h.BackwardEnd, h.GradientsReady, h.StepEnd, h.BatchEnd, h.ShouldStop
 PHASES: Final[dict[str, Phase]] = {"validation_start": "validation", "test_start": "test", "predict_start": "predict"}
@@ -49,7 +58,7 @@ class AttemptReplay:
     def __init__(self, session: ReplaySession, attempt: AttemptRecord) -> None:
         self._session, self._attempt = session, attempt
         self._entries = entries = Entries(attempt)
-        self.run = ReplayRun(attempt, session.recording.path, session.bus, entries.rolls_back_to)
+        self.run = ReplayRun(attempt, session.recording.path, session.bus, entries)
         history = self.run.control.history
         history.watcher = lambda: session.add_request(history[-1])
         self._requests = RecordedRequests(attempt.plan, self.run.control, session.names)
@@ -58,7 +67,7 @@ class AttemptReplay:
 
     def replay(self, length: int | None) -> None:
         """Replay all entries; `length` is the epoch's length in the previous attempt, in case this one has no epoch."""
-        self.run.batches_per_epoch = self._entries.next_epoch_length(length)
+        self.run.batches_per_epoch = self._entries.first_epoch_length(length)
         while (entry := self._entries.next()) is not None:
             self._replay(entry)
 
@@ -83,56 +92,68 @@ class AttemptReplay:
             case RequestEntry() | RepeatEntry():
                 self._requests.read(entry)
 
-    def _replay_event(self, entry: EventEntry) -> None:  # noqa: C901  # a case for each event
+    def _replay_event(self, entry: EventEntry) -> None:
+        data = entry.data
+        if entry.event == "plugin_changed" and data["plugin"] in self._session.names:
+            self.run.progress.set_seconds(entry.counters.seconds)
+            self._session.toggle(data["plugin"], on=data["change"] in ("enabled", "registered"))
+            return
+        self._prepare(entry)
+        self._emit(entry)
+        self._continue(entry)
+
+    def _prepare(self, entry: EventEntry) -> None:  # noqa: C901  # a case for each event
+        """Change the run as the loop does before an event."""
         run, data = self.run, entry.data
-        if entry.event in ("log", "validation_start", "save_point"):
+        if entry.event in SERVED:
             run.control.pop_request(SERVED[entry.event])
         match entry.event:
             case "train_start":
                 run.started = True
                 h.Filter.plan_all(run)
-                self._emit(entry)
-                if self._entries.milestone() != "checkpoint_loaded":
-                    self._begin()
             case "checkpoint_loaded":
-                self._load(entry)
+                self._load(data)
             case "epoch_start":
                 run.batches_per_epoch = data["batches"]
-                self._emit(entry)
-                if not data["resumed"]:
-                    self._replay_boundary(due=run.control.pending)
             case "epoch_end":
-                self._end_epoch(entry)
+                self._flush(entry.counters)
+                run.control.close_epoch()
+                run.window = 0
             case "last_boundary":
                 self._end_training(entry.counters)
-                self._emit(entry)
-                self._replay_boundary(due=True)
-            case "train_end":
-                self._emit(entry)
-                self._replay_boundary(due=True)
             case "change_served":
-                run.control.pop_request(cast("Verb", change_of(data).what))
-                self._emit(entry)
+                run.control.pop_changes()
             case "validation_start" | "test_start" | "predict_start":
-                run.phase = PHASES[entry.event]
-                run.data.evaluation_batches = data["batches"]
                 run.control.is_evaluating = True
-                self._emit(entry)
+                run.phase, run.data.evaluation_batches = PHASES[entry.event], data["batches"]
             case "validation_end" | "test_end" | "predict_end" | "validation_cut":
-                self._end_evaluation(entry)
+                self._replay_evaluation(data["batches"])
+                if entry.event != "validation_cut":  # only the recorded run cuts it short, not a replayed plugin
+                    run.control.cut_request = None
+                run.control.close_validation()
             case "checkpoint_saved":
                 run.last = Path(data["path"])
                 if data["is_best"]:
                     run.best = self._session.best = run.last
-                self._emit(entry)
-            case "plugin_changed" if data["plugin"] in self._session.names:
-                run.progress.set_seconds(entry.counters.seconds)
-                self._session.toggle(data["plugin"], on=data["change"] in ("enabled", "registered"))
             case "run_failed":
                 run.phase = data["phase"]
-                self._emit(entry)
-            case _:
-                self._emit(entry)
+
+    def _continue(self, entry: EventEntry) -> None:
+        """Continue as the loop does after an event."""
+        run = self.run
+        match entry.event:
+            case "train_start" if self._entries.milestone() == "checkpoint_loaded":
+                pass
+            case "train_start" | "checkpoint_loaded":  # a boundary before the next epoch
+                self._has_begun = True
+                self._replay_boundary(always=run.in_boundary)
+            case "epoch_start" if not entry.data["resumed"]:
+                self._replay_boundary()
+            case "epoch_end" | "last_boundary" | "train_end":
+                self._replay_boundary(always=True)
+            case "validation_end" | "test_end" | "predict_end" | "validation_cut":
+                run.progress.validations += entry.event == "validation_end" and run.trains
+                run.phase = self._attempt.phase
 
     def _emit(self, entry: EventEntry) -> None:
         event = make_event(entry)
@@ -148,39 +169,21 @@ class AttemptReplay:
         if isinstance(event, h.Log | h.ValidationEnd | h.TestEnd | h.PredictEnd):
             self.run.metrics.update(event.metrics)
 
-    def _begin(self) -> None:
-        """Begin or continue, with a boundary before the next epoch."""
-        self._has_begun = True
-        self._replay_boundary(due=self.run.in_boundary or self.run.control.pending)
-
-    def _load(self, entry: EventEntry) -> None:
-        run, session, path = self.run, self._session, entry.data["path"]
+    def _load(self, data: Mapping[str, Any]) -> None:
+        run, session, path = self.run, self._session, data["path"]
         if rolls_back := self._has_begun:
             run.control.discard_epoch()
-            run.window, run.loss, run.is_last_seen = 0, None, False
+            run.window, run.loss = 0, None
             run.metrics.clear()
-        run.start_from(Counters(**entry.data["origin"]))
-        run.in_boundary = entry.data["in_boundary"]
-        run.planned_steps = entry.data["planned_steps"]
+        run.start_from(Counters(**data["origin"]))
+        run.in_boundary, run.planned_steps = data["in_boundary"], data["planned_steps"]
         h.Filter.plan_all(run)
         if not session.restore_snapshot(run, rolls_back=rolls_back):
             self._note(
                 f"continued from {path or 'a state'}, whose save is not recorded: the replayed plugins continued "
                 f"without a restored state"
             )
-        run.last = None if path is None else Path(path)
-        run.best = session.best
-        self._emit(entry)
-        self._begin()
-
-    def _end_epoch(self, entry: EventEntry) -> None:
-        run = self.run
-        self._flush(entry.counters)
-        run.control.close_epoch()
-        run.window, run.is_last_seen = 0, False
-        run.batches_per_epoch = self._entries.next_epoch_length(run.batches_per_epoch)
-        self._emit(entry)
-        self._replay_boundary(due=True)
+        run.last, run.best = None if path is None else Path(path), session.best
 
     def _end_training(self, place: Counters) -> None:
         self._flush(place)
@@ -190,17 +193,6 @@ class AttemptReplay:
                 f"it would have continued, but the continuation is not recorded"
             )
         self.run.finished = True
-
-    def _end_evaluation(self, entry: EventEntry) -> None:
-        """End an evaluation: only the recorded run cuts it short, not a replayed plugin."""
-        run, control = self.run, self.run.control
-        self._replay_evaluation(entry.data["batches"])
-        if entry.event != "validation_cut":
-            control.cut_request = None
-        control.close_validation()
-        self._emit(entry)
-        run.progress.validations += entry.event == "validation_end" and run.trains  # after the event, as in the loop
-        run.phase = self._attempt.phase
 
     def _replay_evaluation(self, batches: dict[str, int]) -> None:
         """Replay the batches of an evaluation, given their number in each set, if they have handlers."""
@@ -233,10 +225,8 @@ class AttemptReplay:
         self._entries.insert(block)
 
     def _replay_batch(self, batch: Batch) -> None:
-        run, progress, control, place = self.run, self.run.progress, self.run.control, batch.counters
-        while self._requests.is_during(self._entries.peek(), place.batch):
-            self._replay(self._entries.next())
-        run.data.in_hand, run.is_last_seen = True, self._entries.ends_epoch()
+        run, progress, place = self.run, self.run.progress, batch.counters
+        run.data.in_hand = True
         self._fire(h.BatchStart)
         if place.skipped_batches > progress.skipped_batches:
             progress.skipped_batches = place.skipped_batches
@@ -252,11 +242,13 @@ class AttemptReplay:
         progress.batch += 1
         run.data.in_hand = False
         progress.set_seconds(place.seconds)
+        while is_during(self._entries.peek(), progress.batch):
+            self._replay(self._entries.next())
         self._fire(h.BatchEnd)
-        self._requests.add_until(None)
-        if control.touched:
-            control.close_batch()
-        self._replay_boundary(due=control.is_due(window=run.window, judged=bool(self._signals[h.ShouldStop].chain)))
+        self._requests.add_waiting()
+        if run.control.touched:
+            run.control.close_batch()
+        self._replay_boundary(judged=bool(self._signals[h.ShouldStop].chain))
 
     def _flush(self, place: Counters) -> None:
         """Step with the gradients of a last, partial window, as the loop does."""
@@ -269,6 +261,11 @@ class AttemptReplay:
         progress = self.run.progress
         if (place.steps, place.skipped_steps) == (progress.steps, progress.skipped_steps):
             return False
+        if self.run.is_named and (self._signals[h.GradientsReady].chain or self._signals[h.StepEnd].chain):
+            raise ValueError(
+                f"{self._session.recording.path} has several optimizers, and the order of their steps is not recorded. "
+                f"Replay without the plugins that handle GradientsReady or StepEnd."
+            )
         self._fire(h.GradientsReady)
         progress.skipped_steps = place.skipped_steps
         if place.steps > progress.steps:
@@ -279,60 +276,51 @@ class AttemptReplay:
 
     def _fire(self, kind: type[Event]) -> None:
         """Emit an event of a batch, after the recorded requests before it."""
-        self._requests.add_until(kind.name)
+        self._requests.add_waiting(kind.name)
         signal = self._signals[kind]
         if signal.chain:
             signal.emit(self.run, kind())
 
     # Step boundaries.
 
-    def _replay_boundary(self, *, due: bool) -> None:
+    def _replay_boundary(self, *, always: bool = False, judged: bool = False) -> None:
         """Replay the entries up to the next milestone, which shows what the recorded run decided at this boundary.
 
         Args:
-            due: whether the loop has a boundary here even if the recorded run served no request.
+            always: whether the loop has a boundary here even without a request.
+            judged: whether `ShouldStop` has handlers, and the loop emits it here even without a request.
         """
-        entries, unserved = self._entries, ORDER
-        while not entries.is_at_milestone():
+        run, entries, is_due = self.run, self._entries, always
+        before = run.control.open_requests()
+        while not entries.ends_boundary(run.progress.batch):
             entry = entries.next()
-            event = entry.event if isinstance(entry, EventEntry) else ""
-            due = due or event == "change_served" or event in SERVED
-            if event in SERVED:
-                unserved = self._drop_before(SERVED[event], unserved)
+            is_due = is_due or (isinstance(entry, EventEntry) and entry.event in ("change_served", *SERVED))
             self._replay(entry)
         milestone = entries.milestone()
-        if due and milestone != "run_failed":
-            self._close_boundary(milestone, unserved)
+        if milestone != "run_failed" and (is_due or run.control.is_due(window=run.window, judged=judged)):
+            self._close_boundary(before, milestone)
 
-    def _drop_before(self, verb: Verb, unserved: tuple[Verb, ...]) -> tuple[Verb, ...]:
-        """Drop the requests that precede a served one in a boundary; return the verbs that may follow it."""
-        if verb not in unserved:  # after the training, everything is served twice
-            self._drop(unserved)
-            unserved = ORDER
-        place = unserved.index(verb)
-        self._drop(unserved[:place])
-        return unserved[place + 1 :]
+    def _close_boundary(self, before: Mapping[str, Request], milestone: str) -> None:
+        """Drop the requests that the recorded run did not serve, emit `ShouldStop`, and decide.
 
-    def _drop(self, verbs: tuple[Verb, ...]) -> None:
-        """Drop requests that the recorded run did not serve at this boundary."""
-        self.run.control.pop_changes()
-        for verb in verbs:
-            self.run.control.pop_request(verb)
-
-    def _close_boundary(self, milestone: str, unserved: tuple[Verb, ...]) -> None:
-        """Emit `ShouldStop` and decide, unless the training is over."""
+        Args:
+            before: the open requests at the beginning of the boundary.
+            milestone: what the recorded run did next; empty if it was killed.
+        """
         run, control = self.run, self.run.control
-        if not milestone:  # the run was killed, so whether the stop was postponed is unknown
+        if not milestone:  # whether the stop was postponed is unknown
             if control.stop_request is not None and not run.finished:
                 self._add_end(control.stop_request, did=None)
             return
-        self._drop(unserved)
+        control.pop_changes()
+        for what, request in control.open_requests().items():
+            if before.get(what) is request:
+                control.pop_request(request.verb)
         if run.finished:
             return
         control.release()
-        self._requests.add_votes()
-        if self._signals[h.ShouldStop].chain:
-            self._signals[h.ShouldStop].emit(run, h.ShouldStop())
+        self._requests.add_waiting()
+        self._fire(h.ShouldStop)
         if control.stop_request is not None and not control.vetoed and not control.is_rolling_back:
             self._judge_stop(control.stop_request, milestone)
         if milestone == BATCHES:  # the recorded run did not end the epoch

@@ -22,17 +22,16 @@ from ..format.records import (
     RequestEntry,
     TimesEntry,
 )
-from ..verbs import LOADED, TAKEN_BACK, VERBS
+from ..verbs import LOADED, TAKEN_BACK
 
 MILESTONES = ("epoch_start", "epoch_end", "last_boundary", "train_end", "checkpoint_loaded", "run_failed", "run_closed")
 BATCHES = "batches"
 CHECKPOINTS = ("checkpoint_saved", "checkpoint_pruned", "resume_verified", "late_result")
 KINDS: Final = {kind.name: kind for kind in CATALOGUE}
 EXITS: Final = {kind.__name__: kind for kind in (KeyboardInterrupt, SystemExit, GeneratorExit)}
-BATCH_EVENTS: Final = ("batch_start", "", "forward_end", "backward_end", "gradients_ready", "step_end", "batch_end")
+BATCH_EVENTS: Final = ("batch_start", "forward_end", "backward_end", "gradients_ready", "step_end", "batch_end")
+WAITED_FOR: Final = (*BATCH_EVENTS, "should_stop")  # in order
 AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase", *CHANGES)
-PLACES: Final[Mapping[str | None, int]] = {event: place for place, event in enumerate((*BATCH_EVENTS, None))}
-BATCH_VERBS: Final = [verb for verb, facts in VERBS.items() if facts.about in ("batch", "step")]
 
 ReplayEntry = Entry | Batch
 
@@ -59,9 +58,11 @@ class Entries:
         """Insert the batches of a block as the next entries."""
         self._entries.extendleft(reversed(tuple(block)))
 
-    def is_at_milestone(self) -> bool:
-        """Return whether the next entry is a milestone, belongs to the load of a state, or does not exist."""
+    def ends_boundary(self, batch: int) -> bool:
+        """Return whether nothing more of the boundary after a batch follows."""
         entry = self.peek()
+        if isinstance(entry, RequestEntry):
+            return entry.request.event in BATCH_EVENTS and not is_during(entry, batch)
         is_of_load = isinstance(entry, EventEntry) and entry.data.get("by") == LOADED
         return entry is None or is_of_load or _is_milestone(entry)
 
@@ -79,12 +80,15 @@ class Entries:
         return bool(entry.data["path"] == (None if path is None else str(path)))
 
     def ends_epoch(self) -> bool:
-        """Return whether the end of the loader ends the epoch after this batch, instead of a request."""
-        entry = self._next_milestone()
+        """Return whether the end of the loader ends the epoch here, instead of a request."""
+        milestones = filter(_is_milestone, self._entries)
+        entry = next(milestones, None)
+        if isinstance(entry, EventEntry) and entry.event == "epoch_start" and entry.data["resumed"]:
+            entry = next(milestones, None)
         return isinstance(entry, EventEntry) and entry.event == "epoch_end" and not entry.data["asked"]
 
-    def next_epoch_length(self, previous: int | None) -> int | None:
-        """Return the number of batches of the next epoch, None if it was unknown; `previous` if there is no epoch."""
+    def first_epoch_length(self, previous: int | None) -> int | None:
+        """Return the number of batches of the first epoch, None if it was unknown; `previous` if there is no epoch."""
         for entry in self._entries:
             if isinstance(entry, EventEntry) and entry.event == "epoch_start":
                 length: int | None = entry.data["batches"]
@@ -97,6 +101,14 @@ class Entries:
 
 def _is_milestone(entry: ReplayEntry) -> bool:
     return isinstance(entry, Batches | Batch) or (isinstance(entry, EventEntry) and entry.event in MILESTONES)
+
+
+def is_during(entry: ReplayEntry | None, batch: int) -> bool:
+    """Return whether an entry after a batch, numbered from 1, records requests made during the batch."""
+    if isinstance(entry, RequestEntry):
+        request = entry.request
+        return request.event in BATCH_EVENTS and request.batch + (request.event != "batch_end") <= batch
+    return isinstance(entry, RepeatEntry)
 
 
 def is_of_save(entry: ReplayEntry | None) -> bool:
@@ -125,25 +137,18 @@ def _field(name: str, data: Mapping[str, Any]) -> Any:
             return None if value is None else Path(value)
         case "metrics":
             return Metrics(value)
-        case "error":
+        case "error":  # the original class is unknown
             kind, _, text = value.partition(": ")  # plugin_failed has the type and the text, run_failed only the type
-            return _make_error(kind, data.get("text", text))
+            base = EXITS.get(kind, Exception)
+            return type(kind, (base,), {})(data.get("text", text).removeprefix(f"{kind}: "))
         case _:
             return value
-
-
-def _make_error(kind: str, text: str) -> BaseException:
-    """Return an exception whose class has the recorded name; the original class is unknown."""
-    base = EXITS.get(kind, Exception)
-    error: BaseException = type(kind, (base,), {})(text.removeprefix(f"{kind}: "))
-    return error
 
 
 class RecordedRequests:
     """The recorded requests, except those of replayed plugins.
 
-    The requests about a batch wait for their event, and those of `ShouldStop` for the end of the boundary. All others
-    are added when their entry is read.
+    Those about a batch and those of `ShouldStop` wait for their event. All others are added when their entry is read.
 
     Args:
         plan: the owners of the handlers of the recorded run by event, in order.
@@ -153,8 +158,7 @@ class RecordedRequests:
 
     def __init__(self, plan: Mapping[str, tuple[str, ...]], control: Control, replayed: Collection[str]) -> None:
         self._plan, self._control, self._replayed = plan, control, replayed
-        self._waiting = deque[RequestEntry]()
-        self._votes: list[RequestEntry] = []
+        self._waiting = deque[Request]()
         self._added: dict[int, Request] = {}
         self._has_stop = self._has_veto = False
 
@@ -167,12 +171,12 @@ class RecordedRequests:
         if isinstance(entry, RepeatEntry):
             if entry.number in self._added:
                 self._added[entry.number].times = entry.times
-        elif entry.request.event == "should_stop":
-            self._votes.append(entry)
-        elif _is_of_batch(entry.request):
-            self._waiting.append(entry)
+            return
+        request = self._added[entry.number] = replace(entry.request)
+        if request.event in WAITED_FOR:
+            self._waiting.append(request)
         else:
-            self._add(entry)
+            self._add(request)
 
     def is_before(self, entry: ReplayEntry | None, event: str) -> bool:
         """Return whether an entry after an event records requests made before the first replayed plugin was called."""
@@ -180,62 +184,43 @@ class RecordedRequests:
             return entry.request.event == event and not self._is_later(entry.request)
         return isinstance(entry, RepeatEntry)
 
-    def is_during(self, entry: ReplayEntry | None, batch: int) -> bool:
-        """Return whether an entry after a batch, numbered from 1, records requests made during the batch."""
-        if isinstance(entry, RequestEntry):
-            request = entry.request
-            return request.event in BATCH_EVENTS and request.batch + (request.event != "batch_end") <= batch
-        return isinstance(entry, RepeatEntry)
-
-    def add_until(self, event: str | None) -> None:
+    def add_waiting(self, event: str | None = None) -> None:
         """Add the waiting requests, until the first replayed plugin is called for an event; None for all."""
         while self._waiting:
-            request = self._waiting[0].request
-            if PLACES[request.event] > PLACES[event] or (request.event == event and self._is_later(request)):
+            request = self._waiting[0]
+            if event is not None and (WAITED_FOR.index(request.event), self._is_later(request)) > (
+                WAITED_FOR.index(event),
+                False,
+            ):
                 return
             self._add(self._waiting.popleft())
 
-    def add_votes(self) -> None:
-        votes, self._votes = self._votes, []
-        for entry in votes:
-            self._add(entry)
+    def _is_later(self, request: Request) -> bool:
+        """Return whether a request is of a replayed plugin, or was made after the first of them was called."""
+        plan = self._plan.get(request.event, ())
+        first = next((index for index, name in enumerate(plan) if name in self._replayed), len(plan))
+        return request.by in (*self._replayed, *plan[first:])
 
-    def _add(self, entry: RequestEntry) -> None:
-        request, control = replace(entry.request), self._control
-        self._has_stop = self._has_stop or request.verb == "stop"
-        if self._is_replayed(request):
+    def _add(self, request: Request) -> None:
+        control, verb = self._control, request.verb
+        self._has_stop = self._has_stop or verb == "stop"
+        if request.by in self._replayed or request.through in self._replayed:
             return
-        due, pending = control.open_requests(), control.pending or request.verb == "veto_save"
-        if request.verb in AT_BOUNDARY and request.what not in due:
+        due, pending = control.open_requests(), control.pending or verb == "veto_save"
+        if verb in AT_BOUNDARY and request.what not in due:
             due[request.what] = request  # `adopt` adds it to the history
         else:
-            request = control.history.add(request)
-        match request.verb:
+            control.history.add(request)
+        match verb:
             case "skip_batch":
                 control.skips_batch = control.touched = True
-            case "hold_step":
-                control.holds_step = control.touched = True
             case "skip_step":
                 control.drops_step = control.touched = True
             case "cut_validation":
                 control.cut_request = request
             case "veto_stop":
                 self._has_veto = True
-            case verb if verb.startswith("withdraw_"):
+            case _ if verb.startswith("withdraw_"):
                 due.pop(TAKEN_BACK[verb], None)
-        control.adopt(due, vetoed=control.vetoed or request.verb == "veto_stop")
+        control.adopt(due, vetoed=control.vetoed or verb == "veto_stop")
         control.pending |= pending  # until the boundary ends
-        self._added[entry.number] = request
-
-    def _is_later(self, request: Request) -> bool:
-        """Return whether a request is of a replayed plugin, or was made after the first of them was called."""
-        plan = self._plan.get(request.event, ())
-        first = next((index for index, name in enumerate(plan) if name in self._replayed), len(plan))
-        return self._is_replayed(request) or request.by in plan[first:]
-
-    def _is_replayed(self, request: Request) -> bool:
-        return request.by in self._replayed or request.through in self._replayed
-
-
-def _is_of_batch(request: Request) -> bool:
-    return request.event in BATCH_EVENTS and bool(request.event or request.verb in BATCH_VERBS)

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heliograph import Bus, GradientsReady, Lane, NotRecorded, Plugins, Progress, Run, SavePoint, StepEnd
+from heliograph import Bus, Lane, NotRecorded, Plugins, Progress, Run, SavePoint
 from heliograph.events import Event, Request
 from heliograph.spi import describe_error
 
-from ..explain.attempt_summary import AttemptSummary, summarize_attempts
-from ..explain.requests import requests_of
+from ..explain.attempt_summary import summarize_attempts
 from ..format.reader import damage_in_short, read
 from ..format.records import AttemptRecord, Recording
 from .attempt import AttemptReplay
-from .report import RecordedAttempt, Replayed, ReplayedRequest, ReplayEnding
+from .report import Replayed, ReplayedRequest, ReplayEnding
 from .run import ReplayRun
 
 
@@ -37,8 +36,8 @@ def replay(recording: str | Path | Recording, plugins: Iterable[Any]) -> Replaye
 
     Raises:
         FileNotFoundError: there is no recording.
-        ValueError: the file is not a recording, or of another format; lines between its entries are damaged; or plugins
-            contradict each other.
+        ValueError: the file is not a recording, or of another format; lines between its entries are damaged; a plugin
+            handles steps, and the run has several optimizers; or plugins contradict each other.
         TypeError: the recording is not a path, an object is not a plugin, or a handler does not fit its event.
     """
     source = recording if isinstance(recording, Recording) else read(recording)
@@ -54,7 +53,6 @@ class Snapshot:
         filters: the states of their handlers' filters.
         control: the pending requests.
         metrics: the latest value of every metric.
-        is_last_seen: whether an epoch of unknown length was at its last batch.
         failed: the plugins that had failed before, so that their states are invalid.
     """
 
@@ -62,7 +60,6 @@ class Snapshot:
     filters: dict[str, Any]
     control: dict[str, Any]
     metrics: dict[str, float]
-    is_last_seen: bool
     failed: set[str]
 
 
@@ -87,8 +84,7 @@ class ReplaySession:
         self.bus.on(SavePoint, self._save, lane=Lane.PERSIST)  # where checkpoints are written
         self.names = self._plugins.names()
         self.number = 0
-        summaries = summarize_attempts(recording) if recording.attempts else []
-        recorded = [_describe(summary, self.names) for summary in summaries]
+        recorded = summarize_attempts(recording) if recording.attempts else []
         self._replayed = Replayed(recording.path, tuple(self.names), recorded=recorded)
         self._has_diverged = False  # the run would have ended before the current position
         self._disabled = set[str]()  # in the recorded run
@@ -135,9 +131,6 @@ class ReplaySession:
         try:
             if attempt.phase == "train":
                 self._plugins.reset()
-            if run.is_named:
-                for name in self._plugins_on_steps():
-                    self._add_unheld(name, NotRecorded("the order in which several optimizers were stepped"), "")
             self._current.replay(self._length)
         finally:
             for name, error in self._plugins.close():
@@ -146,12 +139,6 @@ class ReplaySession:
         self._length = run.batches_per_epoch
         for note in (*run.notes, *(f"WARNING: {warning}" for warning in run.warnings)):
             self.note(note)
-
-    def _plugins_on_steps(self) -> set[str]:
-        """Return the plugins with handlers of single optimizer steps."""
-        signals = self.bus.signal(GradientsReady), self.bus.signal(StepEnd)
-        owners = {str(subscription.owner) for signal in signals for subscription in signal.subscriptions.values()}
-        return owners & set(self.names)
 
     # Saved states.
 
@@ -162,7 +149,6 @@ class ReplaySession:
             plugins.filter_states(run.origin),
             run.control.state_dict(),
             dict(run.metrics),
-            run.is_last_seen,
             set(self._failed),
         )
         self._current.replay_save()
@@ -175,7 +161,6 @@ class ReplaySession:
             return False
         run.control.load_state_dict(snapshot.control, at_save_point=run.in_boundary)
         run.metrics.update(snapshot.metrics)
-        run.is_last_seen = snapshot.is_last_seen
         self._set_failed(snapshot.failed)
         self._plugins.load_state_dict(snapshot.plugins, goes_back=rolls_back)
         self._plugins.load_filter_states(run.origin, snapshot.filters)
@@ -205,7 +190,8 @@ class ReplaySession:
             return False
         name = str(owner)
         if isinstance(error, NotRecorded):
-            self._add_unheld(name, error, event.name)
+            _add_once(self._replayed.unheld.setdefault(name, []), f"{error} ({self._position(event.name)})")
+            self._update(name)
             return True
         if self._forgive_observer is not None and self._forgive_observer(owner, run, event, error):
             return True
@@ -218,13 +204,9 @@ class ReplaySession:
         self._set_failed({*self._failed, name})
         return True
 
-    def _add_unheld(self, name: str, error: NotRecorded, event: str) -> None:
-        _add_once(self._replayed.unheld.setdefault(name, []), f"{error} ({self._position(event)})")
-        self._update(name)
-
     def _position(self, event: str) -> str:
-        at, on = self._current.run.progress, f"{event}, " if event else ""
-        return f"{on}attempt {self.number}, epoch {at.epoch} batch {at.batch} step {at.steps}"
+        at = self._current.run.progress
+        return f"{event}, attempt {self.number}, epoch {at.epoch} batch {at.batch} step {at.steps}"
 
 
 def _place(progress: Progress) -> str:
@@ -234,9 +216,3 @@ def _place(progress: Progress) -> str:
 def _add_once(texts: list[str], text: str) -> None:
     if text not in texts:
         texts.append(text)
-
-
-def _describe(summary: AttemptSummary, names: Iterable[str]) -> RecordedAttempt:
-    at, reason = summary.last, "" if summary.ending is None else str(summary.ending.data["reason"])
-    requests = tuple(outcome.request for outcome in requests_of(summary) if outcome.request.by in names)
-    return RecordedAttempt(summary.number, summary.attempt.status, reason, at.epoch, at.batch, at.steps, requests)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
@@ -10,10 +10,11 @@ from typing import Any, Self
 import torch
 from heliograph import Bus, Control, DeviceEngine, NotRecorded, Progress
 from heliograph.core.context import RunVerbs
-from heliograph.events import CheckpointSource, Event, Phase
-from heliograph.spi import Metrics, describe_error
+from heliograph.events import Event, Phase
+from heliograph.spi import Metrics
 
 from ..format.records import AttemptRecord, Counters
+from .entries import Entries
 
 LOSSES = "Record them with Recorder(..., losses=True)."
 HINTS = {"plugin_seconds": "`explain` shows the times at the end.", "reason": "`explain` shows it."}
@@ -88,11 +89,10 @@ class ReplayRun(Unrecorded, RunVerbs):
         attempt: the recorded attempt.
         path: the recording.
         bus: the bus of the replay.
-        rolls_back_to: returns whether the recorded run rolled back to a checkpoint at the current position.
+        entries: the entries from the current position on.
 
     Attributes:
         is_named: whether there are several optimizers, by name.
-        is_last_seen: whether the current batch is the last of an epoch of unknown length.
         started: whether a training began.
         finished: whether the training is over.
     """
@@ -100,22 +100,10 @@ class ReplayRun(Unrecorded, RunVerbs):
     is_replay = True
     tracks = False  # recorded logs contain the tracked values
     queue = None
-    verified_steps = 0  # only the event of the comparison is recorded
-    verified_before: str | None = None
-    unverified: str | None = None
-    difference: str | None = None
-    source: CheckpointSource | None = None
-    has_left_group = False
     is_resuming = False
-    ranks_meet = False
 
-    def __init__(
-        self,
-        attempt: AttemptRecord,
-        path: Path,
-        bus: Bus,
-        rolls_back_to: Callable[[Path | None], bool],
-    ) -> None:
+    def __init__(self, attempt: AttemptRecord, path: Path, bus: Bus, entries: Entries) -> None:
+        self._entries = entries
         self.bus, self.name = bus, attempt.run
         self.recording: Path | None = path
         self.phase: Phase = attempt.phase
@@ -140,10 +128,8 @@ class ReplayRun(Unrecorded, RunVerbs):
         self.last: Path | None = None
         self.notes: list[str] = []
         self.warnings: list[str] = []
-        self.is_last_seen = self.started = self.finished = self.in_boundary = False
+        self.started = self.finished = self.in_boundary = False
         self.loss = None
-        self._rolls_back_to = rolls_back_to
-        self._settling: list[Callable[[], None]] = []
 
     @property
     def length(self) -> Self:  # run.length.max_steps is run.max_steps
@@ -187,7 +173,7 @@ class ReplayRun(Unrecorded, RunVerbs):
 
     def is_last_batch(self) -> bool:
         if self.batches_per_epoch is None:
-            return self.is_last_seen
+            return self._entries.ends_epoch()
         return self.progress.batch + self.data.in_hand >= self.batches_per_epoch
 
     def label(self, name: str, optimizer: str | None = None) -> str:
@@ -210,34 +196,14 @@ class ReplayRun(Unrecorded, RunVerbs):
     def plan(self) -> str:
         return ""
 
-    def track(self, name: str, value: Any, weight: float = 1.0) -> None:
-        pass  # recorded logs contain the tracked values
-
-    def weigh(self, count: Any) -> None:
-        pass  # the tokens are recorded
-
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        if not self._rolls_back_to(path):
+        if not self._entries.rolls_back_to(path):
             self.control.record("roll_back", f"to {path or 'a saved state'}", None)
             raise NotRecorded(f"a roll-back to {path or 'a saved state'}: the run did not roll back here")
         super().roll_back(saved, path)
 
-    def exit_with(self, status: int) -> None:
-        self.note(f"the process would have exited with status {status}")
+    def have_no_effect(self, *_: object, **__: object) -> None:
+        """Ignore the call: recorded logs contain the tracked values, and no process ends with the replay."""
 
-    def raise_when_closed(self, error: BaseException) -> None:
-        self.note(f"fit would have raised this at the end: {describe_error(error)}")
-
-    def when_settling(self, action: Callable[[], None]) -> None:
-        if action not in self._settling:
-            self._settling.append(action)
-
-    def when_leaving(self, action: Callable[[], None]) -> None:
-        pass
-
-    def settle(self) -> None:
-        for action in tuple(self._settling):
-            action()
-
-    def replace_error(self, error: BaseException) -> None:
-        self.note(f"this error would have replaced the original one: {describe_error(error)}")
+    track = weigh = have_no_effect
+    settle = when_settling = when_leaving = exit_with = raise_when_closed = replace_error = have_no_effect

@@ -73,7 +73,12 @@ def test_another_schedule_requests_at_its_own_steps(recording: Recording) -> Non
     replayed = replay(recording, [h.LogSchedule(h.Every(steps=6), at_end=True)])
     steps = [(each.request.step, each.request.event) for each in replayed.asked]
     assert steps == [(6, "batch_end"), (12, "batch_end")]  # and the last step had its log
-    assert [request.step for request in replayed.recorded[0].requests] == [4, 8, 12, 16]
+    assert [(attempt, request.step) for attempt, request in replayed.recorded_requests("log_schedule")] == [
+        (1, 4),
+        (1, 8),
+        (1, 12),
+        (1, 16),
+    ]
     assert str(replayed.asked[1]) == ("attempt 1, epoch 1 batch 4 step 12 on batch_end: log - every 6 steps")
 
 
@@ -309,14 +314,19 @@ def test_the_order_of_the_steps_of_several_optimizers_is_not_recorded(tmp_path: 
             yield "one", self.one(batch).sum()
             yield "two", self.two(batch).sum()
 
+    class Steps(h.Plugin):
+        @h.on(h.StepEnd)
+        def see(self, run: h.Run, event: h.StepEnd) -> None: ...
+
     def sgd(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=0.1)
 
     plugins = [h.LogSchedule(h.Every(steps=2)), Recorder(tmp_path)]
     data = [torch.ones(1, 1)] * 4
     result = h.Trainer(plugins, device="cpu").fit(Pair(), data, optimizer={"one": sgd, "two": sgd}, epochs=1)
-    replayed = replay(tmp_path, [h.NaNGuard(), h.LogSchedule(h.Every(steps=2))])
-    assert "several optimizers" in replayed.unheld["nan_guard"][0]
+    with pytest.raises(ValueError, match="several optimizers"):
+        replay(tmp_path, [Steps()])
+    replayed = replay(tmp_path, [h.LogSchedule(h.Every(steps=2))])
     assert [request.step for request in replayed.requests("log_schedule")] == [each.step for each in result.history]
 
 
@@ -421,7 +431,7 @@ def test_damage_is_noted() -> None:
     )
     replayed = replay(Recording(Path("x.recording"), (damaged,)), [h.LogSchedule(h.Every(steps=2))])
     assert_each(replayed.notes, ("attempt 1", "line 7", "no JSON"))
-    assert replayed.recorded[0].status is None
+    assert "killed" in replayed.recorded[0].status
     assert "epoch 0, batch 0," in str(replayed)
 
 
