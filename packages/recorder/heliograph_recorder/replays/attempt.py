@@ -28,6 +28,7 @@ from .entries import (
     RecordedRequests,
     ReplayEntry,
     is_during,
+    is_of_event,
     is_of_save,
     make_event,
 )
@@ -61,7 +62,7 @@ class AttemptReplay:
         self.run = ReplayRun(attempt, session.recording.path, session.bus, entries)
         history = self.run.control.history
         history.watcher = lambda: session.add_request(history[-1])
-        self._requests = RecordedRequests(attempt.plan, self.run.control, session.names)
+        self._requests = RecordedRequests(self.run.control, session.names)
         self._signals: dict[type[Event], OrderedSignal[Any]] = {kind: session.bus.signal(kind) for kind in HOT}
         self._has_begun = False  # after the load of a resumed state
 
@@ -163,7 +164,7 @@ class AttemptReplay:
             self.run.move_to(entry.counters)
         if event is None:  # a custom event, whose class is unknown
             return
-        while self._requests.is_before(self._entries.peek(), event.name):
+        while is_of_event(self._entries.peek(), event.name):
             self._replay(self._entries.next())
         self.run.emit(event)
         if isinstance(event, h.Log | h.ValidationEnd | h.TestEnd | h.PredictEnd):
@@ -245,7 +246,6 @@ class AttemptReplay:
         while is_during(self._entries.peek(), progress.batch):
             self._replay(self._entries.next())
         self._fire(h.BatchEnd)
-        self._requests.add_waiting()
         if run.control.touched:
             run.control.close_batch()
         self._replay_boundary(judged=bool(self._signals[h.ShouldStop].chain))
@@ -275,7 +275,7 @@ class AttemptReplay:
         return True
 
     def _fire(self, kind: type[Event]) -> None:
-        """Emit an event of a batch, after the recorded requests before it."""
+        """Emit an event without an entry, after the recorded requests of other plugins."""
         self._requests.add_waiting(kind.name)
         signal = self._signals[kind]
         if signal.chain:
@@ -319,7 +319,6 @@ class AttemptReplay:
         if run.finished:
             return
         control.release()
-        self._requests.add_waiting()
         self._fire(h.ShouldStop)
         if control.stop_request is not None and not control.vetoed and not control.is_rolling_back:
             self._judge_stop(control.stop_request, milestone)
@@ -333,7 +332,7 @@ class AttemptReplay:
         if milestone == "last_boundary":
             self._add_end(stop, did=True)
         elif milestone in CONTINUES and not (milestone == "epoch_start" and self.run.epoch_is_over):
-            if self._requests.postpone_stops:
+            if {"stop", "veto_stop"} <= self._requests.verbs:
                 control.adopt(control.open_requests(), vetoed=True)
             else:
                 self._add_end(stop, did=False)

@@ -75,9 +75,8 @@ class Entries:
 
     def rolls_back_to(self, path: Path | None) -> bool:
         entry = self._next_milestone()
-        if not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
-            return False
-        return bool(entry.data["path"] == (None if path is None else str(path)))
+        is_load = isinstance(entry, EventEntry) and entry.event == "checkpoint_loaded"
+        return is_load and entry.data["path"] == (None if path is None else str(path))
 
     def ends_epoch(self) -> bool:
         """Return whether the end of the loader ends the epoch here, instead of a request."""
@@ -111,15 +110,15 @@ def is_during(entry: ReplayEntry | None, batch: int) -> bool:
     return isinstance(entry, RepeatEntry)
 
 
+def is_of_event(entry: ReplayEntry | None, *events: str) -> bool:
+    """Return whether an entry after an event records requests made during it, or during one of several events."""
+    return isinstance(entry, RepeatEntry) or (isinstance(entry, RequestEntry) and entry.request.event in events)
+
+
 def is_of_save(entry: ReplayEntry | None) -> bool:
-    """Return whether an entry after a `SavePoint` records a checkpoint, or a request about one."""
-    match entry:
-        case EventEntry():
-            return entry.event in CHECKPOINTS
-        case RequestEntry():
-            return entry.request.event in ("save_point", *CHECKPOINTS)
-        case _:
-            return isinstance(entry, RepeatEntry)
+    """Return whether an entry after a `SavePoint` records a checkpoint, or a request during the save."""
+    is_checkpoint = isinstance(entry, EventEntry) and entry.event in CHECKPOINTS
+    return is_checkpoint or is_of_event(entry, "save_point", *CHECKPOINTS)
 
 
 def make_event(entry: EventEntry) -> Event | None:
@@ -151,21 +150,18 @@ class RecordedRequests:
     Those about a batch and those of `ShouldStop` wait for their event. All others are added when their entry is read.
 
     Args:
-        plan: the owners of the handlers of the recorded run by event, in order.
         control: the control of the replayed run.
         replayed: the names of the replayed plugins.
+
+    Attributes:
+        verbs: the verbs of the requests so far, and `stop` if a plugin with the name of a replayed one requested it.
     """
 
-    def __init__(self, plan: Mapping[str, tuple[str, ...]], control: Control, replayed: Collection[str]) -> None:
-        self._plan, self._control, self._replayed = plan, control, replayed
+    def __init__(self, control: Control, replayed: Collection[str]) -> None:
+        self._control, self._replayed = control, replayed
         self._waiting = deque[Request]()
         self._added: dict[int, Request] = {}
-        self._has_stop = self._has_veto = False
-
-    @property
-    def postpone_stops(self) -> bool:
-        """True if a stop was requested in the recorded run, and a plugin that is not replayed vetoed it."""
-        return self._has_stop and self._has_veto
+        self.verbs = set[str]()
 
     def read(self, entry: RequestEntry | RepeatEntry) -> None:
         if isinstance(entry, RepeatEntry):
@@ -178,33 +174,17 @@ class RecordedRequests:
         else:
             self._add(request)
 
-    def is_before(self, entry: ReplayEntry | None, event: str) -> bool:
-        """Return whether an entry after an event records requests made before the first replayed plugin was called."""
-        if isinstance(entry, RequestEntry):
-            return entry.request.event == event and not self._is_later(entry.request)
-        return isinstance(entry, RepeatEntry)
-
-    def add_waiting(self, event: str | None = None) -> None:
-        """Add the waiting requests, until the first replayed plugin is called for an event; None for all."""
-        while self._waiting:
-            request = self._waiting[0]
-            if event is not None and (WAITED_FOR.index(request.event), self._is_later(request)) > (
-                WAITED_FOR.index(event),
-                False,
-            ):
-                return
+    def add_waiting(self, event: str) -> None:
+        """Add the requests that wait for an event, or for an earlier one."""
+        while self._waiting and WAITED_FOR.index(self._waiting[0].event) <= WAITED_FOR.index(event):
             self._add(self._waiting.popleft())
-
-    def _is_later(self, request: Request) -> bool:
-        """Return whether a request is of a replayed plugin, or was made after the first of them was called."""
-        plan = self._plan.get(request.event, ())
-        first = next((index for index, name in enumerate(plan) if name in self._replayed), len(plan))
-        return request.by in (*self._replayed, *plan[first:])
 
     def _add(self, request: Request) -> None:
         control, verb = self._control, request.verb
-        self._has_stop = self._has_stop or verb == "stop"
-        if request.by in self._replayed or request.through in self._replayed:
+        is_replayed = request.by in self._replayed or request.through in self._replayed
+        if verb == "stop" or not is_replayed:
+            self.verbs.add(verb)
+        if is_replayed:
             return
         due, pending = control.open_requests(), control.pending or verb == "veto_save"
         if verb in AT_BOUNDARY and request.what not in due:
@@ -218,8 +198,6 @@ class RecordedRequests:
                 control.drops_step = control.touched = True
             case "cut_validation":
                 control.cut_request = request
-            case "veto_stop":
-                self._has_veto = True
             case _ if verb.startswith("withdraw_"):
                 due.pop(TAKEN_BACK[verb], None)
         control.adopt(due, vetoed=control.vetoed or verb == "veto_stop")

@@ -125,8 +125,9 @@ class ReplaySession:
     def _replay_attempt(self, attempt: AttemptRecord) -> None:
         self._current = AttemptReplay(self, attempt)
         run = self._current.run
-        self._disabled.clear()
         self._set_failed(set())
+        for name in tuple(self._disabled):
+            self.toggle(name, on=True)
         self._plugins.open(run)
         try:
             if attempt.phase == "train":
@@ -186,7 +187,7 @@ class ReplaySession:
 
     def _switch_off(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
         """Switch off a plugin whose handler failed; return False if the error ends the replay."""
-        if owner not in self.names or BaseExceptionGroup("", [error]).subgroup(KeyboardInterrupt):
+        if owner not in self.names or not isinstance(error, Exception):
             return False
         name = str(owner)
         if isinstance(error, NotRecorded):
@@ -195,8 +196,6 @@ class ReplaySession:
             return True
         if self._forgive_observer is not None and self._forgive_observer(owner, run, event, error):
             return True
-        if not isinstance(error, Exception):
-            return False
         text = describe_error(error)
         _add_once(self._replayed.failed.setdefault(name, []), f"{text} ({self._position(event.name)})")
         did = self._current.fails_next

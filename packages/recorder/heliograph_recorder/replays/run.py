@@ -61,11 +61,6 @@ class RecordedEngine(Unrecorded):
             self.reduce, self.gather, self.gather_objects = alone.reduce, alone.gather, alone.gather_objects
             self.broadcast, self.vote = alone.broadcast, alone.vote
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("reduce", "gather", "gather_objects", "broadcast", "vote"):
-            raise NotRecorded(f"the values of the other ranks ({self.world_size - 1})")
-        return super().__getattr__(name)
-
 
 class RecordedData(Unrecorded):
     """The data of a recorded run: the names of the validation sets and the number of batches."""

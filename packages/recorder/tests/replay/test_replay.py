@@ -425,6 +425,29 @@ def test_a_plugin_is_toggled_as_in_the_run(tmp_path: Path) -> None:
     assert [request.step for request in replayed.requests("log_schedule")] == live
 
 
+def test_a_plugin_that_was_disabled_after_the_last_save_is_enabled_in_the_next_attempt(tmp_path: Path) -> None:
+    def train(disable_at: int, fail_at: int) -> h.RunResult:
+        saving = [h.SaveSchedule(steps=2, at_end=False), h.Checkpoint(tmp_path, resume="auto")]
+        trainer = h.Trainer([h.LogSchedule(h.Every(steps=1)), *saving, Recorder(tmp_path)], device="cpu")
+
+        def act(run: h.Run, event: h.BatchEnd) -> None:
+            if run.progress.steps == disable_at:
+                trainer.plugins.disable("log_schedule")
+            if run.progress.steps == fail_at:
+                raise RuntimeError("the power is out")
+
+        trainer.bus.on(h.BatchEnd, act, lane=h.Lane.REPORT)
+        data = [(torch.ones(1, 1), torch.ones(1, 1))] * 6
+        return trainer.fit(h.Supervised(nn.Linear(1, 1), nn.functional.mse_loss), data, optimizer=sgd(), epochs=1)
+
+    with pytest.raises(RuntimeError, match="the power is out"):
+        train(3, 4)
+    result = train(-1, -1)
+    replayed = replay(tmp_path, [h.LogSchedule(h.Every(steps=1))])
+    steps = [asked.request.step for asked in replayed.asked if asked.attempt == 2]
+    assert steps == [request.step for request in result.history if request.verb == "log"] == [3, 4, 5, 6]
+
+
 def test_damage_is_noted() -> None:
     damaged = attempt(
         EventEntry("train_start", 0.0, Counters()), damage=("line 7: no JSON",), plan={"train_start": ("recorder",)}
