@@ -75,8 +75,9 @@ class Entries:
 
     def rolls_back_to(self, path: Path | None) -> bool:
         entry = self._next_milestone()
-        is_load = isinstance(entry, EventEntry) and entry.event == "checkpoint_loaded"
-        return is_load and entry.data["path"] == (None if path is None else str(path))
+        if not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
+            return False
+        return bool(entry.data["path"] == (None if path is None else str(path)))
 
     def ends_epoch(self) -> bool:
         """Return whether the end of the loader ends the epoch here, instead of a request."""

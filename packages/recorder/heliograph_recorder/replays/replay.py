@@ -24,8 +24,9 @@ def replay(recording: str | Path | Recording, plugins: Iterable[Any]) -> Replaye
 
     The requests of the plugins do not change the recorded run. The result shows for each request whether the recorded
     run did the same, and where a plugin would have ended the run. No other plugins run, but their recorded requests are
-    in `run.control`. If the run was resumed or rolled back, all replayed plugins continue from the state that the
-    checkpoint would have contained, as if they had been in the run from the start.
+    in `run.control`, added before the handlers of the event in which they were made. If the run was resumed or rolled
+    back, all replayed plugins continue from the state that the checkpoint would have contained, as if they had been in
+    the run from the start.
 
     A plugin that needs unrecorded data, such as the model, gets `NotRecorded` and is switched off for the rest of the
     replay. A plugin that raises another error would have failed the run, and is switched off until the next attempt.
