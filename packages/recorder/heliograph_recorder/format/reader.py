@@ -111,14 +111,16 @@ class ParsedAttempt:
         header: the attempt without entries.
         entries: in order.
         damage: descriptions of unreadable lines.
+        has_gap: whether entries follow an unreadable line.
     """
 
     header: AttemptRecord
     entries: list[Entry] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
+    has_gap: bool = False
 
     def finish(self) -> AttemptRecord:
-        return replace(self.header, entries=tuple(self.entries), damage=tuple(self.damage))
+        return replace(self.header, entries=tuple(self.entries), damage=tuple(self.damage), has_gap=self.has_gap)
 
 
 class Parser:
@@ -168,7 +170,9 @@ class Parser:
             return
         if not attempts:
             attempts.append(ParsedAttempt(UNKNOWN, damage=["the first line of the attempt is missing"]))
-        attempts[-1].entries.append(decode(items))
+        attempt, entry = attempts[-1], decode(items)
+        attempt.entries.append(entry)
+        attempt.has_gap = attempt.has_gap or bool(attempt.damage)
 
 
 def check_head(path: Path, line: bytes) -> None:

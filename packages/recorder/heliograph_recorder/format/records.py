@@ -250,6 +250,7 @@ class AttemptRecord:
         plan: the owners of the handlers by event, in the order in which they run.
         entries: the entries in order.
         damage: descriptions of unreadable lines.
+        has_gap: whether entries follow an unreadable line, so that entries are missing between others.
         planned_steps: the number of planned optimizer steps, None if unknown.
     """
 
@@ -268,6 +269,7 @@ class AttemptRecord:
     plan: Mapping[str, tuple[str, ...]]
     entries: tuple[Entry, ...]
     damage: tuple[str, ...] = ()
+    has_gap: bool = False
     planned_steps: int | None = None
 
     @property

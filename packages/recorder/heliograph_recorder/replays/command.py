@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from heliograph import At, Between, Every, Once, Plugin
+from heliograph import Plugin
 from heliograph.spi import check_options, find
 
 NAME = "replay"
-FILTERS = {kind.__name__: kind for kind in (At, Between, Every, Once)}
 COMMAS = re.compile(r",(?![^(\[{]*[)\]}])")  # outside of brackets
 
 
@@ -32,8 +31,8 @@ def replay(arguments: Sequence[str]) -> int:
         dest="plugins",
         metavar="NAME:KEY=VALUE,...",
         help="an installed plugin and its options, for example early_stopping:monitor=validation/loss,patience=2 or "
-        "'log_schedule:when=Every(steps=5)'; repeat it for several plugins, in order; the second plugin of the same "
-        "name is called early_stopping_2",
+        "log_schedule:steps=5; repeat it for several plugins, in order; the second plugin of the same name is called "
+        "early_stopping_2",
     )
     options = parser.parse_args(arguments)
     from ..format.reader import read  # after the parser: torch is slow to import
@@ -74,7 +73,7 @@ def make_plugins(texts: Iterable[str]) -> tuple[list[Any], list[str]]:
 def make_plugin(text: str) -> Any:
     """Return an installed plugin, given `name` or `name:key=value,key=value`.
 
-    A value is a Python literal, a filter of literals such as `Every(steps=5)`, or otherwise a string.
+    A value is a Python literal, or otherwise a string.
     """
     name, options = parse_plugin(text)
     loaded = find(name).load()
@@ -100,13 +99,6 @@ def parse_plugin(text: str) -> tuple[str, dict[str, Any]]:
 
 def _parse_value(text: str) -> Any:
     try:
-        node = ast.parse(text, mode="eval").body
+        return ast.literal_eval(text)
     except (SyntaxError, ValueError):
-        return text
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FILTERS:
-        counters = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-        return FILTERS[node.func.id](*map(ast.literal_eval, node.args), **counters)
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
         return text

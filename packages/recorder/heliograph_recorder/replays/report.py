@@ -6,8 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heliograph.events import Request, Status
+from heliograph.events import Request
 from heliograph.spi import printable
+
+from ..explain.attempt_summary import AttemptSummary
+from ..explain.requests import requests_of
 
 SHOWN = 20  # requests of one plugin
 
@@ -62,35 +65,6 @@ class ReplayEnding:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedAttempt:
-    """Describe the recorded end of an attempt.
-
-    Attributes:
-        attempt: the number of the attempt, from 1.
-        status: the status at the end; None if the run was killed or is running.
-        reason: the reason of the end, if it is recorded.
-        epoch: the number of finished epochs.
-        batch: the number of micro-batches consumed in the current epoch.
-        step: the number of optimizer steps.
-        requests: the requests of the plugins with the names of the replayed ones.
-    """
-
-    attempt: int
-    status: Status | None
-    reason: str
-    epoch: int
-    batch: int
-    step: int
-    requests: tuple[Request, ...]
-
-    def describe(self, *, is_last: bool) -> str:
-        """Return a sentence; `is_last` is whether no other attempt followed, so that it may be running."""
-        how = self.status or ("killed, or is running," if is_last else "killed")
-        reason = f": {self.reason}" if self.reason else ""
-        return f"attempt {self.attempt} was {how} at epoch {self.epoch}, batch {self.batch}, step {self.step}{reason}"
-
-
-@dataclass(frozen=True, slots=True)
 class Replayed:
     """Hold the result of a replay; `str` returns a readable report.
 
@@ -98,7 +72,7 @@ class Replayed:
         recording: the file.
         plugins: the names of the replayed plugins.
         asked: their requests in order; a repeated request is listed once, with `times`.
-        recorded: the recorded attempts.
+        recorded: the recorded attempts: their number, status and last counters.
         ends: where the replayed plugins would have ended the attempts, at most one entry for each attempt.
         unheld: by plugin, the unrecorded data that it needed, with the position at which it was switched off.
         failed: by plugin, the errors that its handlers raised, with their position.
@@ -108,7 +82,7 @@ class Replayed:
     recording: Path
     plugins: tuple[str, ...]
     asked: list[ReplayedRequest] = field(default_factory=list)
-    recorded: list[RecordedAttempt] = field(default_factory=list)
+    recorded: list[AttemptSummary] = field(default_factory=list)
     ends: list[ReplayEnding] = field(default_factory=list)
     unheld: dict[str, list[str]] = field(default_factory=dict)
     failed: dict[str, list[str]] = field(default_factory=dict)
@@ -118,9 +92,14 @@ class Replayed:
         """Return the requests of a replayed plugin, in order."""
         return [replayed.request for replayed in self.asked if replayed.request.by == plugin]
 
+    def recorded_requests(self, plugin: str) -> list[tuple[int, Request]]:
+        """Return the requests of a plugin in the recorded run, in order, with the numbers of their attempts."""
+        outcomes = [outcome for attempt in self.recorded for outcome in requests_of(attempt)]
+        return [(outcome.attempt, outcome.request) for outcome in outcomes if outcome.request.by == plugin]
+
     def __str__(self) -> str:
         lines = [f"replay of {self.recording} with {', '.join(self.plugins) or 'no plugin'}"]
-        lines += [f"  recorded: {record.describe(is_last=record is self.recorded[-1])}" for record in self.recorded]
+        lines += [f"  recorded: {_describe_attempt(attempt)}" for attempt in self.recorded]
         lines += [f"  replayed: {end}" for end in self.ends]
         for plugin in self.plugins:
             lines += self._plugin_lines(plugin)
@@ -140,14 +119,18 @@ class Replayed:
             lines += [f"    the first: {after[0]}"] * (not before)
         lines += [f"  then it was switched off: {text}" for text in self.unheld.get(plugin, ())]
         lines += [f"  then it failed: {text}" for text in self.failed.get(plugin, ())]
-        recorded = [
-            (record.attempt, request) for record in self.recorded for request in record.requests if request.by == plugin
-        ]
+        recorded = self.recorded_requests(plugin)
         if recorded and recorded != [(request.attempt, request.request) for request in replayed]:
             attempt, first = recorded[0]
             number = "one request" if len(recorded) == 1 else f"{len(recorded)} requests, the first"
             lines.append(f"  in the recorded run it made {number}: attempt {attempt}, {_describe(first)}")
         return lines
+
+
+def _describe_attempt(attempt: AttemptSummary) -> str:
+    place = f"epoch {attempt.last.epoch}, batch {attempt.last.batch}, step {attempt.last.steps}"
+    reason = "" if attempt.ending is None else f": {attempt.ending.data['reason']}"
+    return f"attempt {attempt.number} was {attempt.status} at {place}{reason}"
 
 
 def _describe(request: Request) -> str:

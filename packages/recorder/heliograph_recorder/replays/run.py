@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch
 from heliograph import Bus, Control, DeviceEngine, NotRecorded, Progress
 from heliograph.core.context import RunVerbs
-from heliograph.events import CHANGES, CheckpointSource, Event, Phase, Request, Verb
-from heliograph.spi import Metrics, describe_error
+from heliograph.events import Event, Phase
+from heliograph.spi import Metrics
 
 from ..format.records import AttemptRecord, Counters
-from ..verbs import EVALUATION_VERB, TAKEN_BACK
-
-AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase", *CHANGES)
-
+from .entries import Entries
 
 LOSSES = "Record them with Recorder(..., losses=True)."
 HINTS = {"plugin_seconds": "`explain` shows the times at the end.", "reason": "`explain` shows it."}
 UNREAD: Any = object()  # stands for a loss that is not recorded
+COUNTERS = [field.name for field in fields(Counters) if field.name != "seconds"]
 
 
 class Unrecorded:
@@ -63,17 +61,11 @@ class RecordedEngine(Unrecorded):
             self.reduce, self.gather, self.gather_objects = alone.reduce, alone.gather, alone.gather_objects
             self.broadcast, self.vote = alone.broadcast, alone.vote
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("reduce", "gather", "gather_objects", "broadcast", "vote"):
-            raise NotRecorded(f"the values of the other ranks ({self.world_size - 1})")
-        return super().__getattr__(name)
-
 
 class RecordedData(Unrecorded):
     """The data of a recorded run: the names of the validation sets and the number of batches."""
 
     owner = "data"
-
     in_hand = False
     evaluation_batches: int | None = None
 
@@ -85,67 +77,6 @@ class RecordedData(Unrecorded):
         return self._run.is_last_batch()
 
 
-class ReplayControl(Control):
-    """A control to which recorded requests can be added, and from which requests can be removed.
-
-    Args:
-        progress: the counters of the replayed run.
-        on_request: called with each request of a replayed plugin, including repetitions.
-    """
-
-    __slots__ = ("_on_request",)
-
-    def __init__(self, progress: Progress, on_request: Callable[[Request], None]) -> None:
-        super().__init__(progress)
-        self._on_request = on_request
-
-    def add_recorded(self, recorded: Request) -> Request:
-        """Add a request of the recorded run; return its copy in the history."""
-        request, requests = replace(recorded), self.open_requests()
-        if request.verb in AT_BOUNDARY and request.what not in requests:
-            self._replace({**requests, request.what: request}, vetoed=self.vetoed)
-            return request
-        request = self.history.add(request)
-        if request.verb == EVALUATION_VERB:
-            self.cut_request = request
-        match request.verb:
-            case "veto_stop":
-                self.postpone_stop()
-            case "skip_batch":
-                self.skips_batch = self.touched = True
-            case "hold_step":
-                self.holds_step = self.touched = True
-            case "skip_step":
-                self.drops_step = self.touched = True
-            case "veto_save":
-                self._save_veto, self.pending = request, True
-        if request.verb in TAKEN_BACK and request.verb != "veto_save":
-            self.remove(TAKEN_BACK[request.verb])
-        return request
-
-    def remove(self, subject: str) -> None:
-        """Remove an open request by its `what`."""
-        requests = self.open_requests()
-        if requests.pop(subject, None) is not None:
-            self._replace(requests, vetoed=self.vetoed)
-
-    def postpone_stop(self) -> None:
-        self._replace(self.open_requests(), vetoed=True)
-
-    def record(self, verb: Verb, reason: str, by: str | None) -> Request:
-        request = super().record(verb, reason, by)
-        self._on_request(request)
-        return request
-
-    def _replace(self, requests: dict[str, Request], *, vetoed: bool) -> None:
-        was_pending = self.pending  # stays set until the boundary ends
-        self.adopt(requests, vetoed=vetoed)
-        self.pending |= was_pending
-
-
-COUNTERS = [field.name for field in fields(Counters) if field.name != "seconds"]
-
-
 class ReplayRun(Unrecorded, RunVerbs):
     """One attempt of a recorded run: the protocol `heliograph.Run`, including all parts except the data.
 
@@ -153,13 +84,10 @@ class ReplayRun(Unrecorded, RunVerbs):
         attempt: the recorded attempt.
         path: the recording.
         bus: the bus of the replay.
-        on_request: called with each request of a replayed plugin.
-        rolls_back_to: returns whether the recorded run rolled back to a checkpoint at the current position.
+        entries: the entries from the current position on.
 
     Attributes:
-        own_control: `control`, with the methods of a replay.
         is_named: whether there are several optimizers, by name.
-        is_last_seen: whether the current batch is the last of an epoch of unknown length.
         started: whether a training began.
         finished: whether the training is over.
     """
@@ -167,23 +95,10 @@ class ReplayRun(Unrecorded, RunVerbs):
     is_replay = True
     tracks = False  # recorded logs contain the tracked values
     queue = None
-    verified_steps = 0  # only the event of the comparison is recorded
-    verified_before: str | None = None
-    unverified: str | None = None
-    difference: str | None = None
-    source: CheckpointSource | None = None
-    has_left_group = False
     is_resuming = False
-    ranks_meet = False
 
-    def __init__(
-        self,
-        attempt: AttemptRecord,
-        path: Path,
-        bus: Bus,
-        on_request: Callable[[Request], None],
-        rolls_back_to: Callable[[Path | None], bool],
-    ) -> None:
+    def __init__(self, attempt: AttemptRecord, path: Path, bus: Bus, entries: Entries) -> None:
+        self._entries = entries
         self.bus, self.name = bus, attempt.run
         self.recording: Path | None = path
         self.phase: Phase = attempt.phase
@@ -191,8 +106,7 @@ class ReplayRun(Unrecorded, RunVerbs):
         self.progress = Progress(streams=UnrecordedCounts())
         self.progress.set_seconds(0.0)
         self.origin = self.progress.copy()
-        self.own_control = ReplayControl(self.progress, on_request)
-        self.control: Control = self.own_control
+        self.control = Control(self.progress)
         self.metrics: dict[str, float] = Metrics()
         self.hyper_parameters = attempt.hyper_parameters
         self.optimizers: Mapping[str, Any] = {name: RecordedOptimizer() for name in attempt.optimizers}
@@ -209,10 +123,8 @@ class ReplayRun(Unrecorded, RunVerbs):
         self.last: Path | None = None
         self.notes: list[str] = []
         self.warnings: list[str] = []
-        self.is_last_seen = self.started = self.finished = self.in_boundary = False
+        self.started = self.finished = self.in_boundary = False
         self.loss = None
-        self._rolls_back_to = rolls_back_to
-        self._settling: list[Callable[[], None]] = []
 
     @property
     def length(self) -> Self:  # run.length.max_steps is run.max_steps
@@ -256,7 +168,7 @@ class ReplayRun(Unrecorded, RunVerbs):
 
     def is_last_batch(self) -> bool:
         if self.batches_per_epoch is None:
-            return self.is_last_seen
+            return self._entries.ends_epoch()
         return self.progress.batch + self.data.in_hand >= self.batches_per_epoch
 
     def label(self, name: str, optimizer: str | None = None) -> str:
@@ -279,34 +191,14 @@ class ReplayRun(Unrecorded, RunVerbs):
     def plan(self) -> str:
         return ""
 
-    def track(self, name: str, value: Any, weight: float = 1.0) -> None:
-        pass  # recorded logs contain the tracked values
-
-    def weigh(self, count: Any) -> None:
-        pass  # the tokens are recorded
-
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        super().roll_back(saved, path)
-        if not self._rolls_back_to(path):
-            self.own_control.remove("roll_back")
+        if not self._entries.rolls_back_to(path):
+            self.control.record("roll_back", f"to {path or 'a saved state'}", None)
             raise NotRecorded(f"a roll-back to {path or 'a saved state'}: the run did not roll back here")
+        super().roll_back(saved, path)
 
-    def exit_with(self, status: int) -> None:
-        self.note(f"the process would have exited with status {status}")
+    def have_no_effect(self, *_: object, **__: object) -> None:
+        """Ignore the call: recorded logs contain the tracked values, and no process ends with the replay."""
 
-    def raise_when_closed(self, error: BaseException) -> None:
-        self.note(f"fit would have raised this at the end: {describe_error(error)}")
-
-    def when_settling(self, action: Callable[[], None]) -> None:
-        if action not in self._settling:
-            self._settling.append(action)
-
-    def when_leaving(self, action: Callable[[], None]) -> None:
-        pass
-
-    def settle(self) -> None:
-        for action in tuple(self._settling):
-            action()
-
-    def replace_error(self, error: BaseException) -> None:
-        self.note(f"this error would have replaced the original one: {describe_error(error)}")
+    track = weigh = have_no_effect
+    settle = when_settling = when_leaving = exit_with = raise_when_closed = replace_error = have_no_effect

@@ -108,10 +108,13 @@ def test_it_is_what_it_was_or_it_is_not_recorded(more: list[Any], tmp_path: Path
             elif (event, name) != ("train_start", "report.recording"):  # which is named only then
                 assert value == was[name], (event, name)
     assert unrecorded == {
-        "batch", "checkpoints.batch_note", "checkpoints.forked_from", "checkpoints.resumed_at",
-        "checkpoints.resumed_from", "checkpoints.training_id", "collected", "data.batch_size", "data.layouts",
+        "batch", "checkpoints.batch_note", "checkpoints.difference", "checkpoints.forked_from",
+        "checkpoints.resumed_at", "checkpoints.resumed_from", "checkpoints.source", "checkpoints.training_id",
+        "checkpoints.unverified", "checkpoints.verified_before", "checkpoints.verified_steps", "collected",
+        "data.batch_size", "data.layouts",
         "data.phase", "data.seed", "data.stream", "data.train_loader", "data.validation_loaders",
-        "length.scheduler_steps", "modules", "outputs", "plugins", "report.plugin_seconds", "scheduler", "schedulers",
+        "length.scheduler_steps", "modules", "outputs", "plugins", "report.has_left_group", "report.plugin_seconds",
+        "report.ranks_meet", "scheduler", "schedulers",
         "stepping.batch_losses", "stepping.forward", "stepping.window_count",
         "task",
     }  # fmt: skip
