@@ -40,11 +40,10 @@ def replay(arguments: Sequence[str]) -> int:
 
     try:
         plugins, names = make_plugins(options.plugins)
-        session = ReplaySession(read(options.recording), plugins)
+        replayed = ReplaySession(read(options.recording), plugins).replay()
     except (LookupError, ImportError, OSError, TypeError, ValueError) as error:
         print(f"heliograph {NAME}: {error}", file=sys.stderr)
         return 2
-    replayed = session.replay()
     print(replayed, *names, sep="\n")
     return 1 if replayed.failed else 0
 

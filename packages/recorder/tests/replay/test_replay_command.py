@@ -53,6 +53,15 @@ def test_a_missing_recording_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert "There is no recording" in capsys.readouterr().err
 
 
+def test_a_recording_with_a_gap_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit([Recorder(tmp_path)], validation=None, epochs=1)
+    [path] = tmp_path.glob("*.recording")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], b"damaged\n", *lines[4:]]))
+    assert call(str(tmp_path), "--plugin", "nan_guard") == 2
+    assert_facts(capsys.readouterr().err, "heliograph replay: Attempt 1", "damaged lines")
+
+
 def test_two_of_a_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit([Recorder(tmp_path)], validation=None, epochs=1)
     assert call(str(tmp_path), "--plugin", "nan_guard", "--plugin", "nan_guard") == 2
