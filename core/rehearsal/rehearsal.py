@@ -30,7 +30,7 @@ from ..task import check_step
 from ..trainer import Trainer
 from .objects import KeptObjects
 from .report import STEPS, Planned, Rehearsal, Seen, plan_of, predict
-from .trace import RECORDED, Difference, Tracer
+from ..trace import RECORDED, Difference, Tracer
 
 BY = "the rehearsal"
 AT_SAVE = "when it was saved"

@@ -16,7 +16,7 @@ from tqdm.std import tqdm
 from ...events.checks import count
 from ..checkpoint.compatibility import batch_factors, global_batch
 from ..system.extras import printable_lines
-from .trace import Fact
+from ..trace import Fact
 
 WRAPPED = TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 format_sizeof = tqdm.format_sizeof

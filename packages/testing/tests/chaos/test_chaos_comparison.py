@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from heliograph.core.objects.equality import leaves
-from heliograph.core.rehearsal.trace import Fact
+from heliograph.core.trace import Fact
 from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph_testing.chaos import ChaosReport, Fault
 from heliograph_testing.chaos.fault import FaultOutcome
