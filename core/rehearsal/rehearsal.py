@@ -27,10 +27,10 @@ from ..engines.contract import LoopEngine
 from ..host import hosted_by
 from ..settings import FitOptions
 from ..task import check_step
+from ..trace import RECORDED, Difference, Tracer
 from ..trainer import Trainer
 from .objects import KeptObjects
 from .report import STEPS, Planned, Rehearsal, Seen, plan_of, predict
-from ..trace import RECORDED, Difference, Tracer
 
 BY = "the rehearsal"
 AT_SAVE = "when it was saved"
