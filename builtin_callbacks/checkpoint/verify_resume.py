@@ -6,10 +6,10 @@ import logging
 import mmap
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, get_args
 
 import torch
 from torch import Tensor
@@ -27,9 +27,9 @@ from ...plugins import Plugin, on
 if TYPE_CHECKING:
     from ...events import BatchEnd, Run
 
-HEAD = struct.Struct("<8s 16s 16s 3q")  # magic, and the owner
+HEAD = struct.Struct("<8s 16s 16s 2q")  # magic, and the owner
 ROW = struct.Struct("<4q d 2q")
-MAGIC = b"HelioSt1"
+MAGIC = b"HelioSt2"
 BEGIN, ROWS = 128, 4096
 SIZE = BEGIN + ROWS * ROW.size
 OFFSETS = tuple(BEGIN + slot * ROW.size for slot in range(ROWS))  # by the number of the batch % ROWS
@@ -47,14 +47,12 @@ class Owner(NamedTuple):
         layout: 16 bytes that identify the distribution of samples over batches: in another layout, numbers differ.
         rank: the process.
         world_size: the number of processes.
-        returns: how often the run had gone back to a saved state: earlier rows then belong to another path.
     """
 
     training: bytes
     layout: bytes
     rank: int = 0
     world_size: int = 1
-    returns: int = 0
 
 
 class Row(NamedTuple):
@@ -110,7 +108,7 @@ class Ring:
         path.unlink(missing_ok=True)
         path.write_bytes(bytes(SIZE))  # without space, this raises OSError; a write to the mapping would be a signal
         ring = cls(path)
-        ring.sign(owner)
+        HEAD.pack_into(ring.buffer, 0, MAGIC, *owner)
         return ring
 
     @classmethod
@@ -133,9 +131,6 @@ class Ring:
         _, *facts = HEAD.unpack_from(self.buffer)
         return Owner(*facts)
 
-    def sign(self, owner: Owner) -> None:
-        HEAD.pack_into(self.buffer, 0, MAGIC, *owner)
-
     def rows(self) -> list[Row]:
         rows = map(Row._make, ROW.iter_unpack(self.buffer[BEGIN:]))
         in_place = (row for slot, row in enumerate(rows) if row.number > 0 and row.number & MASK == slot)
@@ -143,12 +138,6 @@ class Ring:
 
     def write(self, row: Row) -> None:
         ROW.pack_into(self.buffer, OFFSETS[row.number & MASK], *row)
-
-    def drop(self, position: int) -> None:
-        for row in self.rows():
-            if row.number > position:
-                at = OFFSETS[row.number & MASK]
-                self.buffer[at : at + ROW.size] = bytes(ROW.size)
 
     def close(self) -> None:
         self.buffer.close()
@@ -286,7 +275,6 @@ class VerifyResume(Plugin):
             raise ValueError(f"on_difference is one of {', '.join(ACTIONS)}; got {on_difference!r}.")
         self.on_difference = on_difference
         self.asks = ("stop",) * (on_difference == "stop")
-        self._returns = 0  # how often the run went back to a saved state; part of the checkpoint
         self._ring: Ring | None = None
         self._handle: Handle | None = None
         self._forget()
@@ -301,12 +289,11 @@ class VerifyResume(Plugin):
         """Forget the previous run, and prepare to record batches."""
         self.close()
         self._forget()
-        self._returns = 0
         self._find_saver(run)
 
     @on(ev.CheckpointLoaded, lane=Lane.REPORT)
     def continue_from(self, run: Run, event: ev.CheckpointLoaded) -> None:
-        """Find the batches of the killed run, or drop them after a rollback."""
+        """Find the batches of the killed run; after a rollback, record again after the next checkpoint."""
         if self._saver is None:
             return
         self._steps, self._saved_at = run.progress.steps, run.progress.batches
@@ -314,14 +301,9 @@ class VerifyResume(Plugin):
             self._is_settled = False
             run.checkpoints.verified_before = verified_before(self._saver.folder, run.name)
             self._guarded(run, self._open_file)
-            return
-        self._returns += 1
-        self._rows.forget()
-        self._expected.clear()
-        if self._ring is not None:
-            self._ring.drop(run.progress.batches)
-            self._ring.sign(self._owner(run))
-            self._listen(run, self._compare_batch)
+        elif self._obstacle is None:
+            self._expected.clear()
+            self._remove_file(run)
 
     @on(ev.SavePoint, lane=Lane.REPORT, optional=True)
     def exchange(self, run: Run, event: ev.SavePoint) -> None:
@@ -343,14 +325,7 @@ class VerifyResume(Plugin):
         """Remove the file after a run that ended well and saved its last step."""
         is_over = event.status in ("completed", "stopped") and self._saved_at == run.progress.batches
         if is_over and self._saver is not None and self._obstacle is None:
-            self.close()  # Windows cannot remove a mapped file
-            self._path(run).unlink(missing_ok=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"returns": self._returns} if self._returns else {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._returns = max(self._returns, state.get("returns", 0))
+            self._remove_file(run)
 
     def close(self) -> None:
         if self._handle is not None:
@@ -360,6 +335,10 @@ class VerifyResume(Plugin):
             self._ring.close()
             self._ring = None
         self._rows.forget()
+
+    def _remove_file(self, run: Run) -> None:
+        self.close()  # Windows cannot remove a mapped file
+        self._path(run).unlink(missing_ok=True)
 
     def _forget(self) -> None:
         self._saver: SavingPlugin | None = None
@@ -405,8 +384,7 @@ class VerifyResume(Plugin):
             self._listen(run, self._compare_batch)
             return
         ring.close()
-        is_undone = any(row.steps > run.progress.steps for row in rows)
-        if is_undone and (previous_owner.training, previous_owner.returns) == (owner.training, owner.returns):
+        if previous_owner.training == owner.training and any(row.steps > run.progress.steps for row in rows):
             change = run.checkpoints.batch_note or "the killed run had other batches"
             if previous_owner.world_size != owner.world_size:
                 change = f"world size changed from {previous_owner.world_size} to {owner.world_size}"
@@ -415,9 +393,7 @@ class VerifyResume(Plugin):
 
     def _owner(self, run: Run) -> Owner:
         layout = blake2b(repr(run.data.layouts).encode(), digest_size=16).digest()
-        return Owner(
-            bytes.fromhex(run.checkpoints.training_id), layout, run.engine.rank, run.engine.world_size, self._returns
-        )
+        return Owner(bytes.fromhex(run.checkpoints.training_id), layout, run.engine.rank, run.engine.world_size)
 
     def _path(self, run: Run) -> Path:
         assert self._saver is not None

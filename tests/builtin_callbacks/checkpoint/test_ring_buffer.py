@@ -10,8 +10,7 @@ from heliograph.builtin_callbacks.checkpoint.verify_resume import HEAD, OFFSETS,
 from hypothesis import given
 from hypothesis import strategies as st
 
-TRAINING = b"t" * 16
-OWNER = Owner(TRAINING, b"l" * 16, 1, 2, 3)
+OWNER = Owner(b"t" * 16, b"l" * 16, 1, 2)
 
 
 def row(number: int, loss: float = 0.5, *, left_out: bool = False) -> Row:
@@ -46,15 +45,6 @@ def test_what_was_written_is_found(tmp_path: Path) -> None:
 def test_the_latest_rows_take_the_place_of_the_oldest(tmp_path: Path) -> None:
     path = written(tmp_path / "a", *map(row, range(1, ROWS + 4)))
     assert [each.number for each in rows_of(path)] == list(range(4, ROWS + 4))
-
-
-def test_later_rows_are_dropped(tmp_path: Path) -> None:
-    path = written(tmp_path / "a", *map(row, range(1, 8)))
-    ring = Ring.open_existing(path)
-    assert ring is not None
-    ring.drop(4)
-    ring.close()
-    assert [each.number for each in rows_of(path)] == [1, 2, 3, 4]
 
 
 @given(st.integers(0, ROW.size - 1))
