@@ -211,7 +211,7 @@ def _report(
     notes += [f"the position of {kind} objects is not restored" for kind in sorted(objects.iterators)]
     if objects.is_cut:
         notes.append("the data contain too many objects: changes in some of them are not restored")
-    problems += [*(result.warnings if trainer.strict else ()), *objects.changed]
+    problems += result.warnings if trainer.strict else ()
     return Rehearsal(
         name=planned.name,
         problems=_of_ranks(trainer.engine, problems),
@@ -335,9 +335,6 @@ class Director:
         """Connect all handlers; whoever restores the bus removes them."""
         for event in dict.fromkeys([*ev.CATALOGUE, *(signal.event for signal in bus.signals())]):
             bus.on(event, self.note, lane=Lane.MEASURE if event is ev.SavePoint else Lane.REPORT)
-        bus.on(ev.EpochStart, self.begin_epoch, lane=Lane.REPORT)
-        bus.on(ev.BatchEnd, self.direct, lane=Lane.REPORT)
-        bus.on(ev.EpochEnd, self.end_epoch, lane=Lane.REPORT)
 
     def note(self, run: Any, event: Event) -> None:
         # records names, times, and the facts from the first save on
@@ -349,8 +346,15 @@ class Director:
             self._tracer.record(run, event)
         elif self._is_staged and isinstance(event, ev.CheckpointLoaded if self._resumes else ev.SavePoint):
             self._tracer.state(run, AT_SAVE)
-        if isinstance(event, ev.ShouldStop) and self.seen.facts and not self._is_copied:
-            self._copy_files(run)
+        match event:
+            case ev.EpochStart(resumed=False):
+                self._windows = 0
+            case ev.BatchEnd() if not run.stepping.window:
+                self._direct(run)
+            case ev.ShouldStop() if self.seen.facts and not self._is_copied:
+                self._copy_files(run)
+            case ev.EpochEnd() if not run.data.is_last_phase:
+                run.control.next_phase("each phase is rehearsed", by=BY)
         self._recording += perf_counter() - began
 
     def _measure(self, run: Any, event: Event) -> None:
@@ -373,13 +377,7 @@ class Director:
             self.seen.bytes = _size(run.checkpoints.last)
             shutil.copytree(self._folder, self._copied, copy_function=_link_or_copy)
 
-    def begin_epoch(self, run: Any, event: ev.EpochStart) -> None:
-        if not event.resumed:
-            self._windows = 0
-
-    def direct(self, run: Any, event: ev.BatchEnd) -> None:
-        if run.stepping.window:
-            return
+    def _direct(self, run: Any) -> None:
         self._windows += 1
         if not self._is_staged:
             self._is_staged = True
@@ -391,10 +389,6 @@ class Director:
                 run.control.request_save("a save is planned", by=BY)
         if self._windows >= STEPS:
             run.control.end_epoch(f"{STEPS} steps of each epoch are rehearsed", by=BY)
-
-    def end_epoch(self, run: Any, event: ev.EpochEnd) -> None:
-        if not run.data.is_last_phase:
-            run.control.next_phase("each phase is rehearsed", by=BY)
 
 
 def _size(path: Path | None) -> int | None:

@@ -81,7 +81,7 @@ class RankStory:
     _notified: tuple[int, int] | None = None  # the training and its batches at the last SIGTERM
     _boundaries: int = 0  # step boundaries after it
     _saved: dict[int, int] = field(default_factory=dict)  # batches of the newest checkpoint per training
-    _awaited: dict[int, int] = field(default_factory=dict)  # batches at which each resumed training must continue
+    _awaited: int = 0  # batches at which this attempt must continue
 
     @classmethod
     def read(cls, path: Path) -> RankStory:
@@ -100,16 +100,14 @@ class RankStory:
             case "begin":
                 self._began += 1
                 self._notified = None
-                if training in self._saved:
-                    self._awaited[training] = self._saved[training]
+                self._awaited = self._saved.get(training, 0)
             case "resumed":
                 self.resumed += 1
-                self._arrive(training, entry["batch"])
             case "fact":
                 self._add_fact(training, entry["fact"])
             case "batch":
                 self.restarted += entry["batch"] == 1 and (training, 1) in self.done
-                self._arrive(training, entry["batch"] - 1)
+                self._check_start(entry["batch"] - 1)
                 self.done[training, entry["batch"]] += 1
                 self._boundaries += entry["ends_step"]
             case "saved":
@@ -131,13 +129,14 @@ class RankStory:
         times = self.facts.setdefault((training, fact.what, fact.when), [])
         times[:] = [fact] if fact.when == AT_THE_END else [*times, fact]
 
-    def _arrive(self, training: int, batch: int) -> None:
-        saved = self._awaited.pop(training, 0)
-        if batch < saved:
+    def _check_start(self, batch: int) -> None:
+        # of the first batch of an attempt
+        if batch < self._awaited:
             self._lose(
-                f"attempt {self._began} continued at batch {batch}, but a checkpoint of batch {saved} existed: "
+                f"attempt {self._began} continued at batch {batch}, but a checkpoint of batch {self._awaited} existed: "
                 f"Checkpoint(..., resume='auto') continues from it"
             )
+        self._awaited = 0
 
     def _lose(self, text: str) -> None:
         self.lost = self.lost or text

@@ -65,25 +65,27 @@ def parse_kill_point(text: str) -> KillPoint:
     return (event, int(number)) if event else int(number)
 
 
-def list_kill_points(kill_at: KillPoint | Sequence[KillPoint]) -> list[KillPoint]:
-    points: Any = [kill_at] if _is_kill_point(kill_at) else kill_at
-    if not isinstance(points, list | tuple) or not points or not all(map(_is_kill_point, points)):
+def list_kill_points(kill_at: KillPoint | list[KillPoint]) -> list[tuple[str, int]]:
+    points: list[Any] = kill_at if isinstance(kill_at, list) else [kill_at]
+    named = [point if isinstance(point, tuple) else ("batch_end", point) for point in points]  # a number is a batch
+    if not named or any(list(map(type, point)) != [str, int] for point in named):
         raise UsageError(
             f"kill_at= must be the number of a batch (7: after the seventh of the run), an event and the number of its "
             f"emission ('validation_batch_end', 3), or a list of these, got {kill_at!r}."
         )
-    return [*points]
+    return named
 
 
-def find_moment(point: KillPoint, moments: Sequence[Moment]) -> Moment:
-    event, number = point if isinstance(point, tuple) else ("batch_end", point)
+def find_moment(event: str, number: int, moments: Sequence[Moment]) -> Moment:
     emissions = [moment for moment in moments if moment.event == event]
     events = ({kind.name for kind in CATALOGUE} | {moment.event for moment in moments}) - {*AFTER_THE_END}
     if event not in events:
         raise UsageError(f"Unknown event {event!r} in a kill point.{known_names(event, events)}")
     if not 1 <= number <= len(emissions):
-        count = f"{len(emissions)} batches" if isinstance(point, int) else f"{len(emissions)} emissions of {event!r}"
-        raise UsageError(f"kill_at={point!r} is never reached: the uninterrupted run has {count}, counted from 1.")
+        raise UsageError(
+            f"kill_at={(event, number)!r} is never reached: the uninterrupted run has {len(emissions)} emissions of "
+            f"{event!r}, counted from 1."
+        )
     return emissions[number - 1]
 
 
@@ -102,15 +104,9 @@ def choose_moments(moments: Sequence[Moment], count: int) -> list[Moment]:
         part = moments[start:end]
         stage = next((event for event in unused if any(moment.event == event for moment in part)), None)
         unused = [event for event in unused if event != stage]
-        candidates = [moment for moment in part if moment.event == (stage or moment.event)]
+        candidates = [moment for moment in part if moment.event == stage] or part
         chosen.append(candidates[len(candidates) // 2])
     return chosen
-
-
-def _is_kill_point(value: object) -> bool:
-    if isinstance(value, tuple):
-        return len(value) == 2 and isinstance(value[0], str) and is_whole_number(value[1])
-    return is_whole_number(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +220,6 @@ class CheckedAttempt:
         facts: the facts to compare.
         moments: the moments at which it could be killed.
         killed: whether it was killed.
-        resumed_by_itself: whether it resumed a checkpoint from outside the check.
         saved: the newest state that it saved.
         position: how the loader reaches its position.
         reasons: reasons reported by the run why a resume may differ.
@@ -235,7 +230,7 @@ class CheckedAttempt:
         self._counters, self._emissions = (-1, -1), Counter[str]()  # of each event at these counters
         self.facts: list[Fact] = []
         self.moments: list[Moment] = []
-        self.killed = self.resumed_by_itself = False
+        self.killed = False
         self.saved: SavedState | None = None
         self.position: Position = "seeked"
         self.reasons: tuple[str, ...] = ()
@@ -245,14 +240,8 @@ class CheckedAttempt:
         Tracer(self.facts.append).subscribe(bus)
         if self._kill_at is not None:
             bus.on(ev.SavePoint, self._save, lane=Lane.PERSIST)
-        bus.on(ev.TrainStart, self._resume, lane=Lane.REPORT)
-        bus.on(ev.CheckpointLoaded, self._check_origin, lane=Lane.REPORT)
-        for kind in (ev.BatchEnd, ev.EpochEnd):
-            bus.on(kind, self._request_save, lane=Lane.REPORT)
-        bus.on(ev.RunClosed, self._close, lane=Lane.REPORT)
         for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())]):
-            if event.name not in AFTER_THE_END:
-                bus.on(event, self._count, lane=Lane.REPORT)
+            bus.on(event, self._handle, lane=Lane.REPORT)
         try:
             trainer.fit(**{**options, "on_interrupt": "raise"})
         except BaseException as error:
@@ -261,19 +250,26 @@ class CheckedAttempt:
         if self.killed:
             gc.collect()  # reference cycles keep a killed run and its worker processes
 
-    def _resume(self, run: Run, event: ev.Event) -> None:
-        if (origin := self._origin) is not None:
-            path = origin.path if origin.path is not None and origin.path.exists() else None  # it may have been pruned
-            run.resume(torch.load(BytesIO(origin.content), weights_only=True), path)
-
-    def _check_origin(self, run: Run, event: ev.Event) -> None:
-        if not self.facts and self._origin is None:  # with facts, a plugin rolled back within the run
-            self.resumed_by_itself = True
-            self._kill()
-
-    def _request_save(self, run: Run, event: ev.Event) -> None:
-        if isinstance(event, ev.EpochEnd) or run.progress.batches % self._save_every == 0:
-            run.control.request_save(f"every {self._save_every} batches and at the end of an epoch", by=BY)
+    def _handle(self, run: Run, event: ev.Event) -> None:
+        match event:
+            case ev.TrainStart() if self._origin is not None:
+                path = self._origin.path
+                exists = path is not None and path.exists()  # it may have been pruned
+                run.resume(torch.load(BytesIO(self._origin.content), weights_only=True), path if exists else None)
+            case ev.CheckpointLoaded() if self._origin is None and not self.facts:  # no rollback within the run
+                raise UsageError(
+                    "The run resumed from a checkpoint that existed before the check. Write to the folder of the "
+                    "check: add a parameter `folder` for Checkpoint(folder, resume='auto'), or pass resume=None."
+                )
+            case ev.BatchEnd() if run.progress.batches % self._save_every == 0:
+                run.control.request_save(f"every {self._save_every} batches", by=BY)
+            case ev.EpochEnd():
+                run.control.request_save("at the end of an epoch", by=BY)
+            case ev.RunClosed():
+                facts = run.data.resume_facts()
+                self.position, self.reasons = facts.position, facts.sentences
+        if event.name not in AFTER_THE_END:
+            self._count(run, event)
 
     def _save(self, run: Run, event: ev.Event) -> None:
         content = BytesIO()
@@ -289,19 +285,11 @@ class CheckedAttempt:
         self._emissions[event.name] += 1
         self.moments.append(Moment(event.name, *counters, self._emissions[event.name]))
         if self.moments[-1] == self._kill_at:
-            self._kill()
-
-    def _kill(self) -> None:
-        self.killed = True
-        raise Killed
-
-    def _close(self, run: Run, event: ev.Event) -> None:
-        facts = run.data.resume_facts()
-        self.position, self.reasons = facts.position, facts.sentences
+            self.killed = True
+            raise Killed
 
 
 Aside = frozenset[tuple[str, str]]  # (what, path) of facts
-Differences = tuple[Difference | None, Difference | None]  # the first one, and the first one of the random state
 MAY_VARY = ("metrics", "means", "plugin")
 WITHOUT_KILL = {
     "batch": "the data depend on more than the seed: os.urandom, the clock, an unseeded generator, or an object that "
@@ -326,7 +314,7 @@ DEFAULT_AFTER_RESUME = (
 def assert_resume_exact(
     make_trainer: Callable[..., tuple[Trainer, Mapping[str, Any]]],
     *,
-    kill_at: KillPoint | Sequence[KillPoint] | None = None,
+    kill_at: KillPoint | list[KillPoint] | None = None,
     resumes: int = 3,
     save_every: int = 3,
     ignore: Collection[str] = (),
@@ -355,7 +343,7 @@ def assert_resume_exact(
 def check_resume(
     make_trainer: Callable[..., tuple[Trainer, Mapping[str, Any]]],
     *,
-    kill_at: KillPoint | Sequence[KillPoint] | None = None,
+    kill_at: KillPoint | list[KillPoint] | None = None,
     resumes: int = 3,
     save_every: int = 3,
     ignore: Collection[str] = (),
@@ -413,13 +401,13 @@ class _ResumeCheck:
     def __init__(self, make: TrainerFactory, folder: Path, save_every: int) -> None:
         self._make, self._folder, self._save_every = make, folder, save_every
 
-    def run(self, points: Sequence[KillPoint] | None, resumes: int, ignore: Collection[str]) -> ResumeCheck:
+    def run(self, points: list[tuple[str, int]] | None, resumes: int, ignore: Collection[str]) -> ResumeCheck:
         reference = self._attempt("reference")
         ignored = _ignored(ignore, reference)
         if points is None:
             kills = choose_moments(reference.moments, resumes)
         else:
-            kills = [find_moment(point, reference.moments) for point in points]
+            kills = [find_moment(event, number, reference.moments) for event, number in points]
         twin = self._attempt("again")
         varies = varying(reference.facts, twin.facts) - ignored
         names = "the first uninterrupted run", "the second"
@@ -481,11 +469,6 @@ class _ResumeCheck:
                 where = "epoch {}, batch {}, step {}".format(*origin.counters)
                 error.add_note(f"heliograph: in attempt {number + 1} of a resume check, resumed at {where}")
             raise
-        if attempt.resumed_by_itself:
-            raise UsageError(
-                "The run resumed from a checkpoint that existed before the check. Write to the folder of the check: "
-                "add a parameter `folder` for Checkpoint(folder, resume='auto'), or pass resume=None."
-            )
         return attempt
 
 
@@ -499,8 +482,8 @@ def _ignored(names: Collection[str], reference: CheckedAttempt) -> Aside:
     return frozenset(("metrics", name) if name in metrics else (f"plugin {name}", "") for name in names)
 
 
-def _compare(differences: Iterator[Difference]) -> Differences:
-    # The random state may differ without consequence, so the search continues after it.
+def _compare(differences: Iterator[Difference]) -> tuple[Difference | None, Difference | None]:
+    # The first difference, and an earlier one of the random state: it may have no consequence.
     draws: Difference | None = None
     for difference in differences:
         if difference.what != "draws":

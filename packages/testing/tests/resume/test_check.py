@@ -506,7 +506,7 @@ def refused(make_trainer: Any = exact, **options: Any) -> str:
 
 
 def test_a_kill_point_that_is_never_reached() -> None:
-    assert_facts(refused(kill_at=22), "kill_at=22 is never", "21 batches")
+    assert_facts(refused(kill_at=22), "kill_at=('batch_end', 22) is never", "21 emissions")
     assert_facts(
         refused(kill_at=("validation_batch_end", 0)),
         "kill_at=('validation_batch_end', 0)",
