@@ -234,7 +234,8 @@ def _compare(program: ChaosProgram, faults: Faults, kinds: Sequence[str]) -> Cha
     patience = max(SHORTEST, 4 * max(attempt.silence for attempt in pair.values()))
     attempts = program.train("chaos", plan, patience)
     stories = [RankStory.read(path) for path in program.journals("chaos")]
-    outcomes = _outcomes(plan, stories)
+    acted = {number: outcome for story in stories for number, outcome in story.faults.items()}
+    outcomes = tuple(acted.get(number) or FaultOutcome(fault) for number, fault in enumerate(plan))
     verdict, difference = _judge(attempts, stories, outcomes, expected, aside)
     main = stories[0] if stories else RankStory()  # no story if no training started
     return ChaosReport(
@@ -314,11 +315,6 @@ def _judge(
         if (attempt.failed or attempt.hung) and MILD.issuperset(attempt.faults):  # no fault explains it
             return "lost work", _describe_failure(number, attempt)
     return "equal", ""
-
-
-def _outcomes(plan: Sequence[Fault], stories: Sequence[RankStory]) -> tuple[FaultOutcome, ...]:
-    acted = {number: outcome for story in stories for number, outcome in story.faults.items()}
-    return tuple(acted.get(number) or FaultOutcome(fault) for number, fault in enumerate(plan))
 
 
 def _copy_folder(source: Path, to: Path, *, leave_out: Collection[str]) -> None:

@@ -114,9 +114,7 @@ class Chaos(Plugin):
     def note_save(self, run: Run, event: ev.CheckpointSaved) -> None:
         if self._journal is None or run.checkpoints.last != event.path:
             return
-        try:
-            saved = Store(event.path.parent, event.path.stem).verify(event.path).progress
-        except (OSError, ValueError):
+        if (saved := _verify(event.path)) is None:
             self._journal.note("damaged", name=event.path.name)
         else:
             self._journal.note("saved", batch=int(saved.get("earlier_batches", 0) + saved.get("batch", 0)))
@@ -259,16 +257,16 @@ def _files_of(last: Path) -> dict[str, Any]:
     names = sorted(path.name for path in last.parent.iterdir())
     hidden = [name for name in names if name.startswith(".") and not any(part in name for part in OF_A_PROCESS)]
     checkpoints = [name for name in names if name.endswith(".pth") and not name.startswith(".")]
-    qualities = {name: _quality_of(last.with_name(name)) for name in checkpoints}
+    qualities = {name: "damaged" if _verify(last.with_name(name)) is None else "intact" for name in checkpoints}
     return {"leftovers": hidden or "none", "checkpoints": {"last": last.name, **qualities}}
 
 
-def _quality_of(path: Path) -> str:
+def _verify(path: Path) -> Mapping[str, Any] | None:
+    # the progress in a checkpoint; None if it is damaged
     try:
-        Store(path.parent, path.stem).verify(path)
+        return Store(path.parent, path.stem).verify(path).progress
     except (OSError, ValueError):
-        return "damaged"
-    return "intact"
+        return None
 
 
 def change(kind: str, run: Run, random: Random) -> str:
