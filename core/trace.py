@@ -163,11 +163,12 @@ def _place(run: Run, begun: int = 0) -> tuple[int, int, int]:
 def _sentence(first: Fact, second: Fact, paths: Sequence[str], names: tuple[str, str]) -> str:
     name, path = _name(first), paths[0]
     differ = "differ" if name.endswith("s") and not name.endswith("ss") else "differs"
+    differ = f"{differ} {first.when}".rstrip()
     if first.what == "draws":
         generators = ", ".join(dict.fromkeys(path.split(".")[0].split("[")[0] for path in paths))
-        return f"{name} ({generators}) {differ} {first.when}"
+        return f"{name} ({generators}) {differ}"
     values = _values(first.leaves.get(path), second.leaves.get(path), names)
-    return f"{name}{path and f' ({path})'} {differ} {first.when}: {values}"
+    return f"{name}{path and f' ({path})'} {differ}: {values}"
 
 
 def _name(fact: Fact) -> str:

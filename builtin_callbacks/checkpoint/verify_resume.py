@@ -483,14 +483,13 @@ HIDDEN_STATE = (
 
 
 def difference(expected: Row, got: Row, rank: int | None = None) -> str:
-    when = f"in batch {got.number:,}"
-    facts = [[*_facts(row, when)] for row in (expected, got)]
-    first = next(Difference.between(*facts, names=("the killed run", "the resumed run")), "the loss is another NaN")
+    facts = [[*_facts(row)] for row in (expected, got)]
+    first = next(Difference.between(*facts, names=("the killed run", "this run")), "the loss is another NaN")
     return f"DIVERGED at step {got.steps}: {first}" + ("" if rank is None else f" (rank {rank})")
 
 
-def _facts(row: Row, when: str) -> Iterator[Fact]:
+def _facts(row: Row) -> Iterator[Fact]:
     place = 0, row.batch, row.steps
     counters = {"batch of the epoch": row.batch, "optimizer steps": row.steps, "samples": row.samples}
-    yield Fact("batch", when, place, leaves({**counters, "skipped": row.is_skipped}))
-    yield Fact("loss", when, place, leaves({"": row.loss, "of another optimizer": f"digest {row.other_digest:x}"}))
+    yield Fact("batch", "", place, leaves({**counters, "skipped": row.is_skipped}))
+    yield Fact("loss", "", place, leaves({"": row.loss, "of another optimizer": f"digest {row.other_digest:x}"}))
