@@ -40,14 +40,14 @@ from .core.objects.program import encode as encode
 from .core.program import TrainerFactory as TrainerFactory
 from .core.program import UsageError as UsageError
 from .core.program import find_function as find_function
-from .core.rehearsal.trace import Difference as Difference
-from .core.rehearsal.trace import Fact as Fact
-from .core.rehearsal.trace import Tracer as Tracer
 from .core.system.extras import as_json as as_json
 from .core.system.extras import printable_lines as printable_lines
 from .core.system.extras import require as require
 from .core.system.extras import version as version
 from .core.system.extras import with_article as with_article
+from .core.trace import Difference as Difference
+from .core.trace import Fact as Fact
+from .core.trace import Tracer as Tracer
 from .events.checks import check_flag as check_flag
 from .events.checks import check_number as check_number
 from .events.checks import check_path as check_path

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import mmap
-import os
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +17,9 @@ from torch import Tensor
 from ...core.checkpoint.storage.manifest import run_part
 from ...core.checkpoint.verified import record_verified, verified_before
 from ...core.metrics.window_losses import Fetched
+from ...core.objects.equality import leaves
 from ...core.system.errors import ResumeDiffers
+from ...core.trace import Difference, Fact
 from ...events import Handle, Lane, Run
 from ...events import catalogue as ev
 from ...plugins import Plugin, on
@@ -27,9 +27,9 @@ from ...plugins import Plugin, on
 if TYPE_CHECKING:
     from ...events import BatchEnd, Run
 
-HEAD = struct.Struct("<8s 16s 16s 3q")  # magic, and the owner
+HEAD = struct.Struct("<8s 16s 16s 2q")  # magic, and the owner
 ROW = struct.Struct("<4q d 2q")
-MAGIC = b"HelioSt1"
+MAGIC = b"HelioSt2"
 BEGIN, ROWS = 128, 4096
 SIZE = BEGIN + ROWS * ROW.size
 OFFSETS = tuple(BEGIN + slot * ROW.size for slot in range(ROWS))  # by the number of the batch % ROWS
@@ -47,14 +47,12 @@ class Owner(NamedTuple):
         layout: 16 bytes that identify the distribution of samples over batches: in another layout, numbers differ.
         rank: the process.
         world_size: the number of processes.
-        returns: how often the run had gone back to a saved state: earlier rows then belong to another path.
     """
 
     training: bytes
     layout: bytes
     rank: int = 0
     world_size: int = 1
-    returns: int = 0
 
 
 class Row(NamedTuple):
@@ -89,24 +87,16 @@ class Row(NamedTuple):
 
 
 class Ring:
-    """The file. Its space is allocated in advance, so that a full disk raises OSError here instead of a signal later.
-
-    Args:
-        file: open for reading and writing, `SIZE` bytes long.
-        path: its path.
+    """The file, in memory. An existing file must be `SIZE` bytes long.
 
     Attributes:
         buffer: the file's content; a row is packed at `OFFSETS[number & MASK]`.
     """
 
-    def __init__(self, file: int, path: Path) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            if os.fstat(file).st_size < SIZE and os.write(file, bytes(SIZE)) < SIZE:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self.buffer = mmap.mmap(file, SIZE)
-        finally:
-            os.close(file)  # the mapping stays valid
+        with path.open("r+b") as file:
+            self.buffer = mmap.mmap(file.fileno(), SIZE)
 
     @classmethod
     def new(cls, path: Path, owner: Owner) -> Self:
@@ -116,29 +106,30 @@ class Ring:
             OSError: it cannot be replaced, there is no space, or the file system maps no files.
         """
         path.unlink(missing_ok=True)
-        ring = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), path)
-        ring.sign(owner)
+        path.write_bytes(bytes(SIZE))  # without space, this raises OSError; a write to the mapping would be a signal
+        ring = cls(path)
+        HEAD.pack_into(ring.buffer, 0, MAGIC, *owner)
         return ring
 
     @classmethod
-    def open_existing(cls, path: Path, training: bytes) -> tuple[Self, Owner] | None:
-        """Open the file of an earlier run of a training, and return its owner; None if there is no valid one.
+    def open_existing(cls, path: Path) -> Self | None:
+        """Open the file of an earlier run; None if there is no valid one.
 
         Raises:
             OSError: it cannot be read.
         """
         if path.is_symlink() or not path.is_file() or path.stat().st_size != SIZE or path.stat().st_nlink != 1:
             return None
-        ring = cls(os.open(path, os.O_RDWR), path)
-        magic, *facts = HEAD.unpack_from(ring.buffer)
-        owner = Owner(*facts)
-        if (magic, owner.training) != (MAGIC, training):
+        ring = cls(path)
+        if ring.buffer[: len(MAGIC)] != MAGIC:
             ring.close()
             return None
-        return ring, owner
+        return ring
 
-    def sign(self, owner: Owner) -> None:
-        HEAD.pack_into(self.buffer, 0, MAGIC, *owner)
+    @property
+    def owner(self) -> Owner:
+        _, *facts = HEAD.unpack_from(self.buffer)
+        return Owner(*facts)
 
     def rows(self) -> list[Row]:
         rows = map(Row._make, ROW.iter_unpack(self.buffer[BEGIN:]))
@@ -147,12 +138,6 @@ class Ring:
 
     def write(self, row: Row) -> None:
         ROW.pack_into(self.buffer, OFFSETS[row.number & MASK], *row)
-
-    def drop(self, position: int) -> None:
-        for row in self.rows():
-            if row.number > position:
-                at = OFFSETS[row.number & MASK]
-                self.buffer[at : at + ROW.size] = bytes(ROW.size)
 
     def close(self) -> None:
         self.buffer.close()
@@ -235,7 +220,6 @@ def _row(counters: Counters, values: Sequence[float]) -> Row:
 
 OnDifference = Literal["note", "stop", "raise"]
 ACTIONS: tuple[str, ...] = get_args(OnDifference)
-DIVERGES = "The resumed run"
 logger = logging.getLogger("heliograph")
 
 
@@ -253,14 +237,14 @@ class RankFinding(NamedTuple):
         batches: the number of compared batches.
         steps: the replayed optimizer steps that were equal.
         is_done: whether nothing is left to compare.
-        difference: the number of the first batch that differs, and a description.
+        difference: the number of the first batch that differs, a description, and its likely causes.
         obstacle: why the rank could compare nothing.
     """
 
     batches: int
     steps: int
     is_done: bool
-    difference: tuple[int, str] | None
+    difference: tuple[int, str, str] | None
     obstacle: str | None
 
 
@@ -291,8 +275,6 @@ class VerifyResume(Plugin):
             raise ValueError(f"on_difference is one of {', '.join(ACTIONS)}; got {on_difference!r}.")
         self.on_difference = on_difference
         self.asks = ("stop",) * (on_difference == "stop")
-        self._returns = 0  # how often the run went back to a saved state; part of the checkpoint
-        self._preserves_killed_run = False
         self._ring: Ring | None = None
         self._handle: Handle | None = None
         self._forget()
@@ -307,62 +289,43 @@ class VerifyResume(Plugin):
         """Forget the previous run, and prepare to record batches."""
         self.close()
         self._forget()
-        self._returns = 0
         self._find_saver(run)
 
     @on(ev.CheckpointLoaded, lane=Lane.REPORT)
     def continue_from(self, run: Run, event: ev.CheckpointLoaded) -> None:
-        """Find the batches of the killed run, or drop them after a rollback."""
+        """Find the batches of the killed run; after a rollback, record again after the next checkpoint."""
         if self._saver is None:
             return
         self._steps, self._saved_at = run.progress.steps, run.progress.batches
         if run.checkpoints.resumed_at is run.origin:
-            self._is_resumed = True
+            self._is_settled = False
             run.checkpoints.verified_before = verified_before(self._saver.folder, run.name)
             self._guarded(run, self._open_file)
-            return
-        self._returns += 1
-        self._rows.forget()
-        self._expected.clear()
-        if self._ring is not None:
-            self._ring.drop(run.progress.batches)
-            self._ring.sign(self._owner(run))
-            self._listen(run, self._compare_batch)
+        elif self._obstacle is None:
+            self._expected.clear()
+            self._remove_file(run)
 
     @on(ev.SavePoint, lane=Lane.REPORT, optional=True)
     def exchange(self, run: Run, event: ev.SavePoint) -> None:
         """Compare batches that have arrived, and exchange results with the other ranks."""
-        if self._handle is None and self._obstacle is None:  # this plugin or the saving one was off for a while
+        if self._handle is None and self._obstacle is None:  # after a difference, or a plugin was off for a while
             self._find_saver(run)
         self._saved_at = run.progress.batches
         self._take(run, self._rows.late())
-        self._exchange(run, is_end=False)
-        if self._preserves_killed_run and self._ring is not None:  # the new checkpoint reports the difference
-            self._preserves_killed_run = False
-            self._ring.drop(run.progress.batches)
+        self._settle(run)
 
     @on(ev.TrainEnd, lane=Lane.PERSIST)
     def finish(self, run: Run, event: ev.TrainEnd) -> None:
         """Compare the remaining batches, and report the result."""
         self._take(run, self._rows.late(wait=True))
-        self._exchange(run, is_end=True)
-        if run.engine.world_size == 1 and self._batches:
-            self._emit_verified(run)
+        self._settle(run, is_end=True)
 
     @on(ev.RunClosed, lane=Lane.REPORT)
     def end(self, run: Run, event: ev.RunClosed) -> None:
         """Remove the file after a run that ended well and saved its last step."""
         is_over = event.status in ("completed", "stopped") and self._saved_at == run.progress.batches
-        if is_over and self._ring is not None:
-            path = self._ring.path
-            self.close()  # Windows cannot remove a mapped file
-            path.unlink(missing_ok=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"returns": self._returns} if self._returns else {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._returns = max(self._returns, state.get("returns", 0))
+        if is_over and self._saver is not None and self._obstacle is None:
+            self._remove_file(run)
 
     def close(self) -> None:
         if self._handle is not None:
@@ -373,15 +336,18 @@ class VerifyResume(Plugin):
             self._ring = None
         self._rows.forget()
 
+    def _remove_file(self, run: Run) -> None:
+        self.close()  # Windows cannot remove a mapped file
+        self._path(run).unlink(missing_ok=True)
+
     def _forget(self) -> None:
         self._saver: SavingPlugin | None = None
         self._rows = RowReader()
         self._expected: dict[int, Row] = {}
         self._batches = self._equal = self._steps = 0
         self._saved_at = -1
-        self._is_resumed = self._is_emitted = False
-        self._preserves_killed_run = False  # until a checkpoint reports the difference
-        self._first_difference: tuple[int, str] | None = None
+        self._is_settled = True  # nothing to compare, or the result is reported
+        self._difference: tuple[int, str, str] | None = None
         self._obstacle: str | None = None
 
     def _find_saver(self, run: Run) -> None:
@@ -407,19 +373,18 @@ class VerifyResume(Plugin):
         self._listen(run, self._compare_batch)
 
     def _open_file(self, run: Run) -> None:
-        owner = self._owner(run)
-        if (existing := Ring.open_existing(self._path(run), owner.training)) is None:
+        owner, ring = self._owner(run), Ring.open_existing(self._path(run))
+        if ring is None:
             self._begin_file(run)
             return
-        ring, previous_owner = existing
-        rows = ring.rows()
+        rows, previous_owner = ring.rows(), ring.owner
         if previous_owner == owner and run.checkpoints.batch_note is None:
             self._ring = ring
             self._expected = {row.number: row for row in rows if row.number > run.progress.batches}
             self._listen(run, self._compare_batch)
             return
         ring.close()
-        if previous_owner.returns == owner.returns and any(row.steps > run.progress.steps for row in rows):
+        if previous_owner.training == owner.training and any(row.steps > run.progress.steps for row in rows):
             change = run.checkpoints.batch_note or "the killed run had other batches"
             if previous_owner.world_size != owner.world_size:
                 change = f"world size changed from {previous_owner.world_size} to {owner.world_size}"
@@ -428,9 +393,7 @@ class VerifyResume(Plugin):
 
     def _owner(self, run: Run) -> Owner:
         layout = blake2b(repr(run.data.layouts).encode(), digest_size=16).digest()
-        return Owner(
-            bytes.fromhex(run.checkpoints.training_id), layout, run.engine.rank, run.engine.world_size, self._returns
-        )
+        return Owner(bytes.fromhex(run.checkpoints.training_id), layout, run.engine.rank, run.engine.world_size)
 
     def _path(self, run: Run) -> Path:
         assert self._saver is not None
@@ -450,115 +413,83 @@ class VerifyResume(Plugin):
 
     def _compare_batch(self, run: Run, event: ev.BatchEnd) -> None:
         self._take(run, self._rows.of(run))
-        if self._batches and not self._expected and run.engine.world_size == 1:
-            self._emit_verified(run)
-        if self._ring is not None and not (self._expected or self._preserves_killed_run) and is_plain(run):
+        if run.engine.world_size == 1:
+            self._settle(run)
+        if self._ring is not None and not self._expected and is_plain(run):
             self._listen(run, quick_writer(run, self._ring))
 
     def _take(self, run: Run, rows: Iterable[Row]) -> None:
-        if self._ring is None:
-            return
         for row in rows:
+            if self._ring is None:
+                return
             expected = self._expected.pop(row.number, None)
             if expected is not None:
-                self._compare(run, expected, row)
-            if not self._preserves_killed_run:
-                self._ring.write(row)
+                self._batches += 1
+                if expected.bits != row.bits:
+                    self._differ(run, expected, row)
+                    return
+                self._equal += row.steps - self._steps
+            self._ring.write(row)
             self._steps = row.steps
 
-    def _compare(self, run: Run, expected: Row, row: Row) -> None:
-        assert self._ring is not None
-        self._batches += 1
-        if expected.bits != row.bits:
-            self._differ(run, expected, row)
-            self._preserves_killed_run = True
-            self._expected.clear()
-            return
-        self._equal += row.steps - self._steps
-        if run.engine.world_size == 1:
-            run.checkpoints.verified_steps = self._equal
-
     def _differ(self, run: Run, expected: Row, row: Row) -> None:
+        # The file keeps the rows of the killed run until a checkpoint reports the difference.
         assert self._ring is not None
         text = difference(expected, row, run.engine.rank if run.engine.world_size > 1 else None)
         causes = run.data.resume_facts().sentences or (HIDDEN_STATE,)
-        if self.on_difference == "raise":  # the file is not changed, for the next attempt
+        if self.on_difference == "raise":
             raise ResumeDiffers(text, row.steps, row.number, self._ring.path, "; ".join(causes))
-        self._first_difference = row.number, text
-        _report(run, text)
+        self._difference = row.number, text, "; ".join(causes)
+        self._expected.clear()
+        self.close()
+        run.checkpoints.difference = text
+        run.data.report_difference(text)  # also in runs that resume this one
         if causes == (HIDDEN_STATE,):  # the result lists all other causes
             run.note(f"likely cause of the difference: {HIDDEN_STATE}")
-        if run.engine.world_size == 1:  # several ranks first agree on the first difference
-            run.warn(f"{DIVERGES} {text}. Likely cause: {'; '.join(causes)}.")
         logger.warning("the resumed run %s; likely cause: %s", text, "; ".join(causes))
         if self.on_difference == "stop":
             run.control.stop(f"the resumed run {text}")
 
-    def _emit_verified(self, run: Run) -> None:
-        if not self._is_emitted:
-            self._is_emitted = True
-            steps = run.checkpoints.verified_steps if run.checkpoints.difference is None else 0
-            if steps and run.engine.is_main and self._saver is not None:
-                record_verified(self._saver.folder, run.name, steps, "VerifyResume")
-            run.emit(ev.ResumeVerified(run.checkpoints.verified_steps, run.checkpoints.difference))
-
-    def _exchange(self, run: Run, *, is_end: bool) -> None:
-        if run.engine.world_size == 1 or not self._is_resumed or self._is_emitted:
+    def _settle(self, run: Run, *, is_end: bool = False) -> None:
+        # Reports the result once all ranks have compared, or a batch differs. A collective.
+        if self._is_settled:
             return
-        is_done = not self._expected
-        mine = RankFinding(self._batches, self._equal, is_done, self._first_difference, self._obstacle)
+        mine = RankFinding(self._batches, self._equal, not self._expected, self._difference, self._obstacle)
         findings: list[RankFinding] = run.engine.gather_objects(mine)
         differences = [finding.difference for finding in findings if finding.difference is not None]
         if not (is_end or differences or all(finding.is_done for finding in findings)):
             return
-        run.checkpoints.verified_steps = min(finding.steps for finding in findings)
+        self._is_settled = True
+        steps = run.checkpoints.verified_steps = min(finding.steps for finding in findings)
         if differences:
-            _, first = min(differences)
-            _report(run, first)
-            run.warn(f"{DIVERGES} {first}.")
+            _, text, causes = min(differences)
+            run.checkpoints.difference = text
+            run.data.report_difference(text)
+            run.warn(f"The resumed run {text}. Likely cause: {causes}.")
         for finding in findings:
             if finding.obstacle is not None and finding.obstacle != self._obstacle:
                 run.note(finding.obstacle)
-        if any(finding.batches for finding in findings):
-            self._emit_verified(run)
-        self._is_emitted = True
+        if not any(finding.batches for finding in findings):
+            return
+        if steps and not differences and run.engine.is_main and self._saver is not None:
+            record_verified(self._saver.folder, run.name, steps, "VerifyResume")
+        run.emit(ev.ResumeVerified(steps, run.checkpoints.difference))
 
 
-def _report(run: Run, text: str) -> None:
-    run.checkpoints.difference = text
-    run.data.report_difference(text)  # also in runs that resume this one
-
-
-COUNTED = (("batch", "batch of the epoch"), ("steps", "optimizer steps"), ("samples", "samples"))
 HIDDEN_STATE = (
     "the task or a plugin has state outside the checkpoint, fix it with state_dict and load_state_dict; or the data "
     "have changed"
 )
 
 
-# For example: `DIVERGED at step 253: loss 0.4512, was 0.4513`.
 def difference(expected: Row, got: Row, rank: int | None = None) -> str:
-    suffix = "" if rank is None else f" (rank {rank})"
-    return f"DIVERGED at step {got.steps}: {what_differs(expected, got)}{suffix}"
+    facts = [[*_facts(row)] for row in (expected, got)]
+    first = next(Difference.between(*facts, names=("the killed run", "this run")), "the loss is another NaN")
+    return f"DIVERGED at step {got.steps}: {first}" + ("" if rank is None else f" (rank {rank})")
 
 
-def distinguish(first: float, second: float) -> tuple[str, str]:
-    pair = repr(first), repr(second)
-    for digits in (4, 6, 9, 17):
-        pair = f"{first:.{digits}g}", f"{second:.{digits}g}"
-        if pair[0] != pair[1]:
-            break
-    return pair
-
-
-def what_differs(expected: Row, got: Row) -> str:
-    for field, name in COUNTED:
-        before, now = getattr(expected, field), getattr(got, field)
-        if before != now:
-            return f"{name} {now:,}, was {before:,}"
-    if expected.is_skipped != got.is_skipped:
-        return "the batch was " + ("skipped, not trained on" if got.is_skipped else "trained on, not skipped")
-    if struct.pack("d", expected.loss) == struct.pack("d", got.loss):
-        return "the loss of an optimizer other than the first"
-    several = " of the first optimizer" if expected.other_digest or got.other_digest else ""
-    return f"loss{several} {', was '.join(distinguish(got.loss, expected.loss))}"
+def _facts(row: Row) -> Iterator[Fact]:
+    place = 0, row.batch, row.steps
+    counters = {"batch of the epoch": row.batch, "optimizer steps": row.steps, "samples": row.samples}
+    yield Fact("batch", "", place, leaves({**counters, "skipped": row.is_skipped}))
+    yield Fact("loss", "", place, leaves({"": row.loss, "of another optimizer": f"digest {row.other_digest:x}"}))

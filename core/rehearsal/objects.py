@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
-import signal
 import sys
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
@@ -24,7 +22,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ..data import rng
 from ..data.generators import KINDS
 from ..data.users_code import cell_content
-from ..system.signals import SignalHook
 
 NOT_ENTERED: Final = (
     bool, int, float, complex, str, bytes, NoneType, type(Ellipsis), range, slice, type, ModuleType, Enum, np.generic,
@@ -37,7 +34,7 @@ REFERENCES: Final[dict[type, tuple[str, ...]]] = {
 }
 OPEN: Final = {"__main__", "collections", "types", "argparse"}  # of the standard library; their objects are entered
 MOST_OF_DATA: Final = 1_000_000  # objects of the data
-LARGE: Final = 2**20  # bytes: a larger tensor of the data is only watched
+LARGE: Final = 2**20  # bytes: a larger tensor of the data is not restored
 MISSING: Final = object()
 
 
@@ -45,8 +42,8 @@ class KeptObjects:
     """The saved contents of objects and of all that they refer to, and the states of random generators.
 
     The walk enters containers, functions, closures, tensors, and objects of Python classes; of Python's standard
-    library only containers, and no classes or modules. It starts with the data: large tensors and arrays in them are
-    not copied, and at most a million objects are visited.
+    library only containers, and no classes or modules. It starts with the data: tensors and arrays in them of more than
+    1 MiB are not restored, and at most a million objects are visited.
 
     Args:
         users: the user's objects, at which the walk starts.
@@ -57,14 +54,12 @@ class KeptObjects:
     Attributes:
         iterators: the kinds of the user's iterators: items read from them cannot be restored.
         is_cut: whether the data hold more objects than are saved.
-        changed: messages on tensors that were written to but not copied; complete after `restore`.
     """
 
     def __init__(
         self, users: Iterable[Any], data: Iterable[Any] = (), ours: Iterable[Any] = (), leave: Iterable[Any] = ()
     ) -> None:
         self.is_cut = False
-        self.changed: list[str] = []
         self._undo: list[Callable[[], object]] = [partial(rng.restore, rng.capture())]
         self._excluded = {id(item) for item in leave}
         self._objects_by_id: dict[int, Any] = {}  # kept alive, so that ids stay unique
@@ -80,18 +75,9 @@ class KeptObjects:
         yield from (item for item in self._objects_by_id.values() if isinstance(item, kind))
 
     def restore(self) -> None:
-        """Restore everything; Ctrl-C takes effect afterwards."""
-        interrupts: list[int] = []
-        hook = SignalHook([signal.SIGINT], interrupts.append)
-        if threading.current_thread() is threading.main_thread():
-            hook.install()
-        try:
-            for undo in self._undo:
-                undo()
-        finally:
-            hook.restore()
-        if interrupts:
-            raise KeyboardInterrupt
+        """Restore everything."""
+        for undo in self._undo:
+            undo()
 
     def __enter__(self) -> Self:
         return self
@@ -143,7 +129,7 @@ class KeptObjects:
         kind = type(value)
         descriptors = [item for base in kind.__mro__ for item in vars(base).values()]
         slots = {slot: _read(value, slot) for slot in descriptors if isinstance(slot, MemberDescriptorType)}
-        self._undo.append(partial(_restore_attributes, value, kind, slots))
+        self._undo.append(partial(_restore_slots, value, slots))
         return [*slots.values(), value.__dict__ if kind.__dictoffset__ else None]
 
     def _keep_tensor(self, tensor: Tensor, *, is_data: bool) -> list[Any]:
@@ -153,26 +139,16 @@ class KeptObjects:
             names, _ = tensor.__tensor_flatten__()
             parts = [getattr(tensor, name) for name in names]
         elif tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested:
-            self._keep_memory(tensor, is_data=is_data)
+            storage = tensor.untyped_storage()
+            place = str(tensor.device), storage.data_ptr()
+            if not (is_data and storage.nbytes() > LARGE) and storage.data_ptr() and place not in self._memory:
+                self._memory.add(place)
+                copied = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+                self._undo.append(partial(_restore_memory, storage, copied.copy_(storage)))
         if tensor.is_leaf:
             self._undo.append(partial(_restore_tensor, tensor, tensor.data, tensor.grad, tensor.requires_grad))
             parts.append(tensor.grad)
         return parts
-
-    def _keep_memory(self, tensor: Tensor, *, is_data: bool) -> None:
-        storage = tensor.untyped_storage()
-        place = str(tensor.device), storage.data_ptr()
-        if is_data and storage.nbytes() > LARGE:
-            self._undo.append(partial(self._check_version, tensor, tensor._version))
-        elif place[1] and place not in self._memory:
-            self._memory.add(place)
-            copied = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
-            self._undo.append(partial(_restore_memory, storage, copied.copy_(storage)))
-
-    def _check_version(self, tensor: Tensor, version: int) -> None:
-        text = f"a tensor of the data, {list(tensor.shape)}, was modified during the rehearsal"
-        if tensor._version != version and text not in self.changed:
-            self.changed.append(text)
 
 
 def _is_closed(kind: type) -> bool:
@@ -205,16 +181,12 @@ def _read(value: Any, slot: MemberDescriptorType) -> Any:
         return MISSING
 
 
-def _restore_attributes(value: Any, kind: type, slots: dict[MemberDescriptorType, Any]) -> None:
-    if type(value) is not kind:
-        value.__class__ = kind
+def _restore_slots(value: Any, slots: dict[MemberDescriptorType, Any]) -> None:
     for slot, before in slots.items():
-        if _read(value, slot) is before:
-            continue
-        if before is MISSING:
-            slot.__delete__(value)
-        else:
+        if before is not MISSING:
             slot.__set__(value, before)
+        elif _read(value, slot) is not MISSING:
+            slot.__delete__(value)
 
 
 def _restore_tensor(tensor: Tensor, data: Tensor, grad: Tensor | None, requires_grad: bool) -> None:

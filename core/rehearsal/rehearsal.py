@@ -27,12 +27,13 @@ from ..engines.contract import LoopEngine
 from ..host import hosted_by
 from ..settings import FitOptions
 from ..task import check_step
+from ..trace import Difference, Tracer
 from ..trainer import Trainer
 from .objects import KeptObjects
 from .report import STEPS, Planned, Rehearsal, Seen, plan_of, predict
-from .trace import RECORDED, Difference, Tracer
 
 BY = "the rehearsal"
+TIMED = (ev.EpochStart, ev.BatchEnd, ev.ValidationStart, ev.ValidationEnd, ev.SavePoint, ev.ShouldStop)
 AT_SAVE = "when it was saved"
 # Depends on the clock, has no effect, or does not exist after a mere load.
 IGNORED = frozenset((part, "") for part in ("metrics", "means", "draws", "at_save_point"))
@@ -210,7 +211,7 @@ def _report(
     notes += [f"the position of {kind} objects is not restored" for kind in sorted(objects.iterators)]
     if objects.is_cut:
         notes.append("the data contain too many objects: changes in some of them are not restored")
-    problems += [*(result.warnings if trainer.strict else ()), *objects.changed]
+    problems += result.warnings if trainer.strict else ()
     return Rehearsal(
         name=planned.name,
         problems=_of_ranks(trainer.engine, problems),
@@ -327,43 +328,57 @@ class Director:
         self._tracer = Tracer(self.seen.facts.append)
         self._is_staged = self._is_copied = resumes
         self._windows = int(resumes)
-        self._clock = self._save_began = self._validation_began = 0.0
+        self._began: dict[str, float] = {}  # the last emission of each event
+        self._recording = 0.0  # seconds, which are excluded from the run's
 
     def subscribe(self, bus: Bus) -> None:
         """Connect all handlers; whoever restores the bus removes them."""
         for event in dict.fromkeys([*ev.CATALOGUE, *(signal.event for signal in bus.signals())]):
             bus.on(event, self.note, lane=Lane.MEASURE if event is ev.SavePoint else Lane.REPORT)
-        bus.on(ev.CheckpointLoaded, self.compare, lane=Lane.REPORT)
-        bus.on(ev.EpochStart, self.begin_epoch, lane=Lane.REPORT)
-        bus.on(ev.BatchEnd, self.direct, lane=Lane.REPORT)
-        bus.on(ev.ValidationStart, self.begin_validation, lane=Lane.TRANSFORM)
-        bus.on(ev.ValidationEnd, self.end_validation, lane=Lane.REPORT)
-        bus.on(ev.SavePoint, self.save, lane=Lane.MEASURE)
-        bus.on(ev.ShouldStop, self.end_boundary, lane=Lane.TRANSFORM)
-        bus.on(ev.EpochEnd, self.end_epoch, lane=Lane.REPORT)
 
     def note(self, run: Any, event: Event) -> None:
-        # the time to record facts is excluded from the run's
+        # records names, times, and the facts from the first save on
         self.seen.events.append(event.name)
-        if self.seen.facts and isinstance(event, RECORDED):
-            began = _now(run)
+        if isinstance(event, TIMED):
+            self._measure(run, event)
+        began = perf_counter()
+        if self.seen.facts:
             self._tracer.record(run, event)
-            self._clock += _now(run) - began
-
-    def compare(self, run: Any, event: ev.CheckpointLoaded) -> None:
-        if self._resumes and not self.seen.facts:
+        elif self._is_staged and isinstance(event, ev.CheckpointLoaded if self._resumes else ev.SavePoint):
             self._tracer.state(run, AT_SAVE)
+        match event:
+            case ev.EpochStart(resumed=False):
+                self._windows = 0
+            case ev.BatchEnd() if not run.stepping.window:
+                self._direct(run)
+            case ev.ShouldStop() if self.seen.facts and not self._is_copied:
+                self._copy_files(run)
+            case ev.EpochEnd() if not run.data.is_last_phase:
+                run.control.next_phase("each phase is rehearsed", by=BY)
+        self._recording += perf_counter() - began
 
-    def begin_epoch(self, run: Any, event: ev.EpochStart) -> None:
-        if not event.resumed:
-            self._windows = 0
-        self._clock = _now(run)
+    def _measure(self, run: Any, event: Event) -> None:
+        if run.engine.device.type == "cuda":
+            torch.cuda.synchronize(run.engine.device)
+        now, began = perf_counter() - self._recording, self._began
+        if isinstance(event, ev.BatchEnd) and not run.stepping.window:
+            self.seen.steps.append(now - max(began.get("epoch_start", 0.0), began.get("should_stop", 0.0)))
+        elif isinstance(event, ev.ValidationEnd):
+            self.seen.validations.append((now - began["validation_start"], run.progress.evaluated))
+        elif isinstance(event, ev.ShouldStop) and "save_point" in began:
+            self.seen.saves.append(now - began.pop("save_point"))
+        began[event.name] = now
 
-    def direct(self, run: Any, event: ev.BatchEnd) -> None:
-        if run.stepping.window:
-            return
+    def _copy_files(self, run: Any) -> None:
+        self._is_copied = True
+        run.hooks.settle()
+        run.engine.barrier()
+        if run.engine.is_main and self._folder.exists():  # a plugin wrote there
+            self.seen.bytes = _size(run.checkpoints.last)
+            shutil.copytree(self._folder, self._copied, copy_function=_link_or_copy)
+
+    def _direct(self, run: Any) -> None:
         self._windows += 1
-        self.seen.steps.append(_now(run) - self._clock)
         if not self._is_staged:
             self._is_staged = True
             if self._logs:
@@ -374,50 +389,13 @@ class Director:
                 run.control.request_save("a save is planned", by=BY)
         if self._windows >= STEPS:
             run.control.end_epoch(f"{STEPS} steps of each epoch are rehearsed", by=BY)
-        self._clock = _now(run)
-
-    def begin_validation(self, run: Any, event: ev.ValidationStart) -> None:
-        self._validation_began = _now(run)
-
-    def end_validation(self, run: Any, event: ev.ValidationEnd) -> None:
-        self.seen.validations.append((_now(run) - self._validation_began, run.progress.evaluated))
-
-    def save(self, run: Any, event: ev.SavePoint) -> None:
-        if self._is_staged and not self.seen.facts and not self._resumes:
-            self._tracer.state(run, AT_SAVE)
-        self._save_began = _now(run)
-
-    def end_boundary(self, run: Any, event: ev.ShouldStop) -> None:
-        if self._save_began:
-            self.seen.saves.append(_now(run) - self._save_began)
-            self._save_began = 0.0
-        if self.seen.facts and not self._is_copied:
-            self._is_copied = True
-            run.hooks.settle()
-            run.engine.barrier()
-            if run.engine.is_main and self._folder.exists():  # a plugin wrote there
-                self.seen.bytes = _size(run.checkpoints.last)
-                shutil.copytree(self._folder, self._copied, copy_function=_link_or_copy)
-        self._clock = _now(run)
-
-    def end_epoch(self, run: Any, event: ev.EpochEnd) -> None:
-        if not run.data.is_last_phase:
-            run.control.next_phase("each phase is rehearsed", by=BY)
-
-
-def _now(run: Any) -> float:
-    # after the device has finished its work
-    if run.engine.device.type == "cuda":
-        torch.cuda.synchronize(run.engine.device)
-    return perf_counter()
 
 
 def _size(path: Path | None) -> int | None:
     # of a checkpoint with its other files
     if path is None:
         return None
-    items = [item for item in path.parent.iterdir() if item.name.startswith(path.stem)]
-    files = [file for item in items for file in (item.rglob("*") if item.is_dir() else [item])]
+    files = [*path.parent.glob(f"{path.stem}*"), *path.parent.glob(f"{path.stem}*/**/*")]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 

@@ -16,7 +16,7 @@ from tqdm.std import tqdm
 from ...events.checks import count
 from ..checkpoint.compatibility import batch_factors, global_batch
 from ..system.extras import printable_lines
-from .trace import Fact
+from ..trace import Fact
 
 WRAPPED = TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 format_sizeof = tqdm.format_sizeof
@@ -193,18 +193,16 @@ def plan_of(run: Any) -> Planned:
 
 def _totals(run: Any) -> dict[str, float]:
     length, factors = run.length, batch_factors(run)
-    window, samples = factors["accumulation"], global_batch(factors)
-    batches = length.batches_per_epoch if len(run.settings.train) == 1 else None
-    steps_per_epoch = None if window is None or batches is None else ceil(batches / min(window, batches))
-    totals: dict[str, float] = {}
-    if length.planned_steps is not None:
-        totals = {"steps": length.planned_steps, "fraction": 1.0}
-    if length.max_epochs is not None and (length.max_steps is None or steps_per_epoch):
-        totals["epochs"] = length.max_epochs
-    if "steps" in totals and steps_per_epoch and batches is not None:
-        totals["epochs"], remaining_steps = divmod(totals["steps"], steps_per_epoch)
-        totals["batches"] = totals["epochs"] * batches + min(remaining_steps * (window or 1), batches)
-        if samples is not None and window:
+    steps, batches, window = length.planned_steps, length.batches_per_epoch, factors["accumulation"]
+    totals = {"epochs": length.max_epochs} if length.max_epochs is not None and length.max_steps is None else {}
+    if steps is None:
+        return totals
+    totals |= {"steps": steps, "fraction": 1.0}
+    if window and batches and len(run.settings.train) == 1:
+        steps_per_epoch = ceil(batches / min(window, batches))
+        totals["epochs"], remaining_steps = divmod(steps, steps_per_epoch)
+        totals["batches"] = totals["epochs"] * batches + min(remaining_steps * window, batches)
+        if (samples := global_batch(factors)) is not None:
             totals["samples"] = totals["batches"] * samples // window
     return totals
 

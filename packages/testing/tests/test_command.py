@@ -108,7 +108,7 @@ def test_options(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("heliograph:Trainer --resumes 0", "least 1, got 0"),
         ("program_to_verify:endless", "pass epochs= or steps="),
         ("program_to_verify:good --kill-at soon", "--kill-at must be"),
-        ("program_to_verify:good --kill-at 99", "kill_at=99 is never reached"),
+        ("program_to_verify:good --kill-at 99", "kill_at=('batch_end', 99) is never reached"),
         ("program_to_verify:good --resumes 0", "least 1, got 0"),
     ],
 )

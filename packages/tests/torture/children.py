@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from heliograph_testing.chaos.processes import become
+from heliograph_testing.chaos.attempts import become
 
 
 def forked(action: Callable[[], object], output: Path, seconds: float) -> int:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from heliograph.packages.tests.torture.attempt import Orders, command, run_attempt
-from heliograph_testing.chaos.processes import become
+from heliograph_testing.chaos.attempts import become
 
 Message = dict[str, Any]
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Sequence
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import monotonic, sleep
+from typing import NoReturn
 
 from .confined import JOURNAL, PLAN, VARIABLE
 from .fault import Fault, FaultOutcome
-from .journal import read
-from .processes import ForkedChild, free_port, rank_variables, train_in
+from .story import read
 
 PACKAGE = "heliograph-chaos"
 PLUGINS = "HELIOGRAPH_PLUGINS"  # adds the plugin to every trainer
@@ -50,6 +57,11 @@ class ChaosAttempt:
     def completed(self) -> bool:
         return not any(self.statuses)
 
+    def __str__(self) -> str:
+        how = f"ended with status {', '.join(map(str, self.statuses))}"
+        how = "ended by the watchdog" if self.hung else "completed" if self.completed else how
+        return f"{how} after {self.seconds:.1f} s"
+
 
 @dataclass(frozen=True, slots=True)
 class ChaosProgram:
@@ -69,7 +81,7 @@ class ChaosProgram:
     place: Path
     seed: int
     ranks: int
-    on_attempt: Callable[[str], object] | None
+    on_attempt: Callable[[str], object] | None = None
 
     def train(self, name: str, faults: Sequence[Fault] = (), patience: float = PATIENCE) -> list[ChaosAttempt]:
         """Start the training until it completes; without faults, once."""
@@ -97,31 +109,35 @@ class ChaosProgram:
         notes = self._notes(name)
         output = notes / f"attempt-{number}.log"
         before = {path: path.stat().st_size for path in _journals(notes)}
-        began, port = monotonic(), free_port() if self.ranks > 1 else 0
-        children: list[ForkedChild] = []
+        began, port = monotonic(), _free_port()
+        children: list[BaseProcess] = []
         try:
             for rank in range(self.ranks):
-                variables = {**_variables(notes), **rank_variables(rank, self.ranks, port)}
-                children.append(ForkedChild(partial(train_in, self.place / name, variables, self.run), output))
+                variables = {**_variables(notes), **_rank_variables(rank, self.ranks, port)}
+                children.append(_start(partial(_train_in, self.place / name, variables, self.run), output))
             hung, silence = _watch(children, notes, patience)
         finally:
             for child in children:
-                child.end_group()
-            statuses = tuple(map(_status, children))
+                _end(child)
         seconds = monotonic() - began
         new = [entry for path in _journals(notes) for entry in read(path, before.get(path, 0))]
         outcomes: dict[int, FaultOutcome] = {
             entry["number"]: entry["outcome"] for entry in new if entry["what"] == "fault"
         }
+        attempt = ChaosAttempt(
+            statuses=tuple(child.exitcode or 0 for child in children),
+            seconds=seconds,
+            silence=silence,
+            hung=hung,
+            faults=tuple(outcome.fault.kind for outcome in outcomes.values()),
+            failed=any(entry["what"] == "end" and entry["status"] == "failed" for entry in new),
+            output=output,
+        )
         if self.on_attempt is not None:
             resumed = next((f"batch {entry['batch']}" for entry in new if entry["what"] == "resumed"), "the start")
             acts = [f"; {outcome.fault.kind} at {outcome.where}" for outcome in outcomes.values()]
-            how = f"ended with status {', '.join(map(str, statuses))}" if any(statuses) else "completed"
-            how = "ended by the watchdog" if hung else how
-            self.on_attempt(f"{name}, attempt {number}: from {resumed}{''.join(acts)}; {how} after {seconds:.1f} s")
-        kinds = tuple(outcome.fault.kind for outcome in outcomes.values())
-        failed = any(entry["what"] == "end" and entry["status"] == "failed" for entry in new)
-        return ChaosAttempt(statuses, seconds, silence, hung, kinds, failed, output)
+            self.on_attempt(f"{name}, attempt {number}: from {resumed}{''.join(acts)}; {attempt}")
+        return attempt
 
 
 def _variables(notes: Path) -> dict[str, str]:
@@ -138,11 +154,11 @@ def _variables(notes: Path) -> dict[str, str]:
     return {VARIABLE: str(notes), PLUGINS: added, "PYTHONPATH": path}
 
 
-def _watch(children: Sequence[ForkedChild], notes: Path, patience: float) -> tuple[bool, float]:
+def _watch(children: Sequence[BaseProcess], notes: Path, patience: float) -> tuple[bool, float]:
     # Wait for the end; return whether the journals stopped growing, and the longest time without growth.
     size, last, longest = 0, monotonic(), 0.0
     first_end: float | None = None
-    while running := [child for child in children if child.poll() is None]:
+    while running := [child for child in children if child.exitcode is None]:
         now, new_size = monotonic(), sum(path.stat().st_size for path in _journals(notes))
         longest = max(longest, now - last)
         if now - last > patience:
@@ -152,7 +168,7 @@ def _watch(children: Sequence[ForkedChild], notes: Path, patience: float) -> tup
         if len(running) < len(children):
             first_end = first_end or now
             if now - first_end > END_TIMEOUT:  # after a failure, the scheduler ends the other ranks
-                return any(child.poll() == 0 for child in children), longest
+                return any(child.exitcode == 0 for child in children), longest
         sleep(POLL_INTERVAL)
     return False, longest
 
@@ -162,7 +178,68 @@ def _journals(notes: Path) -> list[Path]:
     return [*notes.glob(JOURNAL), *sorted(notes.glob(f"{stem}.rank-*.{suffix}"))]
 
 
-def _status(child: ForkedChild) -> int:
-    while (status := child.poll()) is None:
-        sleep(POLL_INTERVAL)
-    return status
+def _start(action: Callable[[], object], output: Path) -> BaseProcess:
+    child = get_context("fork").Process(target=become, args=(action, output))
+    child.start()
+    with suppress(OSError):  # the child has set it already
+        os.setpgid(child.pid or 0, child.pid or 0)
+    return child
+
+
+def _end(child: BaseProcess) -> None:
+    # with its group, for example the workers of its loader
+    with suppress(ProcessLookupError, PermissionError):  # no process is left; macOS raises PermissionError
+        os.killpg(child.pid or 0, signal.SIGKILL)
+    child.join()
+
+
+def become(action: Callable[[], object], output: Path) -> NoReturn:
+    """In a fork: lead a process group, call a function and exit, with status 1 after an error.
+
+    Args:
+        action: the function; its own exit status is kept.
+        output: the file for the output.
+    """
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)  # the parent may have replaced them
+        action()
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001  # printed, and in the status
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def run_script(script: Path, arguments: Sequence[str]) -> NoReturn:
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    os.execv(sys.executable, [sys.executable, str(script), *arguments])  # noqa: S606  # the user's own script
+
+
+def _train_in(folder: Path, variables: Mapping[str, str], train: Callable[[], object]) -> None:
+    os.chdir(folder)
+    os.environ.update(variables)
+    sys.path[:0] = variables["PYTHONPATH"].split(os.pathsep)  # Python reads the variable only at its start
+    train()
+
+
+def _rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
+    # The variables that torch.distributed reads.
+    if ranks == 1:
+        return {}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    return {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -13,11 +13,9 @@ from typing import Literal
 from heliograph.spi import UsageError, check_whole_number, count, known_names
 
 from ..resume.check import Aside, varying
-from .attempts import ChaosAttempt, ChaosProgram
+from .attempts import ChaosAttempt, ChaosProgram, run_script
 from .fault import HARMLESS, KINDS, Fault, FaultOutcome, draw_faults
-from .journal import read
-from .processes import run_script
-from .story import RankStory, first_difference
+from .story import RankStory, first_difference, read
 
 SHORTEST = 10.0  # minimum seconds of the watchdog
 MOST = 500 * 2**20  # bytes per copy
@@ -158,8 +156,9 @@ def check_script(
     if not path.is_relative_to(root):
         raise UsageError(f"{path} is not in {root}, the folder that is copied: change to the folder of the script.")
 
-    run = partial(run_script, path.relative_to(root), arguments)
-    return _check(run, lambda to: _copy_folder(root, to, leave_out), folder, seed, faults, kinds, ranks, on_attempt)
+    run, copy = partial(run_script, path.relative_to(root), arguments), partial(_copy_folder, root, leave_out=leave_out)
+    program = ChaosProgram(run, copy, _new_folder(folder), seed, ranks, on_attempt)
+    return _check(program, faults, kinds, is_kept=folder is not None)
 
 
 def check_function(
@@ -184,41 +183,38 @@ def check_function(
     Returns:
         The report.
     """
-    return _check(train, lambda to: to.mkdir(parents=True), folder, seed, faults, kinds, ranks)
+    program = ChaosProgram(train, partial(Path.mkdir, parents=True), _new_folder(folder), seed, ranks)
+    return _check(program, faults, kinds, is_kept=folder is not None)
 
 
-def _check(
-    run: Callable[[], object],
-    copy: Callable[[Path], None],
-    folder: str | Path | None,
-    seed: int,
-    faults: Faults,
-    kinds: Sequence[str],
-    ranks: int,
-    on_attempt: Callable[[str], object] | None = None,
-) -> ChaosReport:
-    for kind in kinds:
-        if kind not in KINDS:
-            raise UsageError(f"Unknown fault {kind!r}.{known_names(kind, KINDS)}")
-    check_whole_number("ranks", ranks, at_least=1)
-    if isinstance(faults, int):
-        check_whole_number("faults", faults, at_least=1)
-    if folder is not None and Path(folder).exists():
+def _new_folder(folder: str | Path | None) -> Path:
+    if folder is None:
+        return Path(mkdtemp(prefix="chaos-"))
+    if Path(folder).exists():
         raise UsageError(f"{folder} exists: choose a new folder, so that nothing is overwritten.")
-    place = Path(mkdtemp(prefix="chaos-")) if folder is None else Path(folder).resolve()
+    return Path(folder).resolve()
+
+
+def _check(program: ChaosProgram, faults: Faults, kinds: Sequence[str], *, is_kept: bool) -> ChaosReport:
     try:
-        report = _compare(ChaosProgram(run, copy, place, seed, ranks, on_attempt), faults, kinds)
-    except (UsageError, KeyboardInterrupt):
-        if folder is None:
-            shutil.rmtree(place)
+        report = _compare(program, faults, kinds)
+    except (ValueError, KeyboardInterrupt):  # also UsageError
+        if not is_kept:
+            shutil.rmtree(program.place)
         raise
-    if folder is None and report.is_good:
-        shutil.rmtree(place)
+    if report.is_good and not is_kept:
+        shutil.rmtree(program.place)
         return report
-    return replace(report, folder=place)
+    return replace(report, folder=program.place)
 
 
 def _compare(program: ChaosProgram, faults: Faults, kinds: Sequence[str]) -> ChaosReport:
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UsageError(f"Unknown fault {kind!r}.{known_names(kind, KINDS)}")
+    check_whole_number("ranks", program.ranks, at_least=1)
+    if isinstance(faults, int):
+        check_whole_number("faults", faults, at_least=1)
     pair = {name: program.train(name)[0] for name in ("reference", "again")}
     expected, again = (_read_reference(program, name, attempt) for name, attempt in pair.items())
     aside = [varying(story.in_order, twin.in_order) for story, twin in zip(expected, again, strict=True)]
@@ -238,7 +234,8 @@ def _compare(program: ChaosProgram, faults: Faults, kinds: Sequence[str]) -> Cha
     patience = max(SHORTEST, 4 * max(attempt.silence for attempt in pair.values()))
     attempts = program.train("chaos", plan, patience)
     stories = [RankStory.read(path) for path in program.journals("chaos")]
-    outcomes = _outcomes(plan, stories)
+    acted = {number: outcome for story in stories for number, outcome in story.faults.items()}
+    outcomes = tuple(acted.get(number) or FaultOutcome(fault) for number, fault in enumerate(plan))
     verdict, difference = _judge(attempts, stories, outcomes, expected, aside)
     main = stories[0] if stories else RankStory()  # no story if no training started
     return ChaosReport(
@@ -320,12 +317,7 @@ def _judge(
     return "equal", ""
 
 
-def _outcomes(plan: Sequence[Fault], stories: Sequence[RankStory]) -> tuple[FaultOutcome, ...]:
-    acted = {number: outcome for story in stories for number, outcome in story.faults.items()}
-    return tuple(acted.get(number) or FaultOutcome(fault) for number, fault in enumerate(plan))
-
-
-def _copy_folder(source: Path, to: Path, leave_out: Collection[str]) -> None:
+def _copy_folder(source: Path, to: Path, *, leave_out: Collection[str]) -> None:
     for name in leave_out:
         if not (source / name).exists():
             raise UsageError(f"--leave-out {name}: {source} has no such entry.")

@@ -10,23 +10,10 @@ from heliograph.events import CATALOGUE
 from heliograph.spi import check_number, check_whole_number, known_names
 
 # The number of these emissions depends on the processes or plugins, not only on the training.
-OF_A_PROCESS = frozenset(
-    {
-        "train_start",
-        "checkpoint_loaded",
-        "replay",
-        "resume_verified",
-        "checkpoint_saved",
-        "checkpoint_pruned",
-        "last_boundary",
-        "train_end",
-        "plugin_changed",
-        "plugin_failed",
-        "verdict",
-        "run_failed",
-        "run_closed",
-    }
-)
+OF_A_PROCESS = (
+    "train_start", "checkpoint_loaded", "replay", "resume_verified", "checkpoint_saved", "checkpoint_pruned",
+    "last_boundary", "train_end", "plugin_changed", "plugin_failed", "verdict", "run_failed", "run_closed",
+)  # fmt: skip
 EVENTS = tuple(event for event in CATALOGUE if event.name not in OF_A_PROCESS)
 NAMES = frozenset(event.name for event in EVENTS)
 BACKWARD = ("backward_end", "gradients_ready")

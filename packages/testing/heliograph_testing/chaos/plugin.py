@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from math import nan
@@ -17,14 +18,15 @@ from typing import Any
 import torch
 from heliograph import Lane, Plugin, Run, on
 from heliograph import events as ev
-from heliograph.spi import Fact, Store, Tracer
+from heliograph.spi import Fact, Store, Tracer, leaves
 from torch import Tensor
 
-from .disk import DiskFaults, JumpingClock
+from .disk import DiskFaults, JumpingClock, WatchedDisk, replaced
 from .fault import EVENTS, KINDS, Fault, FaultOutcome
-from .journal import Journal, of_rank, read
+from .story import AT_THE_END, Journal, of_rank, read
 
 SOON = 2  # batches after a fault in which a request counts as an answer
+OF_A_PROCESS = (".lock", ".holder", ".steps", ".verified.jsonl")  # files that stay after a kill
 ANSWERS = frozenset({"stop", "skip_step", "skip_batch", "roll_back"})  # requests that answer bad numbers
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
@@ -70,9 +72,11 @@ class Chaos(Plugin):
         self._done: set[int] = set()
         self._counts: Counter[str] = Counter()
         self._rank = 0
+        self._tracer = Tracer(self._note_fact)
         self._journal: Journal | None = None
         self._disk: DiskFaults | None = None
         self._clock: JumpingClock | None = None
+        self._opened = ExitStack()
         self._unnoticed: tuple[int, Baseline] | None = None  # the last fault in numbers, until it is noticed
 
     @property
@@ -97,6 +101,7 @@ class Chaos(Plugin):
             path = of_rank(self._path, self._rank)
             self._done = {entry["number"] for entry in read(path) if entry["what"] == "fault"}
             self._journal = Journal(path)
+            self._opened.callback(self._journal.close)
             self._journal.note("begin")
 
     @on(ev.CheckpointLoaded, lane=Lane.TRANSFORM, optional=True)
@@ -109,9 +114,7 @@ class Chaos(Plugin):
     def note_save(self, run: Run, event: ev.CheckpointSaved) -> None:
         if self._journal is None or run.checkpoints.last != event.path:
             return
-        try:
-            saved = Store(event.path.parent, event.path.stem).verify(event.path).progress
-        except (OSError, ValueError):
+        if (saved := _verify(event.path)) is None:
             self._journal.note("damaged", name=event.path.name)
         else:
             self._journal.note("saved", batch=int(saved.get("earlier_batches", 0) + saved.get("batch", 0)))
@@ -121,10 +124,10 @@ class Chaos(Plugin):
         if self._journal is None:
             return
         if isinstance(event, ev.BatchEnd):
-            Tracer(self._note_fact).losses(run)  # waits for the device
+            self._tracer.losses(run)  # waits for the device
             self._journal.note("batch", batch=run.progress.batches, ends_step=not run.stepping.window)
         else:
-            Tracer(self._note_fact).metrics(run, event)
+            self._tracer.metrics(run, event)
 
     @on(*EVENTS, lane=Lane.TRANSFORM, optional=True)
     def arrive(self, run: Run, event: ev.Event) -> None:
@@ -135,7 +138,9 @@ class Chaos(Plugin):
         for number, fault in self._due(event):
             if fault.is_at_operation:
                 self._done.add(number)
-                self._disk = self._disk or DiskFaults(self._folder, partial(self._note_act, run))
+                if self._disk is None:
+                    self._disk = DiskFaults(partial(self._note_act, run))
+                    self._opened.enter_context(replaced(WatchedDisk(self._folder, self._disk.operate).doubles))
                 self._disk.add(number, fault)
             elif fault.changes_numbers:
                 baseline = Baseline(run)
@@ -148,8 +153,10 @@ class Chaos(Plugin):
         self._check_answer(run)
         for number, fault in () if isinstance(event, ev.EpochStart) and event.resumed else self._due(event):
             if fault.kind == "clock-jump":
-                self._clock = self._clock or JumpingClock()
-                self._clock.jump(fault.seconds)
+                if self._clock is None:
+                    self._clock = JumpingClock()
+                    self._opened.enter_context(replaced(self._clock.doubles))
+                self._clock.offset += fault.seconds
                 self._note_act(run, number, f"the clock jumps by {fault.seconds:+g} s")
                 continue
             self._note_act(run, number, KINDS[fault.kind].text)
@@ -170,10 +177,11 @@ class Chaos(Plugin):
         """Record the end of the training."""
         self._check_answer(run)
         if self._journal is not None and run.optimizer is not None:
-            Tracer(self._note_fact).record(run, event)
-            last = None if run.checkpoints.last is None else run.checkpoints.last.absolute()
-            at = {"epoch": run.progress.epoch, "batch": run.progress.batches}
-            self._journal.note("end", status=event.status, counts=self._counts, last=last, **at)
+            self._tracer.record(run, event)
+            if run.engine.is_main and event.status != "failed" and run.checkpoints.last is not None:
+                for what, value in _files_of(run.checkpoints.last).items():
+                    self._note_fact(Fact(what, AT_THE_END, (0, 0, 0), leaves(value)))
+            self._journal.note("end", status=event.status, counts=self._counts, batch=run.progress.batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of emissions of each event."""
@@ -185,9 +193,7 @@ class Chaos(Plugin):
 
     def close(self) -> None:
         """Restore the replaced functions, and close the journal."""
-        for resource in (self._disk, self._clock, self._journal):
-            if resource is not None:
-                resource.close()
+        self._opened.close()
         self._disk = self._clock = self._journal = None
 
     def _due(self, event: ev.Event) -> list[tuple[int, Fault]]:
@@ -244,6 +250,23 @@ class Baseline:
             if request.verb in ANSWERS:
                 return request.by, f"{request.verb}: {request.reason}"
         return ("a warning", warnings[self._warnings]) if len(warnings) > self._warnings else None
+
+
+def _files_of(last: Path) -> dict[str, Any]:
+    # of the folder of the last checkpoint: what a training without faults leaves there, too
+    names = sorted(path.name for path in last.parent.iterdir())
+    hidden = [name for name in names if name.startswith(".") and not any(part in name for part in OF_A_PROCESS)]
+    checkpoints = [name for name in names if name.endswith(".pth") and not name.startswith(".")]
+    qualities = {name: "damaged" if _verify(last.with_name(name)) is None else "intact" for name in checkpoints}
+    return {"leftovers": hidden or "none", "checkpoints": {"last": last.name, **qualities}}
+
+
+def _verify(path: Path) -> Mapping[str, Any] | None:
+    # the progress in a checkpoint; None if it is damaged
+    try:
+        return Store(path.parent, path.stem).verify(path).progress
+    except (OSError, ValueError):
+        return None
 
 
 def change(kind: str, run: Run, random: Random) -> str:

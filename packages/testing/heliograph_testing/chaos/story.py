@@ -1,26 +1,58 @@
-"""What one rank did in all attempts, read from its journal and checkpoints, and the first difference of two ranks."""
+"""What one rank did in all attempts: its journal, which outlives its processes, and the first difference of two."""
 
 from __future__ import annotations
 
+import os
+import pickle
+from base64 import b64decode, b64encode
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from heliograph.spi import Difference, Fact, Store, leaves
+from heliograph.spi import Difference, Fact
 
 from ..resume.check import Aside
 from .fault import FaultOutcome
-from .journal import Entry, read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 AT_THE_END = "at the end of the run"
-OF_A_PROCESS = (".lock", ".holder", ".steps", ".verified.jsonl")  # files that stay after a kill
 HEEDED = 10  # step boundaries after a SIGTERM until the process must end: a plugin may veto some stops
 RUNS = ("the reference", "the other run")
+Entry = dict[str, Any]
 Key = tuple[int, str, str]  # training of the script; kind and moment of the fact
+_trainings = Counter[int]()  # by process, because a fork counts from 0
+
+
+class Journal:
+    """A file with an entry per line, written at once because a kill may follow."""
+
+    def __init__(self, path: Path) -> None:
+        self._write = os.write  # a fault of the disk may replace it later
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._training = _trainings[os.getpid()]
+        _trainings[os.getpid()] += 1
+
+    def note(self, what: str, **facts: Any) -> None:
+        entry = {"what": what, "training": self._training, **facts}
+        self._write(self._file, b64encode(pickle.dumps(entry)) + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def of_rank(path: Path, rank: int) -> Path:
+    return path.with_name(f"{path.stem}.rank-{rank}{path.suffix}") if rank else path
+
+
+def read(path: Path, start: int = 0) -> Iterator[Entry]:
+    # A kill may have truncated a line.
+    for line in path.read_bytes()[start:].splitlines() if path.exists() else ():
+        try:
+            yield pickle.loads(b64decode(line))  # noqa: S301  # written by this program
+        except (ValueError, EOFError, pickle.UnpicklingError):
+            continue
 
 
 @dataclass
@@ -45,22 +77,17 @@ class RankStory:
     resumed: int = 0
     restarted: int = 0
     lost: str = ""
-    _ends: dict[int, Entry] = field(default_factory=dict)  # the last end of each training
     _began: int = 0  # attempts
     _notified: tuple[int, int] | None = None  # the training and its batches at the last SIGTERM
     _boundaries: int = 0  # step boundaries after it
     _saved: dict[int, int] = field(default_factory=dict)  # batches of the newest checkpoint per training
-    _awaited: dict[int, int] = field(default_factory=dict)  # batches at which each resumed training must continue
+    _awaited: int = 0  # batches at which this attempt must continue
 
     @classmethod
     def read(cls, path: Path) -> RankStory:
         story = cls()
         for entry in read(path):
             story._add(entry)
-        for training, end in story._ends.items():
-            story.counts.update(end["counts"])
-            for fact in _facts_of(end) if end["last"] is not None else ():
-                story._add_fact(training, fact)
         return story
 
     @property
@@ -73,16 +100,14 @@ class RankStory:
             case "begin":
                 self._began += 1
                 self._notified = None
-                if training in self._saved:
-                    self._awaited[training] = self._saved[training]
+                self._awaited = self._saved.get(training, 0)
             case "resumed":
                 self.resumed += 1
-                self._arrive(training, entry["batch"])
             case "fact":
                 self._add_fact(training, entry["fact"])
             case "batch":
                 self.restarted += entry["batch"] == 1 and (training, 1) in self.done
-                self._arrive(training, entry["batch"] - 1)
+                self._check_start(entry["batch"] - 1)
                 self.done[training, entry["batch"]] += 1
                 self._boundaries += entry["ends_step"]
             case "saved":
@@ -94,49 +119,27 @@ class RankStory:
                 if outcome.fault.kind == "preempt":
                     self._notified, self._boundaries = (training, outcome.batches), 0
             case "end":
-                self._end(entry)
+                self.counts.update(entry["counts"] if entry["status"] != "failed" else {})
+                notified_training, batch = self._notified or (None, 0)
+                if notified_training == training and self._boundaries > HEEDED:
+                    self._lose(f"the training continued for {entry['batch'] - batch} batches after a SIGTERM")
 
     def _add_fact(self, training: int, fact: Fact) -> None:
         # The last end of a training that was stopped and continued replaces earlier ones.
         times = self.facts.setdefault((training, fact.what, fact.when), [])
         times[:] = [fact] if fact.when == AT_THE_END else [*times, fact]
 
-    def _arrive(self, training: int, batch: int) -> None:
-        saved = self._awaited.pop(training, 0)
-        if batch < saved:
+    def _check_start(self, batch: int) -> None:
+        # of the first batch of an attempt
+        if batch < self._awaited:
             self._lose(
-                f"attempt {self._began} continued at batch {batch}, but a checkpoint of batch {saved} existed: "
+                f"attempt {self._began} continued at batch {batch}, but a checkpoint of batch {self._awaited} existed: "
                 f"Checkpoint(..., resume='auto') continues from it"
             )
-
-    def _end(self, entry: Entry) -> None:
-        if entry["status"] != "failed":
-            self._ends[entry["training"]] = entry
-        training, batch = self._notified or (None, 0)
-        if training == entry["training"] and self._boundaries > HEEDED:
-            self._lose(f"the training continued for {entry['batch'] - batch} batches after a SIGTERM")
+        self._awaited = 0
 
     def _lose(self, text: str) -> None:
         self.lost = self.lost or text
-
-
-def _facts_of(end: Entry) -> Iterator[Fact]:
-    # Facts of the folder of the last checkpoint that must be equal; its state is in the journal.
-    last: Path = end["last"]
-    names = sorted(path.name for path in last.parent.iterdir())
-    hidden = [name for name in names if name.startswith(".") and not name.endswith(OF_A_PROCESS)]
-    checkpoints = [name for name in names if name.endswith(".pth") and not name.startswith(".")]
-    qualities = {"last": last.name, **{name: _quality_of(last.with_name(name)) for name in checkpoints}}
-    for what, value in {"leftovers": hidden or "none", "checkpoints": qualities}.items():
-        yield Fact(what, AT_THE_END, (0, 0, 0), leaves(value))
-
-
-def _quality_of(path: Path) -> str:
-    try:
-        Store(path.parent, path.stem).verify(path)
-    except (OSError, ValueError):
-        return "damaged"
-    return "intact"
 
 
 def first_difference(
@@ -144,19 +147,13 @@ def first_difference(
 ) -> str | None:
     """Return the first difference as text; `only_last` compares only the last time of repeated facts."""
     for key in {**reference.facts, **story.facts}:
-        expected, actual = reference.facts.get(key, []), story.facts.get(key, [])[-1 if only_last else 0 :]
-        training, kind, _ = key
-        if (kind, "") in aside or (kind == "metrics" and not (expected and actual)):
+        training, what, _ = key
+        expected, times = reference.facts.get(key, []), story.facts.get(key, [])
+        if (what, "") in aside or (what == "metrics" and not (expected and times)):
             continue
-        in_training = f" (training {training + 1})" if training else ""
-        if not (expected and actual):
-            return f"{next(Difference.between(expected[:1], actual[:1], names=RUNS))}{in_training}"
-        for fact in actual:
-            # One of several logs at a moment must be equal, probably one with the same metrics.
-            candidates = sorted(expected, key=lambda other: other.leaves.keys() != fact.leaves.keys())
-            differences = [
-                next(Difference.between([candidate], [fact], names=RUNS, aside=aside), None) for candidate in candidates
-            ]
-            if all(differences):
-                return f"{differences[0]}{in_training}"
+        for repetition in [[fact] for fact in times][-1 if only_last else 0 :] or [[]]:
+            names = [fact.leaves.keys() for fact in repetition]  # of metrics: there may be several logs at a moment
+            alike = [fact for fact in expected if [fact.leaves.keys()] == names] or expected
+            for difference in Difference.between(alike[:1], repetition, names=RUNS, aside=aside):
+                return f"{difference} (training {training + 1})" if training else str(difference)
     return None

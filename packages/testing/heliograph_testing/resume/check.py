@@ -30,29 +30,9 @@ from heliograph.spi import (
 )
 
 KillPoint = int | tuple[str, int]
+Emission = tuple[str, int]  # an event, and its number in the uninterrupted run, from 1
 STAGES = ("batch_end", "epoch_start", "validation_batch_end", "gradients_ready", "epoch_end", "batch_start")
 AFTER_THE_END = ("run_failed", "run_closed")
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """The emission of an event.
-
-    Attributes:
-        event: the name of the event.
-        epoch: the finished epochs.
-        batch: the finished batches of the epoch.
-        number: the number of the emission at these counters, from 1.
-    """
-
-    event: str
-    epoch: int
-    batch: int
-    number: int = 1
-
-    def __str__(self) -> str:
-        number = f" (number {self.number} there)" if self.number > 1 else ""
-        return f"epoch {self.epoch}, batch {self.batch}, in {self.event}{number}"
 
 
 def parse_kill_point(text: str) -> KillPoint:
@@ -65,52 +45,43 @@ def parse_kill_point(text: str) -> KillPoint:
     return (event, int(number)) if event else int(number)
 
 
-def list_kill_points(kill_at: KillPoint | Sequence[KillPoint]) -> list[KillPoint]:
-    points: Any = [kill_at] if _is_kill_point(kill_at) else kill_at
-    if not isinstance(points, list | tuple) or not points or not all(map(_is_kill_point, points)):
+def list_kill_points(kill_at: KillPoint | list[KillPoint]) -> list[Emission]:
+    points: list[Any] = kill_at if isinstance(kill_at, list) else [kill_at]
+    named = [point if isinstance(point, tuple) else ("batch_end", point) for point in points]  # a number is a batch
+    if not named or any(list(map(type, point)) != [str, int] for point in named):
         raise UsageError(
             f"kill_at= must be the number of a batch (7: after the seventh of the run), an event and the number of its "
             f"emission ('validation_batch_end', 3), or a list of these, got {kill_at!r}."
         )
-    return [*points]
+    return named
 
 
-def find_moment(point: KillPoint, moments: Sequence[Moment]) -> Moment:
-    event, number = point if isinstance(point, tuple) else ("batch_end", point)
-    emissions = [moment for moment in moments if moment.event == event]
-    events = ({kind.name for kind in CATALOGUE} | {moment.event for moment in moments}) - {*AFTER_THE_END}
-    if event not in events:
-        raise UsageError(f"Unknown event {event!r} in a kill point.{known_names(event, events)}")
-    if not 1 <= number <= len(emissions):
-        count = f"{len(emissions)} batches" if isinstance(point, int) else f"{len(emissions)} emissions of {event!r}"
-        raise UsageError(f"kill_at={point!r} is never reached: the uninterrupted run has {count}, counted from 1.")
-    return emissions[number - 1]
+def check_reached(points: Sequence[Emission], emissions: Mapping[str, int]) -> None:
+    for event, number in points:
+        if not 1 <= number <= emissions.get(event, 0):
+            raise UsageError(
+                f"kill_at={(event, number)!r} is never reached: the uninterrupted run has {emissions.get(event, 0)} "
+                f"emissions of {event!r}, counted from 1.{known_names(event, emissions)}"
+            )
 
 
-def choose_moments(moments: Sequence[Moment], count: int) -> list[Moment]:
-    first = next((index for index, moment in enumerate(moments) if moment.event == "save_point"), len(moments)) + 1
-    last = max((index for index, moment in enumerate(moments) if moment.event == "batch_end"), default=0) + 1
+def choose_kill_points(events: Sequence[str], count: int) -> list[Emission]:
+    first = events.index("save_point") + 1 if "save_point" in events else len(events)
+    last = max((index for index, event in enumerate(events) if event == "batch_end"), default=0) + 1
     ends = [first + (last - first) * part // count for part in range(count + 1)]
     if min(later - earlier for earlier, later in pairwise(ends)) < 1:
-        batches = sum(moment.event == "batch_end" for moment in moments)
         raise UsageError(
-            f"The run is too short for {count} kills after its first save: it has {batches} batches. Train "
-            f"longer, or lower resumes= or save_every=."
+            f"The run is too short for {count} kills after its first save: it has {events.count('batch_end')} batches. "
+            f"Train longer, or lower resumes= or save_every=."
         )
     chosen, unused = [], [*STAGES]
     for start, end in pairwise(ends):
-        part = moments[start:end]
-        stage = next((event for event in unused if any(moment.event == event for moment in part)), None)
+        stage = next((event for event in unused if event in events[start:end]), None)
         unused = [event for event in unused if event != stage]
-        candidates = [moment for moment in part if moment.event == (stage or moment.event)]
-        chosen.append(candidates[len(candidates) // 2])
+        candidates = [index for index in range(start, end) if stage in (None, events[index])]
+        index = candidates[len(candidates) // 2]
+        chosen.append((events[index], events[: index + 1].count(events[index])))
     return chosen
-
-
-def _is_kill_point(value: object) -> bool:
-    if isinstance(value, tuple):
-        return len(value) == 2 and isinstance(value[0], str) and is_whole_number(value[1])
-    return is_whole_number(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +90,11 @@ class InterruptedAttempt:
 
     Attributes:
         resumed_at: finished epochs, batches of the epoch and steps; None if the attempt started from scratch.
-        killed_at: the moment of the kill; None if the attempt ran to the end.
+        killed_at: the position and the event of the kill; None if the attempt ran to the end.
     """
 
     resumed_at: tuple[int, int, int] | None
-    killed_at: Moment | None
+    killed_at: str | None
 
     def __str__(self) -> str:
         begin = "from the start"
@@ -164,8 +135,8 @@ class ResumeCheck:
         return self.difference is None
 
     @property
-    def kills(self) -> tuple[Moment, ...]:
-        """The moments at which the run was killed."""
+    def kills(self) -> tuple[str, ...]:
+        """The positions and events at which the run was killed."""
         return tuple(attempt.killed_at for attempt in self.attempts if attempt.killed_at is not None)
 
     def __str__(self) -> str:
@@ -207,35 +178,37 @@ class SavedState:
     Attributes:
         content: the bytes.
         facts: the number of facts of an uninterrupted run before this state.
+        emissions: the emissions of each event before this state.
         counters: finished epochs, finished batches of the epoch, and steps.
         path: the newest checkpoint that the run itself had written, if any.
     """
 
     content: bytes
     facts: int
+    emissions: Counter[str]
     counters: tuple[int, int, int]
     path: Path | None
 
 
 class CheckedAttempt:
-    """An attempt, which requests saves and is killed at its moment, after all other handlers.
+    """An attempt, which requests saves and is killed at an emission, after all other handlers.
 
     Attributes:
         facts: the facts to compare.
-        moments: the moments at which it could be killed.
-        killed: whether it was killed.
-        resumed_by_itself: whether it resumed a checkpoint from outside the check.
+        events: the names of the emitted events, in order.
+        emissions: the emissions of each event, with those before the state that it resumed.
+        killed_at: the position and the event of the kill; None if it was not killed.
         saved: the newest state that it saved.
         position: how the loader reaches its position.
         reasons: reasons reported by the run why a resume may differ.
     """
 
-    def __init__(self, save_every: int, origin: SavedState | None, kill: Moment | None) -> None:
-        self._save_every, self._origin, self._kill_at = save_every, origin, kill
-        self._counters, self._emissions = (-1, -1), Counter[str]()  # of each event at these counters
+    def __init__(self, save_every: int, origin: SavedState | None, kill: Emission | None) -> None:
+        self._save_every, self._origin, self._kill = save_every, origin, kill
         self.facts: list[Fact] = []
-        self.moments: list[Moment] = []
-        self.killed = self.resumed_by_itself = False
+        self.events: list[str] = []
+        self.emissions = Counter[str]() if origin is None else Counter(origin.emissions)
+        self.killed_at: str | None = None
         self.saved: SavedState | None = None
         self.position: Position = "seeked"
         self.reasons: tuple[str, ...] = ()
@@ -243,65 +216,54 @@ class CheckedAttempt:
     def run(self, trainer: Trainer, options: Mapping[str, Any]) -> None:
         bus = trainer.bus
         Tracer(self.facts.append).subscribe(bus)
-        if self._kill_at is not None:
+        if self._kill is not None:
             bus.on(ev.SavePoint, self._save, lane=Lane.PERSIST)
-        bus.on(ev.TrainStart, self._resume, lane=Lane.REPORT)
-        bus.on(ev.CheckpointLoaded, self._check_origin, lane=Lane.REPORT)
-        for kind in (ev.BatchEnd, ev.EpochEnd):
-            bus.on(kind, self._request_save, lane=Lane.REPORT)
-        bus.on(ev.RunClosed, self._close, lane=Lane.REPORT)
         for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())]):
-            if event.name not in AFTER_THE_END:
-                bus.on(event, self._count, lane=Lane.REPORT)
+            bus.on(event, self._handle, lane=Lane.REPORT)
         try:
             trainer.fit(**{**options, "on_interrupt": "raise"})
         except BaseException as error:
             if not isinstance(error, Killed) and not isinstance(error.__cause__, Killed):
                 raise
-        if self.killed:
+        if self.killed_at is not None:
             gc.collect()  # reference cycles keep a killed run and its worker processes
 
-    def _resume(self, run: Run, event: ev.Event) -> None:
-        if (origin := self._origin) is not None:
-            path = origin.path if origin.path is not None and origin.path.exists() else None  # it may have been pruned
-            run.resume(torch.load(BytesIO(origin.content), weights_only=True), path)
-
-    def _check_origin(self, run: Run, event: ev.Event) -> None:
-        if not self.facts and self._origin is None:  # with facts, a plugin rolled back within the run
-            self.resumed_by_itself = True
-            self._kill()
-
-    def _request_save(self, run: Run, event: ev.Event) -> None:
-        if isinstance(event, ev.EpochEnd) or run.progress.batches % self._save_every == 0:
-            run.control.request_save(f"every {self._save_every} batches and at the end of an epoch", by=BY)
+    def _handle(self, run: Run, event: ev.Event) -> None:
+        match event:
+            case ev.TrainStart() if self._origin is not None:
+                path = self._origin.path
+                exists = path is not None and path.exists()  # it may have been pruned
+                run.resume(torch.load(BytesIO(self._origin.content), weights_only=True), path if exists else None)
+            case ev.CheckpointLoaded() if self._origin is None and not self.facts:  # no rollback within the run
+                raise UsageError(
+                    "The run resumed from a checkpoint that existed before the check. Write to the folder of the "
+                    "check: add a parameter `folder` for Checkpoint(folder, resume='auto'), or pass resume=None."
+                )
+            case ev.BatchEnd() if run.progress.batches % self._save_every == 0:
+                run.control.request_save(f"every {self._save_every} batches", by=BY)
+            case ev.EpochEnd():
+                run.control.request_save("at the end of an epoch", by=BY)
+            case ev.RunClosed():
+                facts = run.data.resume_facts()
+                self.position, self.reasons = facts.position, facts.sentences
+        is_repeated = isinstance(event, ev.EpochStart) and event.resumed
+        if event.name not in AFTER_THE_END and not is_repeated:
+            self.events.append(event.name)
+            self.emissions[event.name] += 1
+            if self._kill == (event.name, self.emissions[event.name]):
+                self.killed_at = f"epoch {run.progress.epoch}, batch {run.progress.batch}, in {event.name}"
+                raise Killed
 
     def _save(self, run: Run, event: ev.Event) -> None:
         content = BytesIO()
         torch.save(run.state_dict(), content)
         counters = run.progress.epoch, run.progress.batch, run.progress.steps
         facts = len(self.facts) + (self._origin.facts if self._origin else 0)
-        self.saved = SavedState(content.getvalue(), facts, counters, run.checkpoints.last)
-
-    def _count(self, run: Run, event: ev.Event) -> None:
-        counters = run.progress.epoch, run.progress.batch
-        if counters != self._counters:
-            self._counters, self._emissions = counters, Counter()
-        self._emissions[event.name] += 1
-        self.moments.append(Moment(event.name, *counters, self._emissions[event.name]))
-        if self.moments[-1] == self._kill_at:
-            self._kill()
-
-    def _kill(self) -> None:
-        self.killed = True
-        raise Killed
-
-    def _close(self, run: Run, event: ev.Event) -> None:
-        facts = run.data.resume_facts()
-        self.position, self.reasons = facts.position, facts.sentences
+        emissions = self.emissions + Counter([event.name])  # this one is counted after all handlers
+        self.saved = SavedState(content.getvalue(), facts, emissions, counters, run.checkpoints.last)
 
 
 Aside = frozenset[tuple[str, str]]  # (what, path) of facts
-Differences = tuple[Difference | None, Difference | None]  # the first one, and the first one of the random state
 MAY_VARY = ("metrics", "means", "plugin")
 WITHOUT_KILL = {
     "batch": "the data depend on more than the seed: os.urandom, the clock, an unseeded generator, or an object that "
@@ -326,7 +288,7 @@ DEFAULT_AFTER_RESUME = (
 def assert_resume_exact(
     make_trainer: Callable[..., tuple[Trainer, Mapping[str, Any]]],
     *,
-    kill_at: KillPoint | Sequence[KillPoint] | None = None,
+    kill_at: KillPoint | list[KillPoint] | None = None,
     resumes: int = 3,
     save_every: int = 3,
     ignore: Collection[str] = (),
@@ -355,7 +317,7 @@ def assert_resume_exact(
 def check_resume(
     make_trainer: Callable[..., tuple[Trainer, Mapping[str, Any]]],
     *,
-    kill_at: KillPoint | Sequence[KillPoint] | None = None,
+    kill_at: KillPoint | list[KillPoint] | None = None,
     resumes: int = 3,
     save_every: int = 3,
     ignore: Collection[str] = (),
@@ -413,13 +375,11 @@ class _ResumeCheck:
     def __init__(self, make: TrainerFactory, folder: Path, save_every: int) -> None:
         self._make, self._folder, self._save_every = make, folder, save_every
 
-    def run(self, points: Sequence[KillPoint] | None, resumes: int, ignore: Collection[str]) -> ResumeCheck:
+    def run(self, points: list[Emission] | None, resumes: int, ignore: Collection[str]) -> ResumeCheck:
         reference = self._attempt("reference")
         ignored = _ignored(ignore, reference)
-        if points is None:
-            kills = choose_moments(reference.moments, resumes)
-        else:
-            kills = [find_moment(point, reference.moments) for point in points]
+        kills = choose_kill_points(reference.events, resumes) if points is None else points
+        check_reached(kills, reference.emissions)
         twin = self._attempt("again")
         varies = varying(reference.facts, twin.facts) - ignored
         names = "the first uninterrupted run", "the second"
@@ -432,16 +392,16 @@ class _ResumeCheck:
         return self._interrupted(check, reference.facts, ignored | varies, kills)
 
     def _interrupted(
-        self, check: ResumeCheck, reference: Sequence[Fact], aside: Aside, kills: Sequence[Moment]
+        self, check: ResumeCheck, reference: Sequence[Fact], aside: Aside, kills: Sequence[Emission]
     ) -> ResumeCheck:
         saved: SavedState | None = None
         for kill in (*kills, None):
             attempt = self._attempt("interrupted", len(check.attempts), saved, kill)
             expected = reference[saved.facts if saved else 0 :]
-            if attempt.killed:
+            if attempt.killed_at is not None:
                 expected = expected[: len(attempt.facts)]
             first, draws = _compare(Difference.between(expected, attempt.facts, aside=aside))
-            entry = InterruptedAttempt(saved.counters if saved else None, kill if attempt.killed else None)
+            entry = InterruptedAttempt(saved.counters if saved else None, attempt.killed_at)
             check = replace(
                 check,
                 attempts=(*check.attempts, entry),
@@ -453,10 +413,10 @@ class _ResumeCheck:
             )
             if first is not None:
                 return replace(check, causes=_causes(first, attempt.reasons))
-            if kill is not None and not attempt.killed:
+            if kill is not None and attempt.killed_at is None:
                 raise UsageError(
-                    f"Attempt {len(check.attempts)} ({entry}) did not reach {kill}: each kill point must be after the "
-                    f"last save before the previous kill point."
+                    f"Attempt {len(check.attempts)} ({entry}) did not reach {kill!r}: each kill point must be after "
+                    f"the last save before the previous kill point."
                 )
             saved = attempt.saved or saved
         self._record(reference[-1].place[2])
@@ -468,7 +428,7 @@ class _ResumeCheck:
                 self._make.record_verified(plugin.folder, self._folder / "interrupted", self._run_name, steps)
 
     def _attempt(
-        self, folder: str, number: int = 0, origin: SavedState | None = None, kill: Moment | None = None
+        self, folder: str, number: int = 0, origin: SavedState | None = None, kill: Emission | None = None
     ) -> CheckedAttempt:
         seed_all(number if origin else 0)  # a resume must not depend on the seed
         attempt = CheckedAttempt(self._save_every, origin, kill)
@@ -481,11 +441,6 @@ class _ResumeCheck:
                 where = "epoch {}, batch {}, step {}".format(*origin.counters)
                 error.add_note(f"heliograph: in attempt {number + 1} of a resume check, resumed at {where}")
             raise
-        if attempt.resumed_by_itself:
-            raise UsageError(
-                "The run resumed from a checkpoint that existed before the check. Write to the folder of the check: "
-                "add a parameter `folder` for Checkpoint(folder, resume='auto'), or pass resume=None."
-            )
         return attempt
 
 
@@ -499,8 +454,8 @@ def _ignored(names: Collection[str], reference: CheckedAttempt) -> Aside:
     return frozenset(("metrics", name) if name in metrics else (f"plugin {name}", "") for name in names)
 
 
-def _compare(differences: Iterator[Difference]) -> Differences:
-    # The random state may differ without consequence, so the search continues after it.
+def _compare(differences: Iterator[Difference]) -> tuple[Difference | None, Difference | None]:
+    # The first difference, and an earlier one of the random state: it may have no consequence.
     draws: Difference | None = None
     for difference in differences:
         if difference.what != "draws":

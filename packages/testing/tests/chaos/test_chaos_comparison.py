@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from heliograph.core.objects.equality import leaves
-from heliograph.core.rehearsal.trace import Fact
+from heliograph.core.trace import Fact
 from heliograph.packages.tests.facts import assert_each, assert_facts
 from heliograph_testing.chaos import ChaosReport, Fault
 from heliograph_testing.chaos.fault import FaultOutcome
-from heliograph_testing.chaos.journal import Journal
-from heliograph_testing.chaos.story import RankStory, first_difference
+from heliograph_testing.chaos.story import Journal, RankStory, first_difference
 from heliograph_testing.resume.check import varying
 
 END = "at the end of the run"
@@ -41,7 +40,7 @@ def resumed(number: int) -> tuple[str, dict[str, Any]]:
 
 def end(number: int, status: str = "completed") -> tuple[str, dict[str, Any]]:
     facts = {"batch": number, "status": status, "counts": {"batch_end": number}}
-    return "end", {**facts, "last": None}
+    return "end", facts
 
 
 def notice(number: int) -> tuple[str, dict[str, Any]]:
@@ -89,7 +88,7 @@ def test_the_first_difference(tmp_path: Path) -> None:
         assert "loss in batch 2" in (first_difference(*pair) or "")
     heavy = written(tmp_path / "d.jsonl", BEGIN, loss(1), loss(2), end(2), weight=2.0)
     weights = first_difference(one, heavy)
-    assert_facts(weights, "model.weight", "end of the run", "1.0 in the reference", "2.0 in the other")
+    assert_facts(weights, "model.weight", "end of the run", "1 in the reference", "2 in the other")
     assert varying(one.in_order, heavy.in_order) == {("metrics", "speed")}
     assert first_difference(one, heavy, frozenset({("modules", "model.weight"), ("metrics", "speed")})) is None
 

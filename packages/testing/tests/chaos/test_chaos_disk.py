@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.checkpoint.storage.files import SYSTEM, write_whole
-from heliograph_testing.chaos.disk import WatchedDisk
+from heliograph_testing.chaos.disk import WatchedDisk, replaced
 
 Seen = list[tuple[str, str]]
 
@@ -27,7 +27,7 @@ class Watch:
     def __init__(self, folder: Path, refused: str = "") -> None:
         self.seen: Seen = []
         self.refused, self.folder = refused, folder
-        self.disk = WatchedDisk(folder, self.look)
+        self._replaced = replaced(WatchedDisk(folder, self.look).doubles)
 
     def look(self, kind: str, path: str) -> None:
         self.seen.append((kind, str(Path(path).relative_to(self.folder))))
@@ -35,11 +35,11 @@ class Watch:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def __enter__(self) -> Watch:
-        self.disk.apply()
+        self._replaced.__enter__()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.disk.undo()
+        self._replaced.__exit__(None, None, None)
 
 
 def write_text(folder: Path) -> None:

@@ -9,9 +9,9 @@ from types import NoneType
 
 import numpy as np
 
-from ...events import BatchEnd, BatchStart, Bus, EpochEnd, Event, Handle, Lane, Log, Run, RunClosed, ValidationEnd
-from ..data import rng
-from ..objects.equality import Leaf, leaves
+from ..events import BatchEnd, BatchStart, Bus, EpochEnd, Event, Handle, Lane, Log, Run, RunClosed, ValidationEnd
+from .data import rng
+from .objects.equality import Leaf, leaves
 
 RECORDED = (BatchStart, BatchEnd, Log, ValidationEnd, EpochEnd, RunClosed)
 AT_THE_END = "at the end of the run"
@@ -163,11 +163,12 @@ def _place(run: Run, begun: int = 0) -> tuple[int, int, int]:
 def _sentence(first: Fact, second: Fact, paths: Sequence[str], names: tuple[str, str]) -> str:
     name, path = _name(first), paths[0]
     differ = "differ" if name.endswith("s") and not name.endswith("ss") else "differs"
+    differ = f"{differ} {first.when}".rstrip()
     if first.what == "draws":
         generators = ", ".join(dict.fromkeys(path.split(".")[0].split("[")[0] for path in paths))
-        return f"{name} ({generators}) {differ} {first.when}"
+        return f"{name} ({generators}) {differ}"
     values = _values(first.leaves.get(path), second.leaves.get(path), names)
-    return f"{name}{path and f' ({path})'} {differ} {first.when}: {values}"
+    return f"{name}{path and f' ({path})'} {differ}: {values}"
 
 
 def _name(fact: Fact) -> str:
@@ -177,8 +178,20 @@ def _name(fact: Fact) -> str:
 
 def _values(first: Leaf | None, second: Leaf | None, names: tuple[str, str]) -> str:
     if not first or not second or first.kind != second.kind or not isinstance(first.sample, np.ndarray | NoneType):
-        return ", ".join(f"{leaf or 'nothing'} in {name}" for leaf, name in zip((first, second), names, strict=True))
+        values = [f"{leaf or 'nothing'}" for leaf in (first, second)]
+        if first and second and isinstance(first.sample, float) and isinstance(second.sample, float):
+            values = shortest(first.sample, second.sample)
+        return ", ".join(f"{value} in {name}" for value, name in zip(values, names, strict=True))
     with np.errstate(invalid="ignore"):
         distances = np.zeros(1) if first.sample is None else np.abs(first.sample - second.sample)
     largest = np.max(distances, initial=0, where=np.isfinite(distances))
     return f"{f'by up to {largest:.3g}' if largest > 0 else 'in some bits'} ({first.kind})"
+
+
+def shortest(*numbers: float) -> list[str]:
+    # with as few digits as they differ in, but at least four
+    for digits in (4, 6, 9):
+        texts = [f"{number:.{digits}g}" for number in numbers]
+        if len(set(texts)) == len(texts):
+            return texts
+    return list(map(repr, numbers))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.objects.equality import leaves
-from heliograph.core.rehearsal.trace import Difference, Fact
+from heliograph.core.trace import Difference, Fact
 from heliograph.tests.messages import assert_facts
 
 NAMES = ("one", "the other")
