@@ -11,7 +11,7 @@ import numpy as np
 
 from ..events import BatchEnd, BatchStart, Bus, EpochEnd, Event, Handle, Lane, Log, Run, RunClosed, ValidationEnd
 from .data import rng
-from .objects.equality import Leaf, leaves
+from .objects.equality import Leaf, leaves, shortest
 
 RECORDED = (BatchStart, BatchEnd, Log, ValidationEnd, EpochEnd, RunClosed)
 AT_THE_END = "at the end of the run"
@@ -186,12 +186,3 @@ def _values(first: Leaf | None, second: Leaf | None, names: tuple[str, str]) -> 
         distances = np.zeros(1) if first.sample is None else np.abs(first.sample - second.sample)
     largest = np.max(distances, initial=0, where=np.isfinite(distances))
     return f"{f'by up to {largest:.3g}' if largest > 0 else 'in some bits'} ({first.kind})"
-
-
-def shortest(*numbers: float) -> list[str]:
-    # with as few digits as they differ in, but at least four
-    for digits in (4, 6, 9):
-        texts = [f"{number:.{digits}g}" for number in numbers]
-        if len(set(texts)) == len(texts):
-            return texts
-    return list(map(repr, numbers))

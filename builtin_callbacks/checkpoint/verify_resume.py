@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, get_args
 
 import torch
 from torch import Tensor
@@ -17,9 +17,8 @@ from torch import Tensor
 from ...core.checkpoint.storage.manifest import run_part
 from ...core.checkpoint.verified import record_verified, verified_before
 from ...core.metrics.window_losses import Fetched
-from ...core.objects.equality import leaves
+from ...core.objects.equality import same, shortest
 from ...core.system.errors import ResumeDiffers
-from ...core.trace import Difference, Fact
 from ...events import Handle, Lane, Run
 from ...events import catalogue as ev
 from ...plugins import Plugin, on
@@ -483,13 +482,20 @@ HIDDEN_STATE = (
 
 
 def difference(expected: Row, got: Row, rank: int | None = None) -> str:
-    facts = [[*_facts(row)] for row in (expected, got)]
-    first = next(Difference.between(*facts, names=("the killed run", "this run")), "the loss is another NaN")
-    return f"DIVERGED at step {got.steps}: {first}" + ("" if rank is None else f" (rank {rank})")
+    # for example: DIVERGED at step 253: loss 0.4512, was 0.4513
+    before, now = _values(expected), _values(got)
+    name = next((name for name in now if not same(before[name], now[name])), "loss")
+    texts = shortest(now[name], before[name]) if name == "loss" else [str(now[name]), str(before[name])]
+    suffix = "" if rank is None else f" (rank {rank})"
+    return f"DIVERGED at step {got.steps}: {name} {', was '.join(texts)}{suffix}"
 
 
-def _facts(row: Row) -> Iterator[Fact]:
-    place = 0, row.batch, row.steps
-    counters = {"batch of the epoch": row.batch, "optimizer steps": row.steps, "samples": row.samples}
-    yield Fact("batch", "", place, leaves({**counters, "skipped": row.is_skipped}))
-    yield Fact("loss", "", place, leaves({"": row.loss, "of another optimizer": f"digest {row.other_digest:x}"}))
+def _values(row: Row) -> dict[str, Any]:
+    return {
+        "batch of the epoch": row.batch,
+        "optimizer steps": row.steps,
+        "samples": row.samples,
+        "batch": "skipped" if row.is_skipped else "trained on",
+        "loss": row.loss,
+        "digest of the other losses": f"{row.other_digest % 2**64:x}",
+    }

@@ -68,6 +68,15 @@ class Leaf:
         return shown if len(shown) <= 60 else f"{shown[:60]}..."
 
 
+def shortest(*numbers: float) -> list[str]:
+    # with as few digits as they differ in, but at least four
+    for digits in (4, 6, 9):
+        texts = [f"{number:.{digits}g}" for number in numbers]
+        if len(set(texts)) == len(texts):
+            return texts
+    return list(map(repr, numbers))
+
+
 def leaves(value: Any) -> dict[str, Leaf]:
     """Return all values in a nested one by path, for example `model.0.weight`, `[1].label`."""
     return {path.lstrip("."): leaf for path, leaf in _walk(value, "", ())}

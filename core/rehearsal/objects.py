@@ -34,7 +34,7 @@ REFERENCES: Final[dict[type, tuple[str, ...]]] = {
 }
 OPEN: Final = {"__main__", "collections", "types", "argparse"}  # of the standard library; their objects are entered
 MOST_OF_DATA: Final = 1_000_000  # objects of the data
-LARGE: Final = 2**20  # bytes: a larger tensor of the data is not restored
+LARGE: Final = 2**20  # bytes: a larger tensor of the data is only watched
 MISSING: Final = object()
 
 
@@ -42,8 +42,8 @@ class KeptObjects:
     """The saved contents of objects and of all that they refer to, and the states of random generators.
 
     The walk enters containers, functions, closures, tensors, and objects of Python classes; of Python's standard
-    library only containers, and no classes or modules. It starts with the data: tensors and arrays in them of more than
-    1 MiB are not restored, and at most a million objects are visited.
+    library only containers, and no classes or modules. It starts with the data: large tensors and arrays in them are
+    not copied, and at most a million objects are visited.
 
     Args:
         users: the user's objects, at which the walk starts.
@@ -54,12 +54,14 @@ class KeptObjects:
     Attributes:
         iterators: the kinds of the user's iterators: items read from them cannot be restored.
         is_cut: whether the data hold more objects than are saved.
+        changed: messages on tensors that were written to but not copied; complete after `restore`.
     """
 
     def __init__(
         self, users: Iterable[Any], data: Iterable[Any] = (), ours: Iterable[Any] = (), leave: Iterable[Any] = ()
     ) -> None:
         self.is_cut = False
+        self.changed: list[str] = []
         self._undo: list[Callable[[], object]] = [partial(rng.restore, rng.capture())]
         self._excluded = {id(item) for item in leave}
         self._objects_by_id: dict[int, Any] = {}  # kept alive, so that ids stay unique
@@ -141,7 +143,9 @@ class KeptObjects:
         elif tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested:
             storage = tensor.untyped_storage()
             place = str(tensor.device), storage.data_ptr()
-            if not (is_data and storage.nbytes() > LARGE) and storage.data_ptr() and place not in self._memory:
+            if is_data and storage.nbytes() > LARGE:
+                self._undo.append(partial(self._check_version, tensor, tensor._version))
+            elif storage.data_ptr() and place not in self._memory:
                 self._memory.add(place)
                 copied = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
                 self._undo.append(partial(_restore_memory, storage, copied.copy_(storage)))
@@ -149,6 +153,11 @@ class KeptObjects:
             self._undo.append(partial(_restore_tensor, tensor, tensor.data, tensor.grad, tensor.requires_grad))
             parts.append(tensor.grad)
         return parts
+
+    def _check_version(self, tensor: Tensor, version: int) -> None:
+        text = f"a tensor of the data, {list(tensor.shape)}, was modified during the rehearsal"
+        if tensor._version != version and text not in self.changed:
+            self.changed.append(text)
 
 
 def _is_closed(kind: type) -> bool:

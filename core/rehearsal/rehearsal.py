@@ -211,7 +211,7 @@ def _report(
     notes += [f"the position of {kind} objects is not restored" for kind in sorted(objects.iterators)]
     if objects.is_cut:
         notes.append("the data contain too many objects: changes in some of them are not restored")
-    problems += result.warnings if trainer.strict else ()
+    problems += [*(result.warnings if trainer.strict else ()), *objects.changed]
     return Rehearsal(
         name=planned.name,
         problems=_of_ranks(trainer.engine, problems),

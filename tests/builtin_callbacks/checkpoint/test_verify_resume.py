@@ -113,7 +113,7 @@ def test_after_a_difference_the_new_way_counts(tmp_path: Path) -> None:
     for steps in (9, 12):  # killed before a checkpoint says so, it is found again
         number, difference = report(fit(tmp_path, steps, at=2))
         assert number == 1
-        assert_facts(difference, "DIVERGED", "step 7", "loss differs", "2.01", "3.014")
+        assert_facts(difference, "DIVERGED", "step 7", "loss 3.014", "was 2.01")
     result = fit(tmp_path, 14)
     assert report(result) == (2, None)
     assert result.resume is not None
@@ -126,7 +126,7 @@ def test_a_divergence_is_repeated_by_later_resumes(tmp_path: Path) -> None:
     result = fit(tmp_path, 14)
     assert result.resume is not None
     assert result.resume.reasons
-    assert_each(result.resume.differences, ("DIVERGED", "step 7", "loss differs", "2.01", "3.014"))
+    assert_each(result.resume.differences, ("DIVERGED", "step 7", "loss 3.014", "was 2.01"))
     assert report(result)[1] is None
 
 
@@ -134,7 +134,7 @@ def test_a_difference_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture
     fit(tmp_path, 9)
     with caplog.at_level(logging.WARNING, "heliograph"):
         fit(tmp_path, 9, at=2)
-    assert_each(caplog.messages, ("DIVERGED", "step 7", "loss differs", "2.01", "3.014", HIDDEN_STATE))
+    assert_each(caplog.messages, ("DIVERGED", "step 7", "loss 3.014", "was 2.01", HIDDEN_STATE))
 
 
 def test_a_difference_is_a_warning_and_equal_steps_are_none(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_stop(tmp_path: Path) -> None:
     fit(tmp_path, 9)
     result = fit(tmp_path, 20, h.VerifyResume("stop"), at=2)
     assert (result.status, result.stopped_by, result.progress.steps) == ("stopped", "verify_resume", 7)
-    assert_facts(result.reason, "DIVERGED", "step 7", "loss differs", "2.01", "3.014")
+    assert_facts(result.reason, "DIVERGED", "step 7", "loss 3.014", "was 2.01")
     assert h.VerifyResume().asks == ()
     assert h.VerifyResume("stop").asks == ("stop",)
 
@@ -174,7 +174,7 @@ def test_raise_and_raise_again(tmp_path: Path) -> None:
     error = caught.value
     assert (error.step, error.batch, error.path, error.causes) == (7, 7, tmp_path / ".run.steps", HIDDEN_STATE)
     assert_facts(
-        error, "DIVERGED", "step 7", "loss differs", "2.01", "3.014", "batch 7", tmp_path / ".run.steps", HIDDEN_STATE
+        error, "DIVERGED", "step 7", "loss 3.014", "was 2.01", "batch 7", tmp_path / ".run.steps", HIDDEN_STATE
     )
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert report(fit(tmp_path, 9)) == (4, None)
@@ -390,7 +390,7 @@ def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert report(fit(tmp_path, 9)) == (4, None)
     number, difference = report(fit(tmp_path, 9, at=3))
     assert number == 2
-    assert_facts(difference, "DIVERGED", "step 8", "loss differs", "1.267", "1.901")
+    assert_facts(difference, "DIVERGED", "step 8", "loss 1.901", "was 1.267")
 
 
 # Where it is reported.
@@ -407,7 +407,7 @@ def test_the_progress_bar_reports(tmp_path: Path) -> None:
     for facts in (
         ("resumed", "step 5"),
         ("verified", "1 repeated step "),
-        ("DIVERGED", "step 7", "loss differs", "2.01", "3.014"),
+        ("DIVERGED", "step 7", "loss 3.014", "was 2.01"),
     ):
         assert any(has_facts(line, "run  ", *facts) for line in lines)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.rehearsal.objects import KeptObjects
+from heliograph.tests.messages import assert_each
 from torch import nn
 
 
@@ -122,13 +123,13 @@ def test_generators_are_put_back_after_an_exception_too() -> None:
     assert [thing.torch.initial_seed(), torch.rand(2).tolist()] == expected
 
 
-def test_only_small_tensors_of_the_data_are_put_back() -> None:
+def test_large_tensors_of_the_data_are_watched_and_small_ones_put_back() -> None:
     small, large = torch.zeros(4), torch.zeros(2**19)
-    with KeptObjects([], [{"small": small, "large": large}]):
+    with KeptObjects([], [{"small": small, "large": large}]) as backup:
         small.add_(1)
         large.add_(1)
     assert small.sum() == 0
-    assert large.sum() == 2**19
+    assert_each(backup.changed, ("tensor of the data", "[524288]", "modified"))
 
 
 def test_iterators_are_named() -> None:
