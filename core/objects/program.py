@@ -8,7 +8,7 @@ import enum
 import fractions
 import io
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
 from pathlib import PurePath
@@ -35,7 +35,7 @@ from ..data.users_code import is_ours, is_users, set_by_epoch
 from ..engines.options import COMPILED
 from ..system.extras import kind_of
 from .equality import SCALARS, digest, is_scalar, scalar_bits
-from .graph import Node, Roots, Walk, family, is_by_user, type_name
+from .graph import Node, Parts, Roots, Walk, family, is_by_user, type_name
 
 Value = Mapping[str, str]
 MISSING: Final = {"text": "not there"}
@@ -116,43 +116,40 @@ class _Digests(Walk):
         super().__init__(Roots({}))
 
     def value(self, value: Any, path: str, depth: int) -> object:
-        if isinstance(value, NAMED):
-            return {"named": repr(value)}
+        return {"named": repr(value)} if isinstance(value, NAMED) else super().value(value, path, depth)
+
+    def take_apart(self, value: Any, path: str) -> Parts | Node:
         kind: type = type(value)
-        is_librarys = family(kind) in ("object", "opaque", "stateful", "file") and not is_by_user(kind)
-        if self.is_data and is_librarys and not _is_iterator(kind):
-            return {"skip": type_name(value)}
-        if self.is_data and isinstance(value, CONTAINERS) and len(value) > SAMPLE and id(value) not in self.ids:
-            items = chain.from_iterable(dict.items(value)) if isinstance(value, dict) else value
-            return self.items(value, () if isinstance(value, set | frozenset) else items, path, depth)
-        return super().value(value, path, depth)
+        if isinstance(value, Tensor | np.ndarray | np.generic):
+            return self.numbers(value)
+        if self.is_data and not _is_iterator(kind):
+            is_librarys = family(kind) in ("object", "opaque", "stateful", "file") and not is_by_user(kind)
+            if is_librarys or isinstance(value, KINDS):
+                return {"skip": type_name(value)}
+            if isinstance(value, CONTAINERS) and len(value) > SAMPLE:
+                return sample_of(value)
+        return super().take_apart(value, path)
 
     def give_up(self, value: object, path: str, why: str = "") -> Node:
         is_skipped = self.is_data and not _is_iterator(type(value))
         return {"skip": type_name(value)} if is_skipped else super().give_up(value, path, why)
 
-    def generator(self, value: Any, path: str, depth: int) -> object:
-        return {"skip": type_name(value)} if self.is_data else super().generator(value, path, depth)
-
-    def tensor(self, value: Tensor, path: str, depth: int) -> object:
-        return {"skip": "meta"} if value.is_meta else self.numbers(value, path)
-
-    def array(self, value: Any, path: str, depth: int) -> object:
-        if value.dtype.hasobject:
-            return self.items(value, value.reshape(-1).tolist(), path, depth)
-        return self.numbers(value, path)
-
-    def numbers(self, value: Any, path: str) -> Node:
-        sample = value
+    def numbers(self, value: Any) -> Parts | Node:
+        if isinstance(value, Tensor) and value.is_meta:
+            return {"skip": "meta"}
+        leaf = [str(value.dtype), list(value.shape)]
+        if value.dtype == object:
+            return Parts("numbers", [("[]", value.tolist())], leaf)
         if self.is_data and value.nbytes > SAMPLE_BYTES:
             flat = value.reshape(-1)
             parts = [flat[:SAMPLE], flat[:: 1 + len(flat) // SAMPLE]]
-            sample = torch.cat(parts) if isinstance(value, Tensor) else np.concatenate(parts)
-        return self.content(self.leaf(value, path, "numbers", [str(value.dtype), list(value.shape)]), path, sample)
+            value = torch.cat(parts) if isinstance(value, Tensor) else np.concatenate(parts)
+        return Parts("numbers", [], leaf, value)
 
-    def items(self, value: Any, items: Iterable[object], path: str, depth: int) -> Node:
-        slots = ((f"[{number}]", item) for number, item in enumerate(islice(items, SAMPLE if self.is_data else None)))
-        return self.add(value, path, "sample", depth, slots, len(value))
+
+def sample_of(value: Any) -> Parts:
+    items = () if isinstance(value, set | frozenset) else dict.items(value) if isinstance(value, dict) else value
+    return Parts("sample", [(f"[{number}]", item) for number, item in enumerate(islice(items, SAMPLE))], len(value))
 
 
 READERS: Final = ("dataset", "sampler", "batch_sampler", "collate_fn")

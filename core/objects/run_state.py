@@ -307,13 +307,13 @@ def _named_parameters(run: Run) -> dict[str, nn.Parameter]:
 
 def _unsaved_attributes(part: Any, skipped: frozenset[str]) -> Namespace:
     # of torch's optimizers and schedulers only the user's functions
-    hooks_by_name: dict[str, Any] = {name: hooks for name in OPTIMIZER_HOOKS if (hooks := user_hooks(part, name))}
     if type(part).__module__.startswith("torch."):
         names = FUNCTIONS & vars(part).keys()
     else:
         names = vars(part).keys() - skipped - (part.state_dict().keys() - FUNCTIONS) - set(OPTIMIZER_HOOKS)
     return Namespace(
-        hooks_by_name | {name: item for name, item in vars(part).items() if name in names and name[:2] != "__"}
+        {name: item for name, item in vars(part).items() if name in names and name[:2] != "__"}
+        | dict(user_hooks(part, OPTIMIZER_HOOKS))
     )
 
 
@@ -351,7 +351,7 @@ def _write_back(run: Run, roots: Roots) -> None:
     for kind, parts in ((OPTIMIZER, run.optimizers), (SCHEDULER, run.schedulers)):
         for name, part in parts.items():
             attributes = vars(roots.objects[kind + name]).items()
-            vars(part).update({key: item for key, item in attributes if key not in OPTIMIZER_HOOKS})
+            vars(part).update({key: item for key, item in attributes if "[" not in key})  # no hooks
     gradients = vars(roots.objects[GRADIENTS])
     for name, parameter in _named_parameters(run).items():
         if isinstance(gradients.get(name), Tensor):
