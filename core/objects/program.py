@@ -34,7 +34,7 @@ from ..data.streams import Streams
 from ..data.users_code import is_ours, is_users, set_by_epoch
 from ..engines.options import COMPILED
 from ..system.extras import kind_of
-from .equality import SCALARS, digest, is_scalar, scalar_bits
+from .equality import digest, is_scalar, scalar_bits
 from .graph import Node, Parts, Roots, Walk, family, is_by_user, type_name
 
 Value = Mapping[str, str]
@@ -153,6 +153,9 @@ def sample_of(value: Any) -> Parts:
 
 
 READERS: Final = ("dataset", "sampler", "batch_sampler", "collate_fn")
+OF_TORCH: Final[dict[type, str]] = {
+    Subset: "indices", TensorDataset: "tensors", WeightedRandomSampler: "weights", SubsetRandomSampler: "indices",
+}  # fmt: skip
 
 
 def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, Value]:
@@ -162,39 +165,37 @@ def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, Value]:
         run: the run.
         only_by_epoch: only the attributes that `set_epoch` sets: it sets them again before anything is read.
     """
-    sets, train = run.data.validation_loaders, run.data.train_loader
-    loaders = (
-        {f"{name} ": loader for name, loader in train.loaders.items()} if isinstance(train, Streams) else {"": train}
-    )
-    loaders |= {f"validation {name} ".replace("  ", " "): loader for name, loader in sets.items()}
-    encoded: dict[str, Value] = {}
-    for prefix, loader in loaders.items():
-        for name in READERS:
-            reader = getattr(loader, name, None)
-            if type(reader) is BatchSampler:  # torch makes it from the sampler
-                reader = None if reader.sampler is loader.sampler else reader.sampler
-            for path, value, follows_epoch in _attributes(reader, prefix + name.replace("_", " ")):
-                if follows_epoch or not only_by_epoch:
-                    encoded[path] = encode(value, is_data=True)
-    return encoded
+    train = run.data.train_loader
+    loaders = dict(train.loaders) if isinstance(train, Streams) else {"": train}
+    loaders |= {f"validation {name}": loader for name, loader in run.data.validation_loaders.items()}
+    return {
+        path: encode(value, is_data=True)
+        for prefix, loader in loaders.items()
+        for name in READERS
+        for path, value, follows_epoch in _attributes(
+            _reader(loader, name), f"{prefix.strip()} {name.replace('_', ' ')}".strip()
+        )
+        if follows_epoch or not only_by_epoch
+    }
+
+
+def _reader(loader: Any, name: str) -> Any:
+    reader = getattr(loader, name, None)
+    if type(reader) is not BatchSampler:
+        return reader
+    return None if reader.sampler is loader.sampler else reader.sampler  # torch makes it from the sampler
 
 
 def _attributes(reader: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
-    if isinstance(reader, Subset):
-        yield f"{path}.indices", reader.indices if type(reader.indices) is list else list(reader.indices), False
-        yield from _attributes(reader.dataset, path)
+    if isinstance(reader, FunctionType | partial):
+        yield path, reader, False
     elif isinstance(reader, ConcatDataset):
         for number, part in enumerate(reader.datasets):
             yield from _attributes(part, f"{path} {number}")
-    elif isinstance(reader, TensorDataset):
-        for number, tensor in enumerate(reader.tensors):
-            yield f"{path}.tensors {number}", tensor, False
-    elif isinstance(reader, WeightedRandomSampler | SubsetRandomSampler):
-        name = "weights" if isinstance(reader, WeightedRandomSampler) else "indices"
+    elif name := OF_TORCH.get(type(reader)):
         yield f"{path}.{name}", getattr(reader, name), False
-    elif isinstance(reader, FunctionType | partial):
-        yield path, reader, False
-    elif reader is not None and is_by_user(type(reader)):
+        yield from _attributes(getattr(reader, "dataset", None), path)
+    elif is_by_user(type(reader)):
         by_epoch = set_by_epoch(type(reader))
         for name, value in getattr(reader, "__dict__", {}).items():
             if not isinstance(value, KINDS) and name[:2] != "__":  # their draws are keyed
@@ -295,14 +296,12 @@ def plugin_options(plugin: Any) -> dict[str, Value]:
 
 def _plain(option: Any) -> Any:
     # of a class of heliograph its `str` if it has one, else its attributes
-    if type(option) in SCALARS or not is_ours(type(option).__module__):
+    kind = type(option)
+    if not is_ours(kind.__module__):
         return option
-    if any("__str__" in vars(kind) for kind in type(option).__mro__[:-1]):
+    if kind.__str__ is not object.__str__:
         return str(option)
     return {name: value for name, value in getattr(option, "__dict__", {}).items() if not name.startswith("_")}
-
-
-PARAMETERS: Final = ("params", "param_names")
 
 
 def encode_options(run: Run) -> dict[str, Value]:
@@ -311,7 +310,7 @@ def encode_options(run: Run) -> dict[str, Value]:
     for name, optimizer in run.optimizers.items():
         for number, group in enumerate(optimizer.param_groups):
             group_name = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
-            skip = {*PARAMETERS, *(["lr"] if "initial_lr" in group else [])}
+            skip = {"params", "param_names"} | ({"lr"} if "initial_lr" in group else set())
             options.update({f"{key} of {group_name}": value for key, value in group.items() if key not in skip})
     return {group_name: encode(value) for group_name, value in options.items()} | encode_scheduler_options(run)
 

@@ -45,6 +45,7 @@ SCHEDULER: Final = "run.schedulers."
 _SGD: Final = frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "_opt_called", "step"})
 _SCHEDULER: Final = frozenset({"optimizer", "_get_lr_called_within_step", "_is_initial", "_schedulers"})
 FUNCTIONS: Final = frozenset({"lr_lambda", "lr_lambdas"})  # a scheduler's `state_dict` holds no closures
+DATA_PARTS: Final = ("dataset", "sampler", "batch_sampler", "loaders", "datasets")
 OPTIMIZER_HOOKS: Final = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -194,7 +195,6 @@ class ObjectState:
         follows_epoch = () if run.progress.batch else encode_data(run, only_by_epoch=True)
         differences = differing(saved["data"], encode_data(run))
         changes = {path: (was, now) for path, was, now in differences if path not in follows_epoch}
-
         handles: list[Handle] = []
 
         def report() -> None:
@@ -208,12 +208,8 @@ class ObjectState:
                 run.data.report_difference(f"{path} was {before} and is {present}: {cause}")
 
         if changes and run.progress.batch:
-
-            def compare_again(run: Run, event: BatchEnd) -> None:  # noqa: ARG001  # the form of a handler
-                report()
-
             self.waiting = report
-            handles.append(run.bus.on(BatchEnd, compare_again))
+            handles.append(run.bus.on(BatchEnd, lambda run, event: report()))  # noqa: ARG005  # the form of a handler
         elif changes:
             report()
 
@@ -242,13 +238,9 @@ def share_facts(run: Any) -> None:
 
 
 def _handlers(run: Run) -> list[str]:
-    return list(
-        dict.fromkeys(
-            subscription.owner
-            for receiver, subscription in run.bus.signal(EpochStart).listeners()
-            if not is_ours(str(getattr(receiver, "__module__", "")))
-        )
-    )
+    listeners = run.bus.signal(EpochStart).listeners()
+    owners = [entry.owner for receiver, entry in listeners if not is_ours(str(getattr(receiver, "__module__", "")))]
+    return list(dict.fromkeys(owners))
 
 
 def _sums(run: Run) -> dict[str, int]:
@@ -325,7 +317,8 @@ def _connected_functions(run: Run) -> dict[str, Any]:
             plugin = plugins.get(subscription.owner)  # a function connected in a handler has the plugin as owner, too
             if not _is_users(receiver) or (plugin is not None and not affects_training(plugin)):
                 continue
-            if isinstance(subscription.owner, PluginName) and (plugin is None or _is_handler(receiver, plugin)):
+            handlers = [getattr(plugin, name) for name, _ in marked_methods(type(plugin))]
+            if isinstance(subscription.owner, PluginName) and (plugin is None or receiver in handlers):
                 continue
             name = f"{signal.event.__name__}.{describe_function(receiver)}"
             while name in functions:
@@ -334,17 +327,10 @@ def _connected_functions(run: Run) -> dict[str, Any]:
     return functions
 
 
-def _is_handler(receiver: Any, plugin: Any) -> bool:
-    names = (name for name, _ in marked_methods(type(plugin)))
-    return getattr(receiver, "__self__", None) is plugin and receiver.__name__ in names
-
-
 def _is_users(receiver: Any) -> bool:
     while isinstance(receiver, partial):
         receiver = receiver.func
-    holder = getattr(receiver, "__self__", receiver)
-    module = getattr(holder if hasattr(holder, "__qualname__") else type(holder), "__module__", None)
-    return is_users(str(module))
+    return is_users(str(getattr(getattr(receiver, "__self__", receiver), "__module__", None)))
 
 
 def _write_back(run: Run, roots: Roots) -> None:
@@ -360,21 +346,18 @@ def _write_back(run: Run, roots: Roots) -> None:
 
 def _data_objects(run: Run) -> Iterator[object]:
     loaders = [run.data.train_loader, *run.data.validation_loaders.values()]
-    for loader in loaders:
-        parts = (getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler", "loaders", "datasets"))
-        pending = [part for part in parts if part is not None]
-        yield loader
-        while pending:
-            part = pending.pop()
-            yield part
-            values = part.values() if isinstance(part, dict) else getattr(part, "__dict__", {}).values()
-            for value in list(values)[:100]:
-                yield value
-                if isinstance(value, tuple):  # of a TensorDataset
-                    yield from value[:100]
-            inner = getattr(part, "dataset", None)
-            pending += [] if inner is None else [inner]
-            pending += list(getattr(part, "datasets", ()))[:100]
+    yield from loaders
+    pending = [getattr(loader, name, None) for loader in loaders for name in DATA_PARTS]
+    while pending:
+        part = pending.pop()
+        yield part
+        values = part.values() if isinstance(part, dict) else getattr(part, "__dict__", {}).values()
+        for value in list(values)[:100]:
+            yield value
+            if isinstance(value, tuple):  # of a TensorDataset
+                yield from value[:100]
+        inner = getattr(part, "dataset", None)
+        pending += [*([] if inner is None else [inner]), *list(getattr(part, "datasets", ()))[:100]]
 
 
 def user_modules() -> dict[str, types.ModuleType]:
