@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ...events import BatchEnd, EpochStart, Handle, PluginName, Run
+from ...events import BatchEnd, EpochEnd, EpochStart, Handle, PluginName, Run
 from ...events.checks import describe as describe_function
 from ...plugins.plugin import marked_methods
 from ..data.users_code import is_ours, is_users
@@ -189,8 +189,8 @@ class ObjectState:
     def _compare_data(self, run: Run, saved: Mapping[str, Any]) -> None:
         """Compare the data objects once the order has reached its position.
 
-        Within an epoch they are compared again after a batch was read, because a sampler that counts epochs counts when
-        its first index is drawn.
+        Within an epoch they are compared again after a batch or at its end, because a sampler that counts epochs counts
+        when its first index is drawn.
         """
         follows_epoch = () if run.progress.batch else encode_data(run, only_by_epoch=True)
         differences = differing(saved["data"], encode_data(run))
@@ -209,7 +209,7 @@ class ObjectState:
 
         if changes and run.progress.batch:
             self.waiting = report
-            handles.append(run.bus.on(BatchEnd, lambda run, event: report()))  # noqa: ARG005  # the form of a handler
+            handles += [run.bus.on(event, lambda run, event: report()) for event in (BatchEnd, EpochEnd)]  # noqa: ARG005
         elif changes:
             report()
 
