@@ -422,6 +422,8 @@ class Walk:
             slots.append((f".{name}.requires_grad", parameter.requires_grad))
             slots += [(f".{name}.{key}", item) for key, item in vars(parameter).items() if key[0] != "_"]
             slots += [(f".{name}.{key}", hook) for key, hook in user_hooks(parameter, PARAMETER_HOOKS)]
+            if id(parameter) not in self.roots.owned and parameter.grad is not None:
+                slots.append((f".{name}.grad", parameter.grad))
         not_persistent = value._non_persistent_buffers_set
         buffers = value._buffers.items()
         slots += [(f".{name}", buffer) for name, buffer in buffers if not is_saved or name in not_persistent]

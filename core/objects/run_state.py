@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...events import BatchEnd, EpochEnd, EpochStart, Handle, PluginName, Run
 from ...events.checks import describe as describe_function
@@ -39,7 +39,6 @@ logger = logging.getLogger("heliograph")
 MODULE: Final = "module "
 SET_BY_TORCH: Final = ("TORCH", "TRITON")  # environment variables of `torch.compile`
 # The names of modules have no dots.
-GRADIENTS: Final = "run.gradients"
 OPTIMIZER: Final = "run.optimizers."
 SCHEDULER: Final = "run.schedulers."
 _SGD: Final = frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "_opt_called", "step"})
@@ -285,16 +284,7 @@ def find_roots(run: Run) -> Roots:
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    parameters = _named_parameters(run)
-    gradients = {name: parameter.grad for name, parameter in parameters.items() if id(parameter) not in owned}
-    objects[GRADIENTS] = Namespace({name: gradient for name, gradient in gradients.items() if gradient is not None})
-    owned |= set(map(id, parameters.values()))
     return Roots(objects, saved, tuple(_data_objects(run)), frozenset(owned), run.phase == "train")
-
-
-def _named_parameters(run: Run) -> dict[str, nn.Parameter]:
-    modules = run.modules.items()
-    return {f"{name}.{key}": parameter for name, module in modules for key, parameter in module.named_parameters()}
 
 
 def _unsaved_attributes(part: Any, skipped: frozenset[str]) -> Namespace:
@@ -338,10 +328,6 @@ def _write_back(run: Run, roots: Roots) -> None:
         for name, part in parts.items():
             attributes = vars(roots.objects[kind + name]).items()
             vars(part).update({key: item for key, item in attributes if "[" not in key})  # no hooks
-    gradients = vars(roots.objects[GRADIENTS])
-    for name, parameter in _named_parameters(run).items():
-        if isinstance(gradients.get(name), Tensor):
-            parameter.grad = gradients[name]
 
 
 def _data_objects(run: Run) -> Iterator[object]:
