@@ -93,12 +93,14 @@ class Graph:
         nodes: the objects.
         roots: slot values by path.
         untracked: types by path, of objects that could not be captured.
+        large: types by path, of objects that are only compared.
         contents: live tensors, arrays or bytes by the number of the node with their digest.
     """
 
     nodes: list[Node] = field(default_factory=list)
     roots: dict[str, Any] = field(default_factory=dict)
     untracked: dict[str, str] = field(default_factory=dict)
+    large: dict[str, str] = field(default_factory=dict)
     contents: dict[int, Any] = field(default_factory=dict)
 
     def digest(self, number: int) -> str:
@@ -107,7 +109,8 @@ class Graph:
 
     def state_dict(self, needed: Iterable[int]) -> dict[str, Any]:
         contents = {number: plain_content(self.contents[number]) for number in needed if number in self.contents}
-        return {"nodes": self.nodes, "roots": self.roots, "untracked": self.untracked, "contents": contents}
+        facts = {"roots": self.roots, "untracked": self.untracked, "large": self.large}
+        return {"nodes": self.nodes, "contents": contents, **facts}
 
 
 def plain_content(content: Any) -> Any:
@@ -243,7 +246,6 @@ class Walk:
         }  # fmt: skip
         self.ids: dict[int, int] = {}
         self.alive: list[object] = []  # an id is valid only while its object lives
-        self.storages: dict[int, tuple[str, Tensor]] | None = None  # by address: a path in `saved`, and the tensor
         self.saved = {id(value) for value in roots.saved.values() if not isinstance(value, nn.Module)}
         self.modules = {
             id(module) for value in roots.saved.values() if isinstance(value, nn.Module) for module in value.modules()
@@ -301,7 +303,9 @@ class Walk:
         if parts.content is not MISSING:
             is_large = parts.kind == "large"
             node["digest"] = "" if path in self.changed_paths and not is_large else digest_of(parts.content)
-            if not is_large:
+            if is_large:
+                self.graph.large[path] = f"{node['type']}, {parts.leaf}" if parts.leaf else node["type"]
+            else:
                 self.graph.contents[number] = parts.content
         for key, item in parts.slots:
             slots[key] = self.value(item, path + key, depth + 1)
@@ -457,7 +461,7 @@ class Walk:
         place.append(value.is_leaf and value.requires_grad)
         grad = value.grad if value.is_leaf and id(value) not in self.roots.owned else None
         slots = [] if grad is None else [(".grad", grad)]
-        saved_path, base = self.known_storages().get(address, ("", None))
+        saved_path, base = self.storages.get(address, ("", None))
         if saved_path:
             return Parts("tensor", slots, [*place, saved_path, base is value])
         if base is not None and base is not value:
@@ -465,21 +469,22 @@ class Walk:
         data = value.detach()
         if value.untyped_storage().nbytes() <= max(SMALL, 4 * value.nbytes):
             data = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
-            self.known_storages()[address] = "", value
+            self.storages[address] = "", value
         else:  # a small part of a large storage is saved without the storage
             place[2], place[3] = list(torch.empty(value.shape, device="meta").stride()), 0
             data = data.contiguous().view(-1)
         parts = Parts("tensor", slots, [*place, "", True], data)
         return parts if isinstance(value, nn.Parameter) else limited(parts, value.nbytes)
 
-    def known_storages(self) -> dict[int, tuple[str, Tensor]]:
-        if self.storages is None:  # most programs hold no tensors, and need no index
-            self.storages = {}
-            for name, holder in self.roots.saved.items():
-                for path, tensor in named_tensors(name, holder):
-                    self.storages.setdefault(storage_of(tensor), (path, tensor))
-            self.storages.pop(0, None)
-        return self.storages
+    @functools.cached_property  # most programs hold no tensors, and need no index
+    def storages(self) -> dict[int, tuple[str, Tensor]]:
+        # by address: a path in `saved`, and the tensor
+        by_address: dict[int, tuple[str, Tensor]] = {}
+        for name, holder in self.roots.saved.items():
+            for path, tensor in named_tensors(name, holder):
+                by_address.setdefault(storage_of(tensor), (path, tensor))
+        by_address.pop(0, None)
+        return by_address
 
 
 def limited(parts: Parts, nbytes: int) -> Parts:
@@ -523,7 +528,7 @@ class Comparison:
     def __init__(self, before: Graph, after: Graph, changed_paths: Iterable[str] = ()) -> None:
         self.before, self.after, self.changed_paths = before, after, frozenset(changed_paths)
         self.paths, self.needed = set[str](), set[int]()
-        self.pairs, self.back, self.descended = dict[int, int](), dict[int, int](), set[int]()
+        self.pairs, self.back = dict[int, int](), dict[int, int]()
         self.compared = set[tuple[int, int]]()
         for path in after.roots:  # in order: an alias gets the first path that reaches it
             if path in before.roots:
@@ -575,8 +580,7 @@ class Comparison:
         stack = [value]
         while stack:
             value = stack.pop()
-            if is_reference(value) and value["ref"] not in self.descended:
-                self.descended.add(value["ref"])
+            if is_reference(value) and value["ref"] not in self.needed:
                 self.needed.add(value["ref"])
                 stack += self.after.nodes[value["ref"]]["slots"].values()
 
@@ -588,15 +592,11 @@ def size(node: Node) -> int | None:
 
 
 def describe(graph: Graph, path: str) -> str:
-    for slot_path, value in walk(graph):
-        if slot_path == path:
-            if not isinstance(value, dict):
-                return f"{value!r:.60}"
-            if "ref" not in value:
-                return str(value["skip"])
-            node = graph.nodes[value["ref"]]
-            return str(node["leaf"] if node["kind"] == "enum" else node["type"])
-    return "missing"
+    value = dict(walk(graph)).get(path, MISSING)
+    if is_reference(value):
+        node = graph.nodes[value["ref"]]
+        return str(node["leaf"] if node["kind"] == "enum" else node["type"])
+    return "missing" if value is MISSING else str(value["skip"]) if isinstance(value, dict) else f"{value!r:.60}"
 
 
 def walk(graph: Graph) -> Iterator[tuple[str, Any]]:
@@ -611,13 +611,4 @@ def walk(graph: Graph) -> Iterator[tuple[str, Any]]:
 
 def untracked(graph: Graph, changed: Collection[str]) -> dict[str, str]:
     # types by path, of changed values that are only compared, too
-    types = dict(graph.untracked)
-    if any(node["kind"] == "large" for node in graph.nodes):
-        for path, value in walk(graph):
-            if path in changed and is_reference(value) and graph.nodes[value["ref"]]["kind"] == "large":
-                types[path] = large_type(graph.nodes[value["ref"]])
-    return types
-
-
-def large_type(node: Node) -> str:
-    return f"{node['type']}, {node['leaf']}" if node["leaf"] else str(node["type"])
+    return graph.untracked | {path: kind for path, kind in graph.large.items() if path in changed}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import collections
 import functools
-import random
 import sys
 import types
 from collections.abc import Collection
@@ -29,7 +28,6 @@ from .graph import (
     Walk,
     is_reference,
     labeled_items,
-    large_type,
     named_tensors,
     storage_of,
     type_name,
@@ -38,6 +36,10 @@ from .graph import (
 
 REBUILT: Final = ("constant", "tuple", "array", "array view", "tensor", "tensor view", "enum")
 NEW: Final = ("list", "dict", "scalars", "object", "module")
+CONSTANTS: Final[dict[str, Any]] = {  # a checkpoint calls no other class
+    "builtins.str": str, "builtins.frozenset": frozenset, "builtins.int": ast.literal_eval,
+    "builtins.bytes": ast.literal_eval,
+}  # fmt: skip
 GENERATORS: Final = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in KINDS}
 
 
@@ -104,7 +106,9 @@ class _Restore:
         """
         force = force or path in self.paths
         if not is_reference(value):
-            return self.plain(value, live, path, force=force)
+            if force and live is MISSING and isinstance(value, dict):
+                self.failed[path] = value["skip"]
+            return value if force and not isinstance(value, dict) else live
         number, wrapper, live = value["ref"], live, unwrap(live)
         node = self.nodes[number]
         if number in self.filled:
@@ -130,13 +134,6 @@ class _Restore:
             self.filled.discard(number)
         return wrapper
 
-    def plain(self, value: Any, live: Any, path: str, *, force: bool) -> Any:
-        if not isinstance(value, dict):
-            return value if force else live
-        if force and live is MISSING:
-            self.failed[path] = value["skip"]
-        return live
-
     def fits(self, node: Node, live: Any) -> bool:
         if live is MISSING or type_name(live) != node["type"] or id(live) in self.bound:
             return False
@@ -154,7 +151,7 @@ class _Restore:
             (target.update if isinstance(target, set | dict) else target.extend)(content)
             self.restored.append(path)
         elif kind == "large" and force:
-            self.failed[path] = large_type(node)
+            self.failed[path] = self.graph.large.get(path, node["type"])
         elif kind == "stateful" and (force or any(name.startswith(path + STATE) for name in self.paths)):
             target.load_state_dict(self.fill(slots[STATE], MISSING, path + STATE, force=True))
             self.restored.append(path)
@@ -224,14 +221,16 @@ class _Restore:
         if content is MISSING:
             return live
         if kind == "constant":
-            return ast.literal_eval(content) if issubclass(cls, int | bytes) else cls(content)
+            return CONSTANTS[node["type"]](content)
         return self.array(leaf, content, cls, live, path) if kind == "array" else self.tensor(node, content, live, path)
 
     def create(self, number: int) -> Any:
         node = self.nodes[number]
         kind, cls = node["kind"], find_class(node["type"])
-        if node["type"] in GENERATORS:
-            return new_generator(GENERATORS[node["type"]], node["leaf"])
+        if kind == "generator":
+            generator: Any = GENERATORS[node["type"]]
+            bits = getattr(np.random, node["leaf"]["bit_generator"])() if generator is np.random.Generator else None
+            return generator() if bits is None else generator(bits)
         if cls is None or kind not in NEW or issubclass(cls, collections.defaultdict):  # a factory is not saved
             return MISSING
         if kind in ("object", "module") and any(
@@ -277,12 +276,6 @@ class _Restore:
         base = self.tensors.get(source[0], MISSING) if source else self.made.get(node["slots"][".base"]["ref"], MISSING)
         is_whole = bool(source) and source[1]
         return base if base is MISSING or is_whole else base.detach().as_strided(shape, stride, offset)
-
-
-def new_generator(kind: Any, state: Any) -> Any:
-    if kind is np.random.Generator:
-        return np.random.Generator(getattr(np.random, state["bit_generator"])())
-    return (random.Random if kind is random.Random else kind)()
 
 
 def find_class(name: str) -> Any:
