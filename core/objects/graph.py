@@ -55,7 +55,6 @@ HARMLESS_MODULES: Final = frozenset({
     "torch.futures", "torch.jit", "torch.profiler", "torch.utils.hooks", "torch.utils.tensorboard", "tqdm", "typing",
     "typing_extensions", "unittest", "uuid", "wandb", "warnings", "zipimport", "zoneinfo",
 })  # fmt: skip
-HARMLESS_TYPES: Final = frozenset({"_csv.writer", "_struct.Struct"})
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PARAMETER_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -140,11 +139,6 @@ def is_by_user(value: Any) -> bool:
     return is_users(str(value.__module__ or ""))
 
 
-def is_stateful(kind: type) -> bool:
-    names = set[str]().union(*map(vars, kind.__mro__))  # not by `getattr`: a metaclass may raise anything
-    return {"state_dict", "load_state_dict"} <= names
-
-
 @functools.cache
 def family(kind: type) -> str:
     if kind in SCALARS:
@@ -154,14 +148,11 @@ def family(kind: type) -> str:
     for name, kinds in FAMILIES.items():
         if issubclass(kind, kinds):
             return name
-    if issubclass(kind, nn.Module):
-        return "module"
-    package = kind.__module__
-    parts = package.split(".")
-    packages = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
-    if is_stateful(kind) and not is_ours(package):
+    name, is_framework = f"{kind.__module__}.{kind.__qualname__}", is_ours(kind.__module__)
+    # not by `getattr`: a metaclass may raise anything
+    if not is_framework and {"state_dict", "load_state_dict"} <= set[str]().union(*map(vars, kind.__mro__)):
         return "stateful"
-    if packages & HARMLESS_MODULES or is_ours(package) or f"{package}.{kind.__qualname__}" in HARMLESS_TYPES:
+    if is_framework or name == "_csv.writer" or any(name.startswith(f"{module}.") for module in HARMLESS_MODULES):
         return "skip"
     slots = slots_of(kind)
     if kind.__basicsize__ > _PLAIN_SIZE + 8 * len(slots):
@@ -183,6 +174,7 @@ FAMILIES: Final[dict[str, tuple[type, ...]]] = {
     "method": (types.MethodType,),
     "partial": (functools.partial,),
     "class": (type,),
+    "module": (nn.Module,),
 }
 
 
@@ -272,10 +264,11 @@ class Walk:
         kind = family(type(value))
         if (kind == "scalar" and is_scalar(value)) or (type(value) is tuple and all(map(is_scalar, value))):
             return value
-        if kind == "skip":
-            return {"skip": type_name(value)}
         if kind in ("module", "function"):
             value = unwrap(value)
+            kind = family(type(value))
+        if kind == "skip":
+            return {"skip": type_name(value)}
         if (number := self.ids.get(id(value))) is not None:
             return {"ref": number}
         if id(value) in self.data:
@@ -528,8 +521,8 @@ class Comparison:
     def __init__(self, before: Graph, after: Graph, changed_paths: Iterable[str] = ()) -> None:
         self.before, self.after, self.changed_paths = before, after, frozenset(changed_paths)
         self.paths, self.needed = set[str](), set[int]()
-        self.pairs, self.back = dict[int, int](), dict[int, int]()
         self.compared = set[tuple[int, int]]()
+        self.compared_before, self.compared_after = set[int](), set[int]()
         for path in after.roots:  # in order: an alias gets the first path that reaches it
             if path in before.roots:
                 self.visit(path, before.roots[path], after.roots[path])
@@ -545,14 +538,13 @@ class Comparison:
         was, now = self.before.nodes[first], self.after.nodes[second]
         if (first, second) in self.compared or (path.startswith(LISTENERS) and size(was) != size(now)):
             return
+        is_other_alias = first in self.compared_before or second in self.compared_after
         self.compared.add((first, second))
-        if first in self.pairs or second in self.back:
-            if was["kind"] != now["kind"] or now["kind"] not in IMMUTABLE:  # whose identity is not state
-                self.add(path, new)
-                return
-        else:
-            self.pairs[first], self.back[second] = second, first
-        if was["kind"] != now["kind"] or was["type"] != now["type"]:
+        self.compared_before.add(first)
+        self.compared_after.add(second)
+        if (was["kind"], was["type"]) != (now["kind"], now["type"]) or (
+            is_other_alias and now["kind"] not in IMMUTABLE  # whose identity is not state
+        ):
             self.add(path, new)
             return
         if path in self.changed_paths or not self.has_same_content(first, second):
