@@ -121,7 +121,7 @@ def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
 
 def attributes(value: object) -> Iterator[tuple[str, object]]:
     # From `__dict__` and slots; no code of the class runs.
-    kind = type(value)
+    kind: type = type(value)
     instance_dict = value.__dict__ if kind.__dictoffset__ else {}
     for name, item in list(instance_dict.items()):
         if not (name[:2] == "__" and name[-2:] == "__"):

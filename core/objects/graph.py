@@ -141,6 +141,7 @@ def is_by_user(value: Any) -> bool:
 
 @functools.cache
 def family(kind: type) -> str:
+    slots = slots_of(kind)
     if kind in SCALARS:
         return "scalar"
     if issubclass(kind, HARMLESS):
@@ -154,7 +155,6 @@ def family(kind: type) -> str:
         return "stateful"
     if is_framework or name == "_csv.writer" or any(name.startswith(f"{module}.") for module in HARMLESS_MODULES):
         return "skip"
-    slots = slots_of(kind)
     if kind.__basicsize__ > _PLAIN_SIZE + 8 * len(slots):
         return "opaque"  # a base class in C has unreadable state
     return "object" if kind.__dictoffset__ or slots else "opaque"
@@ -261,13 +261,13 @@ class Walk:
         return {"skip": type_name(value)}
 
     def value(self, value: Any, path: str, depth: int) -> object:
-        kind = family(type(value))
-        if (kind == "scalar" and is_scalar(value)) or (type(value) is tuple and all(map(is_scalar, value))):
+        kind: type = type(value)
+        name = family(kind)
+        if (name == "scalar" and is_scalar(value)) or (kind is tuple and all(map(is_scalar, value))):
             return value
-        if kind in ("module", "function"):
-            value = unwrap(value)
-            kind = family(type(value))
-        if kind == "skip":
+        if name in ("module", "function") and (inner := unwrap(value)) is not value:
+            return self.value(inner, path, depth)
+        if name == "skip":
             return {"skip": type_name(value)}
         if (number := self.ids.get(id(value))) is not None:
             return {"ref": number}
@@ -280,8 +280,9 @@ class Walk:
         return self.add(value, self.take_apart(value, path), path, depth)
 
     def take_apart(self, value: Any, path: str) -> Parts | Node:
+        kind: type = type(value)
         try:
-            return self.readers[family(type(value))](value, path)
+            return self.readers[family(kind)](value, path)
         except Exception as error:  # noqa: BLE001  # the user's `__len__` or `state_dict` fails, a thread changes a dict
             return self.give_up(value, path, f"{type(error).__name__} while it was read")
 

@@ -299,7 +299,7 @@ def _plain(option: Any) -> Any:
     kind = type(option)
     if not is_ours(kind.__module__):
         return option
-    if kind.__str__ is not object.__str__:
+    if any("__str__" in vars(base) for base in kind.__mro__[:-1]):
         return str(option)
     return {name: value for name, value in getattr(option, "__dict__", {}).items() if not name.startswith("_")}
 

@@ -151,7 +151,7 @@ class _Restore:
             (target.update if isinstance(target, set | dict) else target.extend)(content)
             self.restored.append(path)
         elif kind == "large" and force:
-            self.failed[path] = self.graph.large.get(path, node["type"])
+            self.failed[path] = self.graph.large.get(path) or node["type"]
         elif kind == "stateful" and (force or any(name.startswith(path + STATE) for name in self.paths)):
             target.load_state_dict(self.fill(slots[STATE], MISSING, path + STATE, force=True))
             self.restored.append(path)
