@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...events import Progress
-from ..objects.equality import tensor_bytes
+from ..objects.equality import VALUES, tensor_bytes
 from .source import Source
 
 COMPLETE = 2**20  # bytes: a larger batch is sampled
@@ -21,7 +21,6 @@ SAMPLE = 2**16
 MOST = 10_000  # values
 FEW = 64  # parts of a container
 DEPTH, OBJECT = 8, 2  # search depth in containers, and in other objects, which may reach the whole program
-PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 class LoadedBatch(NamedTuple):
@@ -94,7 +93,7 @@ def digest_of(leaves: Sequence[tuple[str, Any]]) -> bytes:
         if isinstance(value, Tensor | np.ndarray):
             state.update(f"{value.dtype}{list(value.shape)}".encode())
             state.update(_sample(value, step))
-        elif isinstance(value, PLAIN):
+        elif isinstance(value, VALUES):
             state.update(f"{type(value).__name__}:{value!r}".encode())
     return state.digest()
 
@@ -112,7 +111,7 @@ def _versions(leaves: Sequence[tuple[str, Any]]) -> list[int]:
 
 
 def _leaves(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (Tensor, np.ndarray, *PLAIN)) or not depth:
+    if isinstance(value, (Tensor, np.ndarray, *VALUES)) or not depth:
         yield place, value
         return
     if isinstance(value, list | tuple):

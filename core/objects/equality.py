@@ -21,7 +21,7 @@ SUMMED: Final = 1 << 18  # values summed at a time
 ODD: Final = 0x1B873593CC9E2D51  # any large odd number
 MOST_BITS: Final = 2000  # of an integer that `torch.load(weights_only=True)` reads
 SAMPLE: Final = 4096  # numbers of a tensor
-VALUES: Final = (bool, int, float, complex, str, bytes, NoneType, np.generic)
+VALUES: Final = (*SCALARS, np.generic)
 NAMED: Final = (type, FunctionType, BuiltinFunctionType, ModuleType)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
+    StackDataset,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -127,7 +128,9 @@ class _Digests(Walk):
             if is_librarys or isinstance(value, KINDS):
                 return {"skip": type_name(value)}
             if isinstance(value, CONTAINERS) and len(value) > SAMPLE:
-                return sample_of(value)
+                items = () if isinstance(value, set | frozenset) else value
+                pairs = enumerate(islice(dict.items(value) if isinstance(value, dict) else items, SAMPLE))
+                return Parts("sample", [(f"[{number}]", item) for number, item in pairs], len(value))
         return super().take_apart(value, path)
 
     def give_up(self, value: object, path: str, why: str = "") -> Node:
@@ -145,11 +148,6 @@ class _Digests(Walk):
             parts = [flat[:SAMPLE], flat[:: 1 + len(flat) // SAMPLE]]
             value = torch.cat(parts) if isinstance(value, Tensor) else np.concatenate(parts)
         return Parts("numbers", [], leaf, value)
-
-
-def sample_of(value: Any) -> Parts:
-    items = () if isinstance(value, set | frozenset) else dict.items(value) if isinstance(value, dict) else value
-    return Parts("sample", [(f"[{number}]", item) for number, item in enumerate(islice(items, SAMPLE))], len(value))
 
 
 READERS: Final = ("dataset", "sampler", "batch_sampler", "collate_fn")
@@ -189,9 +187,10 @@ def _reader(loader: Any, name: str) -> Any:
 def _attributes(reader: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
     if isinstance(reader, FunctionType | partial):
         yield path, reader, False
-    elif isinstance(reader, ConcatDataset):
-        for number, part in enumerate(reader.datasets):
-            yield from _attributes(part, f"{path} {number}")
+    elif isinstance(reader, ConcatDataset | StackDataset):
+        datasets = reader.datasets
+        for name, part in datasets.items() if isinstance(datasets, dict) else enumerate(datasets):
+            yield from _attributes(part, f"{path} {name}")
     elif name := OF_TORCH.get(type(reader)):
         yield f"{path}.{name}", getattr(reader, name), False
         yield from _attributes(getattr(reader, "dataset", None), path)
@@ -223,7 +222,12 @@ def describe_program(run: Run) -> dict[str, Any]:
         "torch's float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
     named = zip(run.plugins.names(), run.plugins, strict=True)
-    plugins = {name: _plugin(run, name, plugin) for name, plugin in named if affects_training(plugin)}
+    plugins = {
+        name: {"class": encode(type_name(plugin)), "enabled": encode(run.plugins.is_enabled(name))}
+        | (plugin_options(plugin) if is_ours(type(plugin).__module__) else {})  # others are in the graph
+        for name, plugin in named
+        if affects_training(plugin)
+    }
     return {"settings": settings, "ranks": engine.world_size, "plugins": plugins}
 
 
@@ -255,11 +259,6 @@ def compare_programs(before: Program, now: Program) -> Iterator[str]:
         yield f"the order of the plugins was {', '.join(was)} and is {', '.join(value)}"
 
 
-def _plugin(run: Run, name: str, plugin: Any) -> dict[str, Value]:
-    facts = {"class": encode(type_name(plugin)), "enabled": encode(run.plugins.is_enabled(name))}
-    return facts | (plugin_options(plugin) if is_ours(type(plugin).__module__) else {})  # others are in the graph
-
-
 def affects_training(plugin: Any) -> bool:
     return getattr(plugin, "policy", "critical") != "observer" and bool(getattr(plugin, "affects_training", True))
 
@@ -275,17 +274,13 @@ def report_late_listeners(run: Run, saver: str) -> None:
     names = set(run.plugins.names())
     for name in dict.fromkeys(owners[owners.index(saver) + 1 :] if saver in owners else ()):
         plugin = run.plugins[name] if name in names else None
-        if is_users(type(plugin).__module__) and affects_training(plugin) and has_state(plugin):
+        if is_users(type(plugin).__module__) and affects_training(plugin) and getattr(plugin, "state_dict", dict)():
             reason = "after the state is saved, so a resume loses its changes"
             run.data.report_untracked(
                 f"plugins.{name}",
                 f"plugin {name!r} listens to SavePoint {reason}: use a lane before PERSIST, or set affects_training = "
                 f"False if it only observes",
             )
-
-
-def has_state(plugin: Any) -> bool:
-    return hasattr(plugin, "state_dict") and bool(plugin.state_dict())
 
 
 def plugin_options(plugin: Any) -> dict[str, Value]:
@@ -306,13 +301,13 @@ def _plain(option: Any) -> Any:
 
 def encode_options(run: Run) -> dict[str, Value]:
     # not the learning rate that a scheduler has set: the program's is in `initial_lr`
-    options: dict[str, Any] = {}
+    options: dict[str, Value] = {}
     for name, optimizer in run.optimizers.items():
         for number, group in enumerate(optimizer.param_groups):
             group_name = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
             skip = {"params", "param_names"} | ({"lr"} if "initial_lr" in group else set())
-            options.update({f"{key} of {group_name}": value for key, value in group.items() if key not in skip})
-    return {group_name: encode(value) for group_name, value in options.items()} | encode_scheduler_options(run)
+            options |= {f"{key} of {group_name}": encode(value) for key, value in group.items() if key not in skip}
+    return options | encode_scheduler_options(run)
 
 
 def encode_scheduler_options(run: Run) -> dict[str, Value]:

@@ -317,6 +317,52 @@ def test_what_cannot_be_captured_is_listed_with_its_type(name: str) -> None:
     assert type(make()).__qualname__ in failed["it.value"]
 
 
+class Meter:
+    """A stateful object, of whose tensors one changes."""
+
+    def __init__(self) -> None:
+        self.last, self.scale = torch.zeros(1), torch.ones(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self.last, "scale": self.scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.last, self.scale = state["last"], state["scale"]
+
+
+def test_the_state_of_a_stateful_object_is_restored_as_a_whole() -> None:
+    _, after, failed = resumed(holder(meter=Meter), lambda it: it.meter.last.add_(3))
+    assert not failed
+    assert (after.meter.last.item(), after.meter.scale.item()) == (3.0, 1.0)
+
+
+def test_an_object_of_another_class_in_the_present_program_stays() -> None:
+    made = iter([SimpleNamespace(n=0), Thing()])
+    _, after, unlike = resumed_unlike(holder(value=lambda: next(made)), lambda it: setattr(it.value, "n", 1))
+    assert type(after.value) is Thing
+    assert unlike == {"it.value"}
+
+
+CALLS = list[object]()
+
+
+class Called:
+    """Notes that it was called."""
+
+    def __init__(self, content: object) -> None:
+        CALLS.append(content)
+
+
+@pytest.mark.parametrize("kind", ["constant", "array", "tensor", "scalars", "enum", "object", "generator", "method"])
+def test_no_class_is_called_because_a_checkpoint_names_it(kind: str) -> None:
+    node = {"kind": kind, "type": f"{__name__}.Called", "leaf": [0, None], "slots": {}}
+    root = {"kind": "object", "type": f"{__name__}.Thing", "leaf": None, "slots": {".value": {"ref": 1}}}
+    graph = Graph(nodes=[root, node], roots={"it": {"ref": 0}}, contents={1: "x"})
+    _, failed = restore(Roots({"it": Thing()}), graph, {"it.value"})
+    assert CALLS == []
+    assert (list(failed) == ["it.value"]) == (kind != "object")
+
+
 @pytest.mark.parametrize("value", [itertools.count(1), collections.OrderedDict, Path("x"), print, Thing, np.float32])
 def test_what_does_not_change_is_not_listed(value: Any) -> None:
     _, _, failed = resumed(holder(value=lambda: value), lambda it: None)
