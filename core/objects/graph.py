@@ -33,10 +33,10 @@ Node = dict[str, Any]
 MISSING: Final[Any] = object()
 LISTENERS: Final = "run.listeners."  # functions connected to the bus; their growing containers are logs
 MOST_BYTES: Final = 16 << 20  # of a saved tensor or array; a larger one is only compared
-MOST_PICKLED: Final = 1 << 20  # bytes of an object that can only be compared by its pickle
 MOST_ITEMS: Final = 1000  # of a dict whose items are compared one by one, and of a list of objects
 MOST_NODES: Final = 20_000  # of one root
 DEEPEST: Final = 60
+BUILT_IN: Final = (list, dict, set)  # containers without attributes
 SMALL: Final = 1 << 20  # bytes of memory that is saved whole, although a tensor or array is a small part of it
 # Immutable, or without influence on the training.
 HARMLESS: Final = (
@@ -103,8 +103,8 @@ class Graph:
     contents: dict[int, Any] = field(default_factory=dict)
 
     def digest(self, number: int) -> str:
-        # the walk digests no content at paths that have changed already
-        return str(self.nodes[number]["digest"]) or digest_of(self.contents[number])
+        # the walk digests no content at paths that have changed already; a checkpoint lacks that of logs
+        return str(self.nodes[number]["digest"]) or digest_of(self.contents.get(number))
 
     def state_dict(self, needed: Iterable[int]) -> dict[str, Any]:
         contents = {number: plain_content(self.contents[number]) for number in needed if number in self.contents}
@@ -332,7 +332,7 @@ class Walk:
 
     def sequence(self, value: Any, path: str) -> Parts | Node:
         items = list(value)
-        if all(map(is_key, items)) and not isinstance(value, tuple):
+        if not isinstance(value, tuple) and (all(map(is_scalar, items)) or all(map(is_key, items))):
             return self.scalars(value, items)
         if len(items) > MOST_ITEMS:
             return self.give_up(value, path, f"{len(items):,} items")
@@ -395,15 +395,12 @@ class Walk:
 
     def opaque(self, value: Any, path: str) -> Parts | Node:
         # state in C cannot be restored, but a change shows in the pickle
-        if isinstance(value, Iterator) and hasattr(value, "__reduce__") and type(value).__module__ == "builtins":
+        if isinstance(value, Iterator) and type(value).__module__ == "builtins":
             return self.give_up(value, path)  # pickling an iterator such as `map` would copy what it reads
         try:
-            pickled = pickle.dumps(value)
+            return Parts("large", [], "", pickle.dumps(value))
         except Exception:  # noqa: BLE001  # anything may happen in a library
             return self.give_up(value, path)
-        if len(pickled) > MOST_PICKLED:
-            return self.give_up(value, path, f"{len(pickled) >> 20} MiB")
-        return Parts("large", [], "", pickled)
 
     def stateful(self, value: Any, path: str) -> Parts:
         slots = attribute_slots(value) if is_by_user(type(value)) else []
@@ -468,7 +465,7 @@ class Walk:
             place[2], place[3] = list(torch.empty(value.shape, device="meta").stride()), 0
             data = data.contiguous().view(-1)
         parts = Parts("tensor", slots, [*place, "", True], data)
-        return parts if isinstance(value, nn.Parameter) else limited(parts, value.nbytes)
+        return parts if type(value) is nn.Parameter else limited(parts, value.nbytes)
 
     @functools.cached_property  # most programs hold no tensors, and need no index
     def storages(self) -> dict[int, tuple[str, Tensor]]:
@@ -487,7 +484,7 @@ def limited(parts: Parts, nbytes: int) -> Parts:
 
 
 def attribute_slots(value: object) -> list[tuple[str, Any]]:
-    return [(f".{name}", item) for name, item in attributes(value)]
+    return [(f".{name}", item) for name, item in attributes(value)] if type(value) not in BUILT_IN else []
 
 
 def class_slots(value: object) -> list[tuple[str, Any]]:

@@ -309,6 +309,6 @@ def put_slot(holder: Any, key: str, value: Any) -> None:
     elif isinstance(holder, nn.Module):
         nn.Module.__setattr__(holder, name, value)
     elif isinstance(holder, type | Tensor | types.FunctionType):
-        setattr(holder, name, value)
+        setattr(holder, key[1:], value)
     else:
-        object.__setattr__(holder, name, value)
+        object.__setattr__(holder, key[1:], value)

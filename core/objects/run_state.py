@@ -20,7 +20,18 @@ from ...events.checks import describe as describe_function
 from ...plugins.plugin import marked_methods
 from ..data.users_code import is_ours, is_users
 from .equality import sums
-from .graph import LISTENERS, Comparison, Graph, Namespace, Roots, capture_graph, describe, untracked, user_hooks
+from .graph import (
+    LISTENERS,
+    Comparison,
+    Graph,
+    Namespace,
+    Roots,
+    capture_graph,
+    describe,
+    is_by_user,
+    untracked,
+    user_hooks,
+)
 from .program import (
     Value,
     affects_training,
@@ -320,7 +331,8 @@ def _connected_functions(run: Run) -> dict[str, Any]:
 def _is_users(receiver: Any) -> bool:
     while isinstance(receiver, partial):
         receiver = receiver.func
-    return is_users(str(getattr(getattr(receiver, "__self__", receiver), "__module__", None)))
+    holder = getattr(receiver, "__self__", receiver)
+    return is_by_user(holder if isinstance(holder, type | types.FunctionType) else type(holder))
 
 
 def _write_back(run: Run, roots: Roots) -> None:
