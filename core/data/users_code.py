@@ -66,6 +66,11 @@ def is_ours(name: str) -> bool:
     return is_first_party(name) and "tests" not in name.split(".")
 
 
+def is_by_user(value: Any) -> bool:
+    # True for a class or function of the user.
+    return is_users(str(value.__module__ or ""))
+
+
 def unwrapped(value: Any) -> Any:
     # The function inside the wrapper of a library, such as `torch.compile`.
     while isinstance(value, FunctionType) and hasattr(value, "__wrapped__"):

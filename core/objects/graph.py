@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ..data.generators import KINDS, is_global
 from ..data.rng import generator_state
-from ..data.users_code import attributes, cell_content, is_ours, is_users, slots_of, unwrapped
+from ..data.users_code import attributes, cell_content, is_by_user, is_ours, slots_of, unwrapped
 from ..engines.options import COMPILED
 from .equality import SCALARS, digest_of, is_scalar, scalar_bits
 
@@ -133,10 +133,6 @@ def type_name(value: object) -> str:
         kind = next((base for base in kind.__mro__[1:] if not base.__module__.startswith("torch.distributed")), kind)
     module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__  # the script in a spawned process
     return f"{module}.{kind.__qualname__}"
-
-
-def is_by_user(value: Any) -> bool:
-    return is_users(str(value.__module__ or ""))
 
 
 @functools.cache

@@ -32,11 +32,11 @@ from ...events import Run, SavePoint
 from ...plugins.plugin import ARGUMENTS
 from ..data.generators import KINDS
 from ..data.streams import Streams
-from ..data.users_code import is_ours, is_users, set_by_epoch
+from ..data.users_code import is_by_user, is_ours, is_users, set_by_epoch
 from ..engines.options import COMPILED
 from ..system.extras import kind_of
 from .equality import digest, is_scalar, scalar_bits
-from .graph import Node, Parts, Roots, Walk, family, is_by_user, type_name
+from .graph import Node, Parts, Roots, Walk, family, type_name
 
 Value = Mapping[str, str]
 MISSING: Final = {"text": "not there"}

@@ -18,20 +18,9 @@ from torch import nn
 from ...events import BatchEnd, EpochEnd, EpochStart, Handle, PluginName, Run
 from ...events.checks import describe as describe_function
 from ...plugins.plugin import marked_methods
-from ..data.users_code import is_ours, is_users
+from ..data.users_code import is_by_user, is_ours, is_users
 from .equality import sums
-from .graph import (
-    LISTENERS,
-    Comparison,
-    Graph,
-    Namespace,
-    Roots,
-    capture_graph,
-    describe,
-    is_by_user,
-    untracked,
-    user_hooks,
-)
+from .graph import LISTENERS, Comparison, Graph, Namespace, Roots, capture_graph, describe, untracked, user_hooks
 from .program import (
     Value,
     affects_training,
