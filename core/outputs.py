@@ -66,46 +66,33 @@ def on_cpu(value: Any) -> Any:
 
 
 def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> Structure:
-    if isinstance(value, Tensor | np.ndarray):
-        return _take_rows(value, path, size, leaves)
-    if value is None:
-        leaves.append(None)
-        return ["none"]
-    if isinstance(value, list):
-        _check_number(len(value), "items", path, size)
-        leaves.append([on_cpu(item) for item in value])
-        return ["list"]
+    where = f" in {path}" if path else ""
     if isinstance(value, Mapping):
         if not all(isinstance(key, str | int) for key in value):
-            raise TypeError(f"The keys of outputs must be str or int; got the keys {list(value)[:5]}{_where(path)}.")
+            raise TypeError(f"The keys of outputs must be str or int; got the keys {list(value)[:5]}{where}.")
         return ["dict", [*value], [_take_apart(part, f"{path}[{key!r}]", size, leaves) for key, part in value.items()]]
-    if not isinstance(value, tuple):
-        raise TypeError(f"Outputs of a batch are {ALLOWED}; got {kind_of(value)}{_where(path)}: use a list.")
-    parts = [_take_apart(part, f"{path}[{number}]", size, leaves) for number, part in enumerate(value)]
-    fields = getattr(value, "_fields", None)
-    return ["tuple", parts] if fields is None else ["named", type(value).__name__, list(fields), parts]
-
-
-def _take_rows(value: Any, path: str, size: int | None, leaves: list[Any]) -> Structure:
-    if not value.ndim:
-        raise ValueError(f"Outputs of a batch are {ALLOWED}; got a single number{_where(path)}: call run.track.")
-    _check_number(len(value), "rows", path, size)
-    if isinstance(value, np.ndarray):
-        leaves.append(value.copy())
-        return ["array", value.dtype.str, list(value.shape[1:])]
-    if value.layout is not torch.strided:
-        raise ValueError(f"Outputs are dense tensors, got one of {value.layout}{_where(path)}: give value.to_dense().")
-    leaves.append(on_cpu(value))
-    return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape[1:])]
-
-
-def _check_number(number: int, unit: str, path: str, size: int | None) -> None:
-    # A size of 1 may be that of any object.
-    if size is not None and size > 1 and number != size:
+    if isinstance(value, tuple):
+        parts = [_take_apart(part, f"{path}[{number}]", size, leaves) for number, part in enumerate(value)]
+        fields = getattr(value, "_fields", None)
+        return ["tuple", parts] if fields is None else ["named", type(value).__name__, list(fields), parts]
+    if not isinstance(value, Tensor | np.ndarray | list | None):
+        raise TypeError(f"Outputs of a batch are {ALLOWED}; got {kind_of(value)}{where}: use a list.")
+    structure: Structure = ["none" if value is None else "list"]
+    if isinstance(value, Tensor | np.ndarray):
+        if not value.ndim:
+            raise ValueError(f"Outputs of a batch are {ALLOWED}; got a single number{where}: call run.track.")
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            raise ValueError(f"Outputs are dense tensors, got one of {value.layout}{where}: give value.to_dense().")
+        dtype = value.dtype.str if isinstance(value, np.ndarray) else str(value.dtype).removeprefix("torch.")
+        structure = ["array" if isinstance(value, np.ndarray) else "tensor", dtype, list(value.shape[1:])]
+    if value is not None and size is not None and size > 1 and len(value) != size:  # 1 may be the size of any object
+        unit = "items" if isinstance(value, list) else "rows"
         raise ValueError(
-            f"Outputs of a batch are {ALLOWED}; got {number} {unit} for {size} samples{_where(path)}. Return several "
+            f"Outputs of a batch are {ALLOWED}; got {len(value)} {unit} for {size} samples{where}. Return several "
             f"outputs as a tuple; for a batch of another size, define batch_size(self, batch) in the task."
         )
+    leaves.append(value.copy() if isinstance(value, np.ndarray) else on_cpu(value))
+    return structure
 
 
 def _put_together(structure: Structure, leaves: Iterator[Any]) -> Any:
@@ -116,10 +103,6 @@ def _put_together(structure: Structure, leaves: Iterator[Any]) -> Any:
     if kind == "dict":
         return dict(zip(structure[1], parts, strict=True))
     return namedtuple(structure[1], structure[2])(*parts) if kind == "named" else tuple(parts)
-
-
-def _where(path: str) -> str:
-    return f" in {path}" if path else ""
 
 
 class OutputParts:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...events import Progress
+from ..objects.equality import VALUES, tensor_bytes
 from .source import Source
 
 COMPLETE = 2**20  # bytes: a larger batch is sampled
@@ -20,7 +21,6 @@ SAMPLE = 2**16
 MOST = 10_000  # values
 FEW = 64  # parts of a container
 DEPTH, OBJECT = 8, 2  # search depth in containers, and in other objects, which may reach the whole program
-PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 class LoadedBatch(NamedTuple):
@@ -85,14 +85,24 @@ class LastBatch:
 
 def digest_of(leaves: Sequence[tuple[str, Any]]) -> bytes:
     """Return a digest of values and their places: of all bytes up to 1 MiB, otherwise of a sample and the sizes."""
-    size = sum(value.nbytes if isinstance(value, Tensor | np.ndarray) else 0 for _, value in leaves)
-    share = 1.0 if size <= COMPLETE else SAMPLE / size
+    size = sum(value.nbytes for _, value in leaves if isinstance(value, Tensor | np.ndarray))
+    step = 1 if size <= COMPLETE else round(size / SAMPLE)
     state = blake2b(digest_size=16)
     for place, value in leaves:
         state.update(f"{place}\0".encode())
-        for piece in _pieces(value, share):
-            state.update(piece)
+        if isinstance(value, Tensor | np.ndarray):
+            state.update(f"{value.dtype}{list(value.shape)}".encode())
+            state.update(_sample(value, step))
+        elif isinstance(value, VALUES):
+            state.update(f"{type(value).__name__}:{value!r}".encode())
     return state.digest()
+
+
+def _sample(value: Any, step: int) -> bytes | memoryview:
+    if isinstance(value, Tensor):
+        dense = value if value.layout is torch.strided else value.to_dense()
+        return tensor_bytes(dense.reshape(-1)[::step])
+    return b"" if value.dtype.hasobject else value.reshape(-1)[::step].tobytes()
 
 
 def _versions(leaves: Sequence[tuple[str, Any]]) -> list[int]:
@@ -101,7 +111,7 @@ def _versions(leaves: Sequence[tuple[str, Any]]) -> list[int]:
 
 
 def _leaves(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (Tensor, np.ndarray, *PLAIN)) or not depth:
+    if isinstance(value, (Tensor, np.ndarray, *VALUES)) or not depth:
         yield place, value
         return
     if isinstance(value, list | tuple):
@@ -114,23 +124,6 @@ def _leaves(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
         yield place, type(value).__qualname__
     for key, part in islice(parts.items(), FEW):
         yield from _leaves(part, f"{place}.{key}", depth - 1)
-
-
-def _pieces(value: Any, share: float) -> Iterator[bytes | memoryview]:
-    if isinstance(value, Tensor):
-        yield f"{value.dtype}{list(value.shape)}".encode()
-        dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
-        yield _sample(dense.reshape(-1), share).cpu().contiguous().view(torch.uint8).numpy().data
-    elif isinstance(value, np.ndarray):
-        yield f"{value.dtype}{value.shape}".encode()
-        if not value.dtype.hasobject:
-            yield _sample(value.reshape(-1), share).tobytes()
-    elif isinstance(value, PLAIN):
-        yield f"{type(value).__name__}:{value!r}".encode()
-
-
-def _sample(flat: Any, share: float) -> Any:
-    return flat if share == 1.0 else flat[:: max(1, round(1 / share))]
 
 
 T = TypeVar("T")

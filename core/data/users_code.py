@@ -66,6 +66,11 @@ def is_ours(name: str) -> bool:
     return is_first_party(name) and "tests" not in name.split(".")
 
 
+def is_by_user(value: Any) -> bool:
+    # True for a class or function of the user.
+    return is_users(str(value.__module__ or ""))
+
+
 def unwrapped(value: Any) -> Any:
     # The function inside the wrapper of a library, such as `torch.compile`.
     while isinstance(value, FunctionType) and hasattr(value, "__wrapped__"):
@@ -109,29 +114,26 @@ MOST_ITEMS: Final = 1000  # of a longer container only the length enters the dig
 MOST_PARTS: Final = 20_000  # in the digest, the outermost first: some tens of milliseconds
 
 
-def slot_names(kind: type) -> Iterator[str]:
+@cache
+def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
+    slots: dict[str, MemberDescriptorType] = {}
     for base in kind.__mro__:
-        names = vars(base).get("__slots__", ())
-        for name in (
-            (names,) if isinstance(names, str) else sorted(names)
-        ):  # the order of a set differs between processes
-            if name not in ("__dict__", "__weakref__"):
-                is_private = name[:2] == "__" and name[-2:] != "__"
-                yield f"_{base.__name__.lstrip('_')}{name}" if is_private else name
+        for name, value in sorted(vars(base).items()) if "__slots__" in vars(base) else ():
+            if isinstance(value, MemberDescriptorType):
+                slots.setdefault(name, value)
+    return slots
 
 
 def attributes(value: object) -> Iterator[tuple[str, object]]:
     # From `__dict__` and slots; no code of the class runs.
-    kind = type(value)
+    kind: type = type(value)
     instance_dict = value.__dict__ if kind.__dictoffset__ else {}
     for name, item in list(instance_dict.items()):
         if not (name[:2] == "__" and name[-2:] == "__"):
             yield name, item
-    for name in slot_names(kind):
-        slot = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
-        if isinstance(slot, MemberDescriptorType):
-            with suppress(AttributeError):  # not set yet
-                yield name, slot.__get__(value)
+    for name, slot in slots_of(kind).items():
+        with suppress(AttributeError):  # not set yet
+            yield name, slot.__get__(value)
 
 
 def cell_content(cell: CellType) -> object:

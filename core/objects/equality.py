@@ -21,15 +21,17 @@ SUMMED: Final = 1 << 18  # values summed at a time
 ODD: Final = 0x1B873593CC9E2D51  # any large odd number
 MOST_BITS: Final = 2000  # of an integer that `torch.load(weights_only=True)` reads
 SAMPLE: Final = 4096  # numbers of a tensor
-VALUES: Final = (bool, int, float, complex, str, bytes, NoneType, np.generic)
+VALUES: Final = (*SCALARS, np.generic)
 NAMED: Final = (type, FunctionType, BuiltinFunctionType, ModuleType)
 
 
-def is_scalar(value: object) -> bool:
+def is_scalar(value: Any) -> bool:
     kind = type(value)
-    if kind in (str, bytes) and len(value) > LONGEST:  # type: ignore[arg-type]
-        return False
-    return kind in SCALARS and not (kind is int and value.bit_length() > MOST_BITS) and value is not EMPTY  # type: ignore[attr-defined]
+    if kind is int:
+        return bool(value.bit_length() <= MOST_BITS)
+    if kind is str or kind is bytes:
+        return len(value) <= LONGEST and value is not EMPTY
+    return kind in SCALARS
 
 
 def same(first: object, second: object) -> bool:

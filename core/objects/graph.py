@@ -1,9 +1,8 @@
 """Capture objects as a graph of plain nodes, and compare two graphs.
 
-A slot holds a scalar, a tuple of scalars, `{"ref": 3}` for node 3, `{"skip": "module.Type"}` for a value that is not
-captured, or `{"literal": "0x..."}` for a scalar that `torch.load(weights_only=True)` cannot read. A node has a `kind`,
-the `type` of its object, a `leaf` (its content besides slots), a `digest` of content that is not plain, and `slots` by
-key, for example `.weight`, `[0]`, `['loss']`. Two slots with the same reference are aliases.
+A slot holds a scalar, a tuple of scalars, `{"ref": 3}` for node 3, or `{"skip": "module.Type"}` for a value that is
+not captured. A node has a `kind`, the `type` of its object, a `leaf` (plain facts), a `digest` of content that is saved
+apart, and `slots` by key, for example `.weight`, `[0]`, `['loss']`. Two slots with the same reference are aliases.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import pickle
 import random
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -26,18 +25,19 @@ from torch import Tensor, nn
 
 from ..data.generators import KINDS, is_global
 from ..data.rng import generator_state
-from ..data.users_code import attributes, cell_content, is_ours, is_users, slot_names, unwrapped
+from ..data.users_code import attributes, cell_content, is_by_user, is_ours, slots_of, unwrapped
 from ..engines.options import COMPILED
-from .equality import EMPTY, SCALARS, digest_of, is_scalar, scalar_bits
+from .equality import SCALARS, digest_of, is_scalar, scalar_bits
 
 Node = dict[str, Any]
 MISSING: Final[Any] = object()
 LISTENERS: Final = "run.listeners."  # functions connected to the bus; their growing containers are logs
 MOST_BYTES: Final = 16 << 20  # of a saved tensor or array; a larger one is only compared
-MOST_PICKLED: Final = 1 << 20  # bytes of an object that can only be compared by its pickle
-MOST_ITEMS: Final = 1000  # of a dict whose items are compared one by one, and of a container of objects
+MOST_ITEMS: Final = 1000  # of a dict whose items are compared one by one, and of a list of objects
 MOST_NODES: Final = 20_000  # of one root
 DEEPEST: Final = 60
+BUILT_IN: Final = (list, dict, set)  # containers without attributes
+SMALL: Final = 1 << 20  # bytes of memory that is saved whole, although a tensor or array is a small part of it
 # Immutable, or without influence on the training.
 HARMLESS: Final = (
     types.BuiltinFunctionType, types.ModuleType, types.GenericAlias, types.MethodWrapperType, types.CodeType,
@@ -55,12 +55,13 @@ HARMLESS_MODULES: Final = frozenset({
     "torch.futures", "torch.jit", "torch.profiler", "torch.utils.hooks", "torch.utils.tensorboard", "tqdm", "typing",
     "typing_extensions", "unittest", "uuid", "wandb", "warnings", "zipimport", "zoneinfo",
 })  # fmt: skip
-HARMLESS_TYPES: Final = frozenset({"_csv.writer", "_struct.Struct"})
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PARAMETER_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 SNAPSHOT: Final = frozenset({"schema", "training_id", "objects"})  # keys of what `run.state_dict()` returns
-IMMUTABLE: Final = ("text", "tuple", "number", "enum")
+STATE: Final = ".state_dict()"  # key of the slot of a stateful object
+FUNCTION_PARTS: Final = ("__defaults__", "__kwdefaults__", "__dict__")
+IMMUTABLE: Final = ("constant", "tuple", "enum")
 _PLAIN_SIZE: Final = type("Plain", (), {}).__basicsize__
 
 
@@ -91,21 +92,24 @@ class Graph:
         nodes: the objects.
         roots: slot values by path.
         untracked: types by path, of objects that could not be captured.
+        large: types by path, of objects that are only compared.
         contents: live tensors, arrays or bytes by the number of the node with their digest.
     """
 
     nodes: list[Node] = field(default_factory=list)
     roots: dict[str, Any] = field(default_factory=dict)
     untracked: dict[str, str] = field(default_factory=dict)
+    large: dict[str, str] = field(default_factory=dict)
     contents: dict[int, Any] = field(default_factory=dict)
 
     def digest(self, number: int) -> str:
-        # the walk digests no content at paths that have changed already
-        return str(self.nodes[number]["digest"]) or digest_of(self.contents[number])
+        # the walk digests no content at paths that have changed already; a checkpoint lacks that of logs
+        return str(self.nodes[number]["digest"]) or digest_of(self.contents.get(number))
 
     def state_dict(self, needed: Iterable[int]) -> dict[str, Any]:
         contents = {number: plain_content(self.contents[number]) for number in needed if number in self.contents}
-        return {"nodes": self.nodes, "roots": self.roots, "untracked": self.untracked, "contents": contents}
+        facts = {"roots": self.roots, "untracked": self.untracked, "large": self.large}
+        return {"nodes": self.nodes, "contents": contents, **facts}
 
 
 def plain_content(content: Any) -> Any:
@@ -131,17 +135,9 @@ def type_name(value: object) -> str:
     return f"{module}.{kind.__qualname__}"
 
 
-def is_by_user(value: Any) -> bool:
-    return is_users(str(value.__module__ or ""))
-
-
-def is_stateful(kind: type) -> bool:
-    names = set[str]().union(*map(vars, kind.__mro__))  # not by `getattr`: a metaclass may raise anything
-    return {"state_dict", "load_state_dict"} <= names
-
-
 @functools.cache
 def family(kind: type) -> str:
+    slots = slots_of(kind)
     if kind in SCALARS:
         return "scalar"
     if issubclass(kind, HARMLESS):
@@ -149,29 +145,24 @@ def family(kind: type) -> str:
     for name, kinds in FAMILIES.items():
         if issubclass(kind, kinds):
             return name
-    if issubclass(kind, nn.Module):
-        return "module"
-    package = kind.__module__
-    parts = package.split(".")
-    packages = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
-    if is_stateful(kind) and not is_ours(package):
+    name, is_framework = f"{kind.__module__}.{kind.__qualname__}", is_ours(kind.__module__)
+    # not by `getattr`: a metaclass may raise anything
+    if not is_framework and {"state_dict", "load_state_dict"} <= set[str]().union(*map(vars, kind.__mro__)):
         return "stateful"
-    if packages & HARMLESS_MODULES or is_ours(package) or f"{package}.{kind.__qualname__}" in HARMLESS_TYPES:
+    if is_framework or name == "_csv.writer" or any(name.startswith(f"{module}.") for module in HARMLESS_MODULES):
         return "skip"
-    if kind.__basicsize__ > _PLAIN_SIZE + 8 * sum(1 for _ in slot_names(kind)):
+    if kind.__basicsize__ > _PLAIN_SIZE + 8 * len(slots):
         return "opaque"  # a base class in C has unreadable state
-    return "object" if kind.__dictoffset__ or any(slot_names(kind)) else "opaque"
+    return "object" if kind.__dictoffset__ or slots else "opaque"
 
 
 FAMILIES: Final[dict[str, tuple[type, ...]]] = {
     "tensor": (Tensor,),
     "array": (np.ndarray, np.generic),
     "dict": (dict,),
-    "sequence": (list, tuple, collections.deque),
+    "sequence": (list, tuple, collections.deque, bytearray),
     "set": (set, frozenset),
-    "bytes": (bytearray,),
     "enum": (enum.Enum,),
-    "number": (int, float, complex, str, bytes),
     "generator": KINDS,
     "file": (io.IOBase,),
     "cache": (functools._lru_cache_wrapper,),
@@ -179,17 +170,22 @@ FAMILIES: Final[dict[str, tuple[type, ...]]] = {
     "method": (types.MethodType,),
     "partial": (functools.partial,),
     "class": (type,),
+    "module": (nn.Module,),
 }
 
 
-def inner(module: nn.Module) -> nn.Module:
-    wrapped = module._modules.get(COMPILED)
-    return module if wrapped is None else wrapped
+def unwrap(value: Any) -> Any:
+    # the module or function inside the wrapper of `torch.compile`
+    return vars(value).get("_modules", {}).get(COMPILED, value) if isinstance(value, nn.Module) else unwrapped(value)
 
 
-def user_hooks(holder: Any, name: str) -> list[Any]:
-    hooks = (getattr(holder, name, None) or {}).values()
-    return [hook for hook in hooks if isinstance(hook, types.FunctionType | types.MethodType) and is_by_user(hook)]
+def user_hooks(holder: Any, names: Iterable[str]) -> list[tuple[str, Any]]:
+    named_hooks: list[tuple[str, Any]] = []
+    for name in names:
+        if hooks := getattr(holder, name, None):
+            functions = [hook for hook in hooks.values() if isinstance(hook, types.FunctionType | types.MethodType)]
+            named_hooks += [(f"{name}[{number}]", hook) for number, hook in enumerate(filter(is_by_user, functions))]
+    return named_hooks
 
 
 def named_tensors(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
@@ -217,19 +213,27 @@ def capture_graph(roots: Roots, changed_paths: Iterable[str] = ()) -> Graph:
     return Walk(roots, frozenset(changed_paths)).graph
 
 
+class Parts(NamedTuple):
+    """An object taken apart: `leaf` is plain, `content` is a tensor, an array, or plain and long."""
+
+    kind: str
+    slots: list[tuple[str, Any]]
+    leaf: object = None
+    content: Any = MISSING
+
+
 class Walk:
     def __init__(self, roots: Roots, changed_paths: frozenset[str] = frozenset()) -> None:
         self.graph, self.roots, self.changed_paths = Graph(), roots, changed_paths
-        self.encoders: dict[str, Callable[[Any, str, int], object]] = {
-            "tensor": self.tensor, "array": self.array, "dict": self.mapping, "sequence": self.sequence,
-            "set": self.set, "bytes": self.bytes, "enum": self.enum, "number": self.number,
-            "generator": self.generator, "file": self.file, "cache": self.cache, "function": self.function,
-            "method": self.method, "partial": self.partial, "class": self.kind, "module": self.module,
-            "stateful": self.stateful, "object": self.instance, "opaque": self.opaque,
+        self.readers: dict[str, Callable[[Any, str], Parts | Node]] = {
+            "scalar": self.scalar, "tensor": self.tensor, "array": self.array, "dict": self.mapping,
+            "sequence": self.sequence, "set": self.set, "enum": self.enum, "generator": self.generator,
+            "file": self.file, "cache": self.cache, "function": self.function, "method": self.method,
+            "partial": self.partial, "class": self.kind, "module": self.module, "stateful": self.stateful,
+            "object": self.instance, "opaque": self.opaque,
         }  # fmt: skip
         self.ids: dict[int, int] = {}
         self.alive: list[object] = []  # an id is valid only while its object lives
-        self.storages: dict[int, tuple[str | int, Tensor]] | None = None  # by address: a path or a node
         self.saved = {id(value) for value in roots.saved.values() if not isinstance(value, nn.Module)}
         self.modules = {
             id(module) for value in roots.saved.values() if isinstance(value, nn.Module) for module in value.modules()
@@ -239,13 +243,12 @@ class Walk:
         self.limit = MOST_NODES
         for path, value in roots.objects.items():
             self.limit = len(self.graph.nodes) + MOST_NODES
-            number = self.ids.get(id(value))
-            if number is not None:
-                self.graph.roots[path] = {"ref": number}
-            elif isinstance(value, nn.Module):
-                self.graph.roots[path] = self.module(value, path, 0)
+            root = unwrap(value)
+            if id(root) in self.ids:
+                self.graph.roots[path] = {"ref": self.ids[id(root)]}
             else:
-                self.graph.roots[path] = self.instance(value, path, 0)
+                read = self.module if isinstance(root, nn.Module) else self.instance
+                self.graph.roots[path] = self.add(root, read(root, path), path, 0)
 
     def give_up(self, value: object, path: str, why: str = "") -> Node:
         if why.endswith(" items") and path.startswith(LISTENERS):
@@ -256,12 +259,12 @@ class Walk:
     def value(self, value: Any, path: str, depth: int) -> object:
         kind: type = type(value)
         name = family(kind)
-        if name == "scalar":
-            return value if is_scalar(value) else self.scalar(value, path)
+        if (name == "scalar" and is_scalar(value)) or (kind is tuple and all(map(is_scalar, value))):
+            return value
+        if name in ("module", "function") and (inner := unwrap(value)) is not value:
+            return self.value(inner, path, depth)
         if name == "skip":
             return {"skip": type_name(value)}
-        if type(value) is tuple and all(map(is_scalar, value)):
-            return value
         if (number := self.ids.get(id(value))) is not None:
             return {"ref": number}
         if id(value) in self.data:
@@ -270,267 +273,230 @@ class Walk:
             return {"skip": "saved"}
         if depth > DEEPEST or len(self.graph.nodes) > self.limit:
             return self.give_up(value, path, "too deep" if depth > DEEPEST else f"more than {MOST_NODES} objects")
+        return self.add(value, self.take_apart(value, path), path, depth)
+
+    def take_apart(self, value: Any, path: str) -> Parts | Node:
+        kind: type = type(value)
         try:
-            return self.encoders[name](value, path, depth)
+            return self.readers[family(kind)](value, path)
         except Exception as error:  # noqa: BLE001  # the user's `__len__` or `state_dict` fails, a thread changes a dict
-            self.ids.pop(id(value), None)
             return self.give_up(value, path, f"{type(error).__name__} while it was read")
 
-    def add(
-        self, value: object, path: str, kind: str, depth: int, items: Iterable[tuple[str, object]], leaf: object = None
-    ) -> Node:
+    def add(self, value: object, parts: Parts | Node, path: str, depth: int) -> Node:
+        if not isinstance(parts, Parts):
+            return parts
         number = self.ids[id(value)] = len(self.graph.nodes)
         self.alive.append(value)
         slots: dict[str, object] = {}
-        self.graph.nodes.append({"kind": kind, "type": type_name(value), "leaf": leaf, "slots": slots})
-        for key, item in items:
+        node: Node = {"kind": parts.kind, "type": type_name(value), "leaf": parts.leaf, "slots": slots}
+        self.graph.nodes.append(node)
+        if parts.content is not MISSING:
+            is_large = parts.kind == "large"
+            node["digest"] = "" if path in self.changed_paths and not is_large else digest_of(parts.content)
+            if is_large:
+                self.graph.large[path] = f"{node['type']}, {parts.leaf}" if parts.leaf else node["type"]
+            else:
+                self.graph.contents[number] = parts.content
+        for key, item in parts.slots:
             slots[key] = self.value(item, path + key, depth + 1)
         return {"ref": number}
 
-    def scalar(self, value: Any, path: str) -> Node:
-        # a long scalar, or one that a checkpoint cannot hold directly
-        if value is EMPTY or isinstance(value, int):
-            return {"literal": hex(value) if isinstance(value, int) else repr(value)}
-        if (number := self.ids.get(id(value))) is not None:
-            return {"ref": number}
-        return self.content(self.leaf(value, path, "text", None), path, value)
+    # Each reader returns the parts of a value, or a slot without a node.
 
-    def leaf(self, value: object, path: str, kind: str, leaf: object) -> Node:
-        return self.add(value, path, kind, 0, (), leaf)
+    def scalar(self, value: Any, path: str) -> Parts:
+        # a long text, or bytes or an integer that `torch.load(weights_only=True)` cannot read
+        text = value if isinstance(value, str) else hex(value) if isinstance(value, int) else repr(value)
+        return limited(Parts("constant", [], None, text), len(text))
 
-    def content(self, node: Node, path: str, content: Any) -> Node:
-        number = node["ref"]
-        self.graph.contents[number] = content
-        self.graph.nodes[number]["digest"] = "" if path in self.changed_paths else digest_of(content)
-        return node
+    def scalars(self, value: Any, content: Any) -> Parts:
+        size = len(scalar_bits(content)) if len(content) > MOST_ITEMS else 0
+        kind = "constant" if isinstance(value, frozenset) else "scalars"
+        leaf = [len(content), getattr(value, "maxlen", None)]
+        return limited(Parts(kind, attribute_slots(value), leaf, content), size)
 
-    def scalars(self, value: Any, path: str, kind: str, content: Any, size: object = None) -> Node:
-        attribute_slots = self.attribute_slots_of(value)
-        if len(content) <= MOST_ITEMS:
-            return self.add(value, path, kind, 0, attribute_slots, [content, size])
-        bits = scalar_bits(content)
-        if len(bits) > MOST_BYTES:
-            return self.large(value, path, f"{len(value):,} items", bits)
-        return self.content(self.add(value, path, kind, 0, attribute_slots, [None, size]), path, content)
-
-    def attribute_slots_of(self, value: object) -> list[tuple[str, object]]:
-        return [] if type(value).__dictoffset__ == 0 else [(f".{name}", item) for name, item in attributes(value)]
-
-    def large(self, value: Any, path: str, size: str, content: Any) -> Node:
-        # too large to be saved: only compared
-        node = self.leaf(value, path, "large", size)
-        self.graph.nodes[node["ref"]]["digest"] = digest_of(content)
-        return node
-
-    def mapping(self, value: Any, path: str, depth: int) -> object:
-        pairs = ordered_items(value)
-        keys, items = [key for key, _ in pairs], [item for _, item in pairs]
+    def mapping(self, value: Any, path: str) -> Parts | Node:
         if dict.keys(value) >= SNAPSHOT:  # a snapshot of this run
             return {"skip": "a snapshot"}
-        if not all(is_key(key) for key in keys):
-            if len(keys) > MOST_ITEMS:
-                return self.give_up(value, path, f"{len(keys):,} items")
-            parts = [
-                part for n, (key, item) in enumerate(pairs) for part in ((f"[key {n}]", key), (f"[value {n}]", item))
-            ]
-            return self.add(value, path, "map", depth, [*parts, *self.attribute_slots_of(value)])
-        if len(keys) > MOST_ITEMS and all(map(is_scalar, items)):
-            return self.scalars(value, path, "dict of scalars", dict(zip(keys, items, strict=True)))
-        slots = [(f"[{key!r}]", item) for key, item in zip(keys, items, strict=True)]
-        return self.add(value, path, "dict", depth, [*slots, *self.attribute_slots_of(value)], keys)
+        items = labeled_items(value)
+        if len(items) > MOST_ITEMS and all(is_key(key) and is_key(item) for _, key, item in items):
+            return self.scalars(value, {key: item for _, key, item in items})
+        keys, slots = [], []
+        for number, (label, key, item) in enumerate(items):
+            keys.append(key if is_key(key) else {})
+            slots += [(label, item)] if is_key(key) else [(f"[key {number}]", key), (label, item)]
+        return Parts("dict", slots + attribute_slots(value), keys)
 
-    def sequence(self, value: Any, path: str, depth: int) -> object:
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        items, size = list(value), getattr(value, "maxlen", None)
-        if kind == "list" and all(map(is_scalar, items)):
-            return self.scalars(value, path, "list of scalars", items, size)
+    def sequence(self, value: Any, path: str) -> Parts | Node:
+        items = list(value)
+        if not isinstance(value, tuple) and (all(map(is_scalar, items)) or all(map(is_key, items))):
+            return self.scalars(value, items)
         if len(items) > MOST_ITEMS:
             return self.give_up(value, path, f"{len(items):,} items")
         slots = [(f"[{number}]", item) for number, item in enumerate(items)]
-        attribute_slots = [] if kind == "tuple" else self.attribute_slots_of(value)
-        return self.add(value, path, kind, depth, [*slots, *attribute_slots], [size])
+        if isinstance(value, tuple):
+            return Parts("tuple", slots, len(items))
+        return Parts("list", slots + attribute_slots(value), [len(items), getattr(value, "maxlen", None)])
 
-    def set(self, value: Any, path: str, depth: int) -> object:
-        if not all(is_key(item) for item in value):
+    def set(self, value: Any, path: str) -> Parts | Node:
+        if not all(map(is_key, value)):
             return self.give_up(value, path, "of objects")
-        return self.scalars(value, path, "set", sorted(value, key=repr))
+        return self.scalars(value, sorted(value, key=repr))
 
-    def bytes(self, value: Any, path: str, depth: int) -> object:
-        return self.leaf(value, path, "bytes", bytes(value))
+    def enum(self, value: Any, path: str) -> Parts:
+        return Parts("enum", [], value.name)
 
-    def enum(self, value: Any, path: str, depth: int) -> object:
-        return self.leaf(value, path, "enum", value.name)
+    def generator(self, value: Any, path: str) -> Parts | Node:
+        if is_by_user(type(value)) or isinstance(value, random.SystemRandom):
+            return self.opaque(value, path)
+        return {"skip": "generator"} if is_global(value) else Parts("generator", [], generator_state(value))
 
-    def number(self, value: Any, path: str, depth: int) -> object:
-        base = next(base for base in type(value).__mro__ if base in SCALARS)
-        plain = base.__new__(base, value) if base is not str else str.__str__(value)
-        return self.add(value, path, "number", depth, [(f".{name}", item) for name, item in attributes(value)], plain)
-
-    def generator(self, value: Any, path: str, depth: int) -> object:
-        if isinstance(value, random.SystemRandom):
-            return self.give_up(value, path)
-        if is_global(value):
-            return {"skip": "generator"}
-        named_attributes = [] if type(value) in KINDS or type(value).__dictoffset__ == 0 else list(attributes(value))
-        node = self.add(value, path, "generator", depth, [(f".{name}", item) for name, item in named_attributes])
-        self.graph.nodes[node["ref"]]["leaf"] = generator_state(value)
-        return node
-
-    def file(self, value: Any, path: str, depth: int) -> object:
+    def file(self, value: Any, path: str) -> Node:
         is_output = value.closed or (value.writable() and not value.readable())
         return {"skip": "file"} if is_output else self.give_up(value, path)
 
-    def cache(self, value: Any, path: str, depth: int) -> object:
+    def cache(self, value: Any, path: str) -> Node:
         is_filled = is_by_user(value) and value.cache_info().currsize
         return self.give_up(value, path, "not empty") if is_filled else {"skip": "cache"}
 
-    def function(self, value: Any, path: str, depth: int) -> object:
-        if (wrapped := unwrapped(value)) is not value:  # for example by `torch.compile(function)`
-            return self.value(wrapped, path, depth)
+    def function(self, value: Any, path: str) -> Parts | Node:
         if not is_by_user(value):
             return {"skip": "function"}
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        items = [(f".<{name}>", cell_content(cell)) for name, cell in cells if name != "__class__"]
-        parts = {"__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__, "__dict__": value.__dict__}
-        items += [(f".{name}", part) for name, part in parts.items() if part]
-        return self.add(value, path, "function", depth, items) if items else {"skip": "function"}
+        slots = [(f".<{name}>", cell_content(cell)) for name, cell in cells if name != "__class__"]
+        slots += [(f".{name}", part) for name in FUNCTION_PARTS if (part := getattr(value, name))]
+        return Parts("function", slots) if slots else {"skip": "function"}
 
-    def method(self, value: Any, path: str, depth: int) -> object:
-        return self.add(value, path, "method", depth, [(".__self__", value.__self__)], value.__name__)
+    def method(self, value: Any, path: str) -> Parts:
+        return Parts("method", [(".__self__", value.__self__)], value.__name__)
 
-    def partial(self, value: Any, path: str, depth: int) -> object:
-        items = [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
-        return self.add(value, path, "partial", depth, items)
+    def partial(self, value: Any, path: str) -> Parts:
+        return Parts("partial", [(".func", value.func), (".args", value.args), (".keywords", value.keywords)])
 
-    def kind(self, value: Any, path: str, depth: int) -> object:
+    def kind(self, value: Any, path: str) -> Parts | Node:
         if not is_by_user(value):
             return {"skip": "class"}
-        items = [(f".{name}", item) for name, item in vars(value).items() if name[:2] != "__" and name != "_abc_impl"]
-        items = [(name, item) for name, item in items if not isinstance(item, HARMLESS)]
-        items += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_by_user(base)]
-        return self.add(value, path, "class", depth, items) if items else {"skip": "class"}
+        slots = [
+            (f".{name}", item)
+            for name, item in vars(value).items()
+            if name[:2] != "__" and name != "_abc_impl" and not isinstance(item, HARMLESS)
+        ]
+        slots += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_by_user(base)]
+        return Parts("class", slots) if slots else {"skip": "class"}
 
-    def instance(self, value: Any, path: str, depth: int) -> object:
-        items = [(f".{name}", item) for name, item in attributes(value)]
+    def instance(self, value: Any, path: str) -> Parts:
+        slots = attribute_slots(value)
         if type(value) is Namespace:  # `torch.compile` adds such variables to modules
-            items = [(key, item) for key, item in items if key[:3] != ".__"]
-        return self.add(value, path, "object", depth, items + self.user_class(value))
+            slots = [(key, item) for key, item in slots if key[:3] != ".__"]
+        return Parts("object", slots + class_slots(value))
 
-    def user_class(self, value: object) -> list[tuple[str, object]]:
-        # the attributes of a user's class and the closures of its methods are state
-        return [(".__class__", type(value))] if is_by_user(type(value)) else []
-
-    def opaque(self, value: Any, path: str, depth: int) -> object:
+    def opaque(self, value: Any, path: str) -> Parts | Node:
         # state in C cannot be restored, but a change shows in the pickle
-        if isinstance(value, Iterator) and hasattr(value, "__reduce__") and type(value).__module__ == "builtins":
+        if isinstance(value, Iterator) and type(value).__module__ == "builtins":
             return self.give_up(value, path)  # pickling an iterator such as `map` would copy what it reads
         try:
-            pickled = pickle.dumps(value)
+            return Parts("large", [], "", pickle.dumps(value))
         except Exception:  # noqa: BLE001  # anything may happen in a library
             return self.give_up(value, path)
-        if len(pickled) > MOST_PICKLED:
-            return self.give_up(value, path, f"{len(pickled) >> 20} MiB")
-        return self.large(value, path, "", pickled)
 
-    def stateful(self, value: Any, path: str, depth: int) -> object:
-        state = value.state_dict()
-        self.alive.append(state)
-        attribute_slots = [(f".{name}", item) for name, item in attributes(value)] if is_by_user(type(value)) else []
-        items = [(".state_dict()", state), *attribute_slots, *self.user_class(value)]
-        return self.add(value, path, "stateful", depth, items)
+    def stateful(self, value: Any, path: str) -> Parts:
+        slots = attribute_slots(value) if is_by_user(type(value)) else []
+        return Parts("stateful", [(STATE, value.state_dict()), *slots, *class_slots(value)])
 
-    def module(self, value: nn.Module, path: str, depth: int) -> object:
-        module = inner(value)
-        if module is not value and (number := self.ids.get(id(module))) is not None:
-            return {"ref": number}
-        variables, is_saved = vars(module), id(module) in self.modules
+    def module(self, value: nn.Module, path: str) -> Parts:
+        variables, is_saved = vars(value), id(value) in self.modules
         skipped = MODULE_ATTRIBUTES if self.roots.with_modes else MODULE_ATTRIBUTES | {"training"}
-        items = [(f".{name}", item) for name, item in variables.items() if name not in skipped]
-        for name, parameter in module._parameters.items():
+        slots = [(f".{name}", item) for name, item in variables.items() if name not in skipped]
+        for name, parameter in value._parameters.items():
             if parameter is None or not is_saved:
-                items.append((f".{name}", parameter))
+                slots.append((f".{name}", parameter))
                 continue
-            items.append((f".{name}.requires_grad", parameter.requires_grad))
-            items += [(f".{name}.{key}", item) for key, item in vars(parameter).items() if key[0] != "_"]
-            items += [(f".{name}.{key}", hooks) for key in PARAMETER_HOOKS if (hooks := user_hooks(parameter, key))]
-        persistent = () if not is_saved else module._buffers.keys() - module._non_persistent_buffers_set
-        items += [(f".{name}", buffer) for name, buffer in module._buffers.items() if name not in persistent]
-        items += [(f".{name}", child) for name, child in module._modules.items()]
-        items += [(f".{name}", hooks) for name in HOOKS if variables.get(name) and (hooks := user_hooks(module, name))]
-        names = (
-            None
-            if is_saved
-            else [[*module._parameters], [*module._buffers], sorted(module._non_persistent_buffers_set)]
-        )
-        return self.add(module, path, "module", depth, items + self.user_class(module), names)
+            slots.append((f".{name}.requires_grad", parameter.requires_grad))
+            slots += [(f".{name}.{key}", item) for key, item in vars(parameter).items() if key[0] != "_"]
+            slots += [(f".{name}.{key}", hook) for key, hook in user_hooks(parameter, PARAMETER_HOOKS)]
+            if id(parameter) not in self.roots.owned and parameter.grad is not None:
+                slots.append((f".{name}.grad", parameter.grad))
+        not_persistent = value._non_persistent_buffers_set
+        buffers = value._buffers.items()
+        slots += [(f".{name}", buffer) for name, buffer in buffers if not is_saved or name in not_persistent]
+        slots += [(f".{name}", child) for name, child in value._modules.items()]
+        slots += [(f".{name}", hook) for name, hook in user_hooks(value, HOOKS)]
+        names = None if is_saved else [[*value._parameters], [*value._buffers], sorted(not_persistent)]
+        return Parts("module", slots + class_slots(value), names)
 
-    def array(self, value: Any, path: str, depth: int) -> object:
+    def array(self, value: Any, path: str) -> Parts | Node:
         if _memory_of(value) in self.data_storages or isinstance(value, np.memmap):
             return {"skip": "data"}
         if value.dtype.hasobject:
             return self.give_up(value, path, "of objects") if value.size else {"skip": "array"}
-        root = value
-        while isinstance(root, np.ndarray) and isinstance(root.base, np.ndarray):
-            root = root.base
-        if root is not value and root.flags.forc and root.nbytes <= max(1 << 20, 4 * value.nbytes):
-            start = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+        base = value
+        while isinstance(base, np.ndarray) and isinstance(base.base, np.ndarray):
+            base = base.base
+        if base is not value and base.flags.forc and base.nbytes <= max(SMALL, 4 * value.nbytes):
+            start = value.__array_interface__["data"][0] - base.__array_interface__["data"][0]
             leaf = [value.dtype.str, list(value.shape), list(value.strides), start]
-            return self.add(value, path, "array view", depth, [(".base", root)], leaf)
-        if value.nbytes > MOST_BYTES:
-            return self.large(value, path, f"{value.nbytes >> 20} MiB", value)
-        order = "F" if value.flags.fnc else "C"
-        node = self.leaf(value, path, "array", [value.dtype.str, list(value.shape), order])
-        return self.content(node, path, np.asarray(value.T if order == "F" else value))
+            return Parts("array view", [(".base", base)], leaf)
+        leaf = [value.dtype.str, list(value.shape), "F" if value.flags.fnc else "C"]
+        return limited(Parts("array", [], leaf, np.asarray(value)), value.nbytes)
 
-    def tensor(self, value: Tensor, path: str, depth: int) -> object:
-        if value.is_meta or storage_of(value) in self.data_storages:
+    def tensor(self, value: Tensor, path: str) -> Parts | Node:
+        address = storage_of(value)
+        if value.is_meta or address in self.data_storages:
             return {"skip": "meta" if value.is_meta else "data"}
         if value.layout != torch.strided or type(value) not in (Tensor, nn.Parameter, nn.Buffer):
             return self.give_up(value, path, "" if value.layout == torch.strided else str(value.layout))
-        storage = storage_of(value)
-        owner, base = self.known_storages().get(storage, (None, None))
-        is_leaf = value.is_leaf
         place = [str(value.dtype), list(value.shape), list(value.stride()), value.storage_offset()]
-        place.append(is_leaf and value.requires_grad)
-        grad = value.grad if is_leaf and id(value) not in self.roots.owned else None
-        items = [] if grad is None else [(".grad", grad)]
-        if isinstance(owner, str):
-            return self.add(value, path, "tensor", depth, items, [*place, owner, base is value])
-        if isinstance(owner, int):
-            node = self.add(value, path, "tensor view", depth, items, place)
-            self.graph.nodes[node["ref"]]["slots"][".base"] = {"ref": owner}
-            return node
-        if value.nbytes > MOST_BYTES and not isinstance(value, nn.Parameter):
-            return self.large(value, path, f"{value.nbytes >> 20} MiB", value)
-        covers_storage = value.untyped_storage().nbytes() <= max(1 << 20, 4 * value.nbytes)
+        place.append(value.is_leaf and value.requires_grad)
+        grad = value.grad if value.is_leaf and id(value) not in self.roots.owned else None
+        slots = [] if grad is None else [(".grad", grad)]
+        saved_path, base = self.storages.get(address, ("", None))
+        if saved_path:
+            return Parts("tensor", slots, [*place, saved_path, base is value])
+        if base is not None and base is not value:
+            return Parts("tensor view", [(".base", base), *slots], place)
         data = value.detach()
-        if covers_storage:
+        if value.untyped_storage().nbytes() <= max(SMALL, 4 * value.nbytes):
             data = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
-            if storage:
-                self.known_storages()[storage] = (len(self.graph.nodes), value)
+            self.storages[address] = "", value
         else:  # a small part of a large storage is saved without the storage
             place[2], place[3] = list(torch.empty(value.shape, device="meta").stride()), 0
             data = data.contiguous().view(-1)
-        return self.content(self.add(value, path, "tensor", depth, items, [*place, None, True]), path, data)
+        parts = Parts("tensor", slots, [*place, "", True], data)
+        return parts if type(value) is nn.Parameter else limited(parts, value.nbytes)
 
-    def known_storages(self) -> dict[int, tuple[str | int, Tensor]]:
-        if self.storages is None:  # most programs hold no tensors, and need no index
-            self.storages = {}
-            for name, holder in self.roots.saved.items():
-                for path, tensor in named_tensors(name, holder):
-                    self.storages.setdefault(storage_of(tensor), (path, tensor))
-            self.storages.pop(0, None)
-        return self.storages
+    @functools.cached_property  # most programs hold no tensors, and need no index
+    def storages(self) -> dict[int, tuple[str, Tensor]]:
+        # by address: a path in `saved`, and the tensor
+        by_address: dict[int, tuple[str, Tensor]] = {}
+        for name, holder in self.roots.saved.items():
+            for path, tensor in named_tensors(name, holder):
+                by_address.setdefault(storage_of(tensor), (path, tensor))
+        by_address.pop(0, None)
+        return by_address
+
+
+def limited(parts: Parts, nbytes: int) -> Parts:
+    # too large to be saved: only compared
+    return Parts("large", [], f"{nbytes >> 20} MiB", parts.content) if nbytes > MOST_BYTES else parts
+
+
+def attribute_slots(value: object) -> list[tuple[str, Any]]:
+    return [(f".{name}", item) for name, item in attributes(value)] if type(value) not in BUILT_IN else []
+
+
+def class_slots(value: object) -> list[tuple[str, Any]]:
+    # the attributes of a user's class and the closures of its methods are state
+    return [(".__class__", type(value))] if is_by_user(type(value)) else []
+
+
+def labeled_items(value: dict[Any, Any]) -> list[tuple[str, Any, Any]]:
+    # no method of a subclass runs; only an OrderedDict sees the order that its `move_to_end` sets
+    base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+    items = enumerate(base.items(value))
+    return [(f"[{key!r}]" if is_key(key) else f"[value {number}]", key, item) for number, (key, item) in items]
 
 
 def is_reference(value: Any) -> bool:
     return isinstance(value, dict) and "ref" in value
-
-
-def ordered_items(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    # no method of a subclass runs; only an OrderedDict sees the order that its `move_to_end` sets
-    base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
-    return list(base.items(value))
 
 
 def is_key(key: object) -> bool:
@@ -549,8 +515,8 @@ class Comparison:
     def __init__(self, before: Graph, after: Graph, changed_paths: Iterable[str] = ()) -> None:
         self.before, self.after, self.changed_paths = before, after, frozenset(changed_paths)
         self.paths, self.needed = set[str](), set[int]()
-        self.pairs, self.back, self.descended = dict[int, int](), dict[int, int](), set[int]()
         self.compared = set[tuple[int, int]]()
+        self.compared_before, self.compared_after = set[int](), set[int]()
         for path in after.roots:  # in order: an alias gets the first path that reaches it
             if path in before.roots:
                 self.visit(path, before.roots[path], after.roots[path])
@@ -566,41 +532,31 @@ class Comparison:
         was, now = self.before.nodes[first], self.after.nodes[second]
         if (first, second) in self.compared or (path.startswith(LISTENERS) and size(was) != size(now)):
             return
+        is_other_alias = first in self.compared_before or second in self.compared_after
         self.compared.add((first, second))
-        if first in self.pairs or second in self.back:
-            if was["kind"] != now["kind"] or now["kind"] not in IMMUTABLE:  # whose identity is not state
-                self.add(path, new)
-                return
-        else:
-            self.pairs[first], self.back[second] = second, first
-        if was["kind"] != now["kind"] or was["type"] != now["type"]:
+        self.compared_before.add(first)
+        self.compared_after.add(second)
+        if (was["kind"], was["type"]) != (now["kind"], now["type"]) or (
+            is_other_alias and now["kind"] not in IMMUTABLE  # whose identity is not state
+        ):
             self.add(path, new)
             return
-        is_known = path in self.changed_paths
-        if is_known or not self.has_same_leaf(first, second):
-            self.paths.add(path)
-            self.needed.add(second)
-            if is_known or now["kind"] in ("stateful", "generator"):
-                self.need(new)
-        elif now["kind"] in ("list", "tuple") and len(was["slots"]) != len(now["slots"]):
+        if path in self.changed_paths or not self.has_same_content(first, second):
             self.add(path, new)
-        self.visit_slots(path, was["slots"], now["slots"])
+        slots, new_slots, differences = was["slots"], now["slots"], len(self.paths)
+        for key, new_value in new_slots.items():
+            old_value = slots.get(key, MISSING)
+            if old_value is not new_value or type(new_value) is dict:  # most are identical small numbers and texts
+                self.visit(path + key, old_value, new_value)
+        self.paths |= {path + key for key in slots if key not in new_slots}
+        if now["kind"] == "stateful" and len(self.paths) > differences:  # its state is restored as a whole
+            self.need(new)
 
-    def visit_slots(self, path: str, slots: dict[str, Any], new_slots: dict[str, Any]) -> None:
-        for key, new in new_slots.items():
-            old = slots.get(key, MISSING)
-            if old is not new or type(new) is dict:  # most are identical small numbers and texts
-                self.visit(path + key, old, new)
-        if slots.keys() != new_slots.keys():
-            for key in slots.keys() - new_slots.keys():
-                self.visit(path + key, slots[key], MISSING)
-
-    def has_same_leaf(self, first: int, second: int) -> bool:
+    def has_same_content(self, first: int, second: int) -> bool:
         was, now = self.before.nodes[first], self.after.nodes[second]
-        if ("digest" in was) != ("digest" in now):
+        if scalar_bits(was["leaf"]) != scalar_bits(now["leaf"]):
             return False
-        same_digest = "digest" not in now or self.before.digest(first) == self.after.digest(second)
-        return same_digest and scalar_bits(was["leaf"]) == scalar_bits(now["leaf"])
+        return "digest" not in now or self.before.digest(first) == self.after.digest(second)
 
     def add(self, path: str, new: Any) -> None:
         self.paths.add(path)
@@ -610,29 +566,23 @@ class Comparison:
         stack = [value]
         while stack:
             value = stack.pop()
-            if isinstance(value, dict) and "ref" in value and value["ref"] not in self.descended:
-                self.descended.add(value["ref"])
+            if is_reference(value) and value["ref"] not in self.needed:
                 self.needed.add(value["ref"])
                 stack += self.after.nodes[value["ref"]]["slots"].values()
 
 
-def size(node: Node) -> int:
-    if node["kind"] in ("list of scalars", "dict of scalars", "set"):
-        content = node["leaf"][0]
-        return -1 if content is None else len(content)
-    return len(node["slots"]) if node["kind"] in ("list", "dict", "map") else 0
+def size(node: Node) -> int | None:
+    # of a container
+    kind, leaf = node["kind"], node["leaf"]
+    return len(leaf) if kind == "dict" else leaf[0] if kind in ("list", "scalars") else None
 
 
 def describe(graph: Graph, path: str) -> str:
-    for slot_path, value in walk(graph):
-        if slot_path == path:
-            if not isinstance(value, dict):
-                return f"{value!r:.60}"
-            if "ref" not in value:
-                return str(value.get("skip") or value["literal"])
-            node = graph.nodes[value["ref"]]
-            return str(node["leaf"]) if node["kind"] in ("number", "enum") else str(node["type"])
-    return "missing"
+    value = dict(walk(graph)).get(path, MISSING)
+    if is_reference(value):
+        node = graph.nodes[value["ref"]]
+        return str(node["leaf"] if node["kind"] == "enum" else node["type"])
+    return "missing" if value is MISSING else str(value["skip"]) if isinstance(value, dict) else f"{value!r:.60}"
 
 
 def walk(graph: Graph) -> Iterator[tuple[str, Any]]:
@@ -640,18 +590,11 @@ def walk(graph: Graph) -> Iterator[tuple[str, Any]]:
     while stack:
         path, value = stack.pop()
         yield path, value
-        if isinstance(value, dict) and "ref" in value and value["ref"] not in seen:
+        if is_reference(value) and value["ref"] not in seen:
             seen.add(value["ref"])
             stack += [(path + key, child) for key, child in reversed(graph.nodes[value["ref"]]["slots"].items())]
 
 
-def untracked(graph: Graph, changed: Iterable[str]) -> dict[str, str]:
+def untracked(graph: Graph, changed: Collection[str]) -> dict[str, str]:
     # types by path, of changed values that are only compared, too
-    changed, types = set(changed), dict(graph.untracked)
-    if any(node["kind"] == "large" for node in graph.nodes):
-        for path, value in walk(graph):
-            if path in changed and isinstance(value, dict) and "ref" in value:
-                node = graph.nodes[value["ref"]]
-                if node["kind"] == "large":
-                    types[path] = node["type"] + (f", {node['leaf']}" if node["leaf"] else "")
-    return types
+    return graph.untracked | {path: kind for path, kind in graph.large.items() if path in changed}

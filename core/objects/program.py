@@ -8,7 +8,7 @@ import enum
 import fractions
 import io
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
 from pathlib import PurePath
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
+    StackDataset,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -31,11 +32,11 @@ from ...events import Run, SavePoint
 from ...plugins.plugin import ARGUMENTS
 from ..data.generators import KINDS
 from ..data.streams import Streams
-from ..data.users_code import is_ours, is_users, set_by_epoch
+from ..data.users_code import is_by_user, is_ours, is_users, set_by_epoch
 from ..engines.options import COMPILED
 from ..system.extras import kind_of
-from .equality import SCALARS, digest, is_scalar, scalar_bits
-from .graph import Node, Roots, Walk, family, is_by_user, type_name
+from .equality import digest, is_scalar, scalar_bits
+from .graph import Node, Parts, Roots, Walk, family, type_name
 
 Value = Mapping[str, str]
 MISSING: Final = {"text": "not there"}
@@ -116,46 +117,43 @@ class _Digests(Walk):
         super().__init__(Roots({}))
 
     def value(self, value: Any, path: str, depth: int) -> object:
-        if isinstance(value, NAMED):
-            return {"named": repr(value)}
+        return {"named": repr(value)} if isinstance(value, NAMED) else super().value(value, path, depth)
+
+    def take_apart(self, value: Any, path: str) -> Parts | Node:
         kind: type = type(value)
-        is_librarys = family(kind) in ("object", "opaque", "stateful", "file") and not is_by_user(kind)
-        if self.is_data and is_librarys and not _is_iterator(kind):
-            return {"skip": type_name(value)}
-        if self.is_data and isinstance(value, CONTAINERS) and len(value) > SAMPLE and id(value) not in self.ids:
-            items = chain.from_iterable(dict.items(value)) if isinstance(value, dict) else value
-            return self.items(value, () if isinstance(value, set | frozenset) else items, path, depth)
-        return super().value(value, path, depth)
+        if isinstance(value, Tensor | np.ndarray | np.generic):
+            return self.numbers(value)
+        if self.is_data and not _is_iterator(kind):
+            is_librarys = family(kind) in ("object", "opaque", "stateful", "file") and not is_by_user(kind)
+            if is_librarys or isinstance(value, KINDS):
+                return {"skip": type_name(value)}
+            if isinstance(value, CONTAINERS) and len(value) > SAMPLE:
+                items = () if isinstance(value, set | frozenset) else value
+                pairs = enumerate(islice(dict.items(value) if isinstance(value, dict) else items, SAMPLE))
+                return Parts("sample", [(f"[{number}]", item) for number, item in pairs], len(value))
+        return super().take_apart(value, path)
 
     def give_up(self, value: object, path: str, why: str = "") -> Node:
         is_skipped = self.is_data and not _is_iterator(type(value))
         return {"skip": type_name(value)} if is_skipped else super().give_up(value, path, why)
 
-    def generator(self, value: Any, path: str, depth: int) -> object:
-        return {"skip": type_name(value)} if self.is_data else super().generator(value, path, depth)
-
-    def tensor(self, value: Tensor, path: str, depth: int) -> object:
-        return {"skip": "meta"} if value.is_meta else self.numbers(value, path)
-
-    def array(self, value: Any, path: str, depth: int) -> object:
-        if value.dtype.hasobject:
-            return self.items(value, value.reshape(-1).tolist(), path, depth)
-        return self.numbers(value, path)
-
-    def numbers(self, value: Any, path: str) -> Node:
-        sample = value
+    def numbers(self, value: Any) -> Parts | Node:
+        if isinstance(value, Tensor) and value.is_meta:
+            return {"skip": "meta"}
+        leaf = [str(value.dtype), list(value.shape)]
+        if value.dtype == object:
+            return Parts("numbers", [("[]", value.tolist())], leaf)
         if self.is_data and value.nbytes > SAMPLE_BYTES:
             flat = value.reshape(-1)
             parts = [flat[:SAMPLE], flat[:: 1 + len(flat) // SAMPLE]]
-            sample = torch.cat(parts) if isinstance(value, Tensor) else np.concatenate(parts)
-        return self.content(self.leaf(value, path, "numbers", [str(value.dtype), list(value.shape)]), path, sample)
-
-    def items(self, value: Any, items: Iterable[object], path: str, depth: int) -> Node:
-        slots = ((f"[{number}]", item) for number, item in enumerate(islice(items, SAMPLE if self.is_data else None)))
-        return self.add(value, path, "sample", depth, slots, len(value))
+            value = torch.cat(parts) if isinstance(value, Tensor) else np.concatenate(parts)
+        return Parts("numbers", [], leaf, value)
 
 
 READERS: Final = ("dataset", "sampler", "batch_sampler", "collate_fn")
+OF_TORCH: Final[dict[type, str]] = {
+    Subset: "indices", TensorDataset: "tensors", WeightedRandomSampler: "weights", SubsetRandomSampler: "indices",
+}  # fmt: skip
 
 
 def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, Value]:
@@ -165,39 +163,38 @@ def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, Value]:
         run: the run.
         only_by_epoch: only the attributes that `set_epoch` sets: it sets them again before anything is read.
     """
-    sets, train = run.data.validation_loaders, run.data.train_loader
-    loaders = (
-        {f"{name} ": loader for name, loader in train.loaders.items()} if isinstance(train, Streams) else {"": train}
-    )
-    loaders |= {f"validation {name} ".replace("  ", " "): loader for name, loader in sets.items()}
-    encoded: dict[str, Value] = {}
-    for prefix, loader in loaders.items():
-        for name in READERS:
-            reader = getattr(loader, name, None)
-            if type(reader) is BatchSampler:  # torch makes it from the sampler
-                reader = None if reader.sampler is loader.sampler else reader.sampler
-            for path, value, follows_epoch in _attributes(reader, prefix + name.replace("_", " ")):
-                if follows_epoch or not only_by_epoch:
-                    encoded[path] = encode(value, is_data=True)
-    return encoded
+    train = run.data.train_loader
+    loaders = dict(train.loaders) if isinstance(train, Streams) else {"": train}
+    loaders |= {f"validation {name}": loader for name, loader in run.data.validation_loaders.items()}
+    return {
+        path: encode(value, is_data=True)
+        for prefix, loader in loaders.items()
+        for name in READERS
+        for path, value, follows_epoch in _attributes(
+            _reader(loader, name), f"{prefix.strip()} {name.replace('_', ' ')}".strip()
+        )
+        if follows_epoch or not only_by_epoch
+    }
+
+
+def _reader(loader: Any, name: str) -> Any:
+    reader = getattr(loader, name, None)
+    if type(reader) is not BatchSampler:
+        return reader
+    return None if reader.sampler is loader.sampler else reader.sampler  # torch makes it from the sampler
 
 
 def _attributes(reader: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
-    if isinstance(reader, Subset):
-        yield f"{path}.indices", reader.indices if type(reader.indices) is list else list(reader.indices), False
-        yield from _attributes(reader.dataset, path)
-    elif isinstance(reader, ConcatDataset):
-        for number, part in enumerate(reader.datasets):
-            yield from _attributes(part, f"{path} {number}")
-    elif isinstance(reader, TensorDataset):
-        for number, tensor in enumerate(reader.tensors):
-            yield f"{path}.tensors {number}", tensor, False
-    elif isinstance(reader, WeightedRandomSampler | SubsetRandomSampler):
-        name = "weights" if isinstance(reader, WeightedRandomSampler) else "indices"
-        yield f"{path}.{name}", getattr(reader, name), False
-    elif isinstance(reader, FunctionType | partial):
+    if isinstance(reader, FunctionType | partial):
         yield path, reader, False
-    elif reader is not None and is_by_user(type(reader)):
+    elif isinstance(reader, ConcatDataset | StackDataset):
+        datasets = reader.datasets
+        for name, part in datasets.items() if isinstance(datasets, dict) else enumerate(datasets):
+            yield from _attributes(part, f"{path} {name}")
+    elif name := OF_TORCH.get(type(reader)):
+        yield f"{path}.{name}", getattr(reader, name), False
+        yield from _attributes(getattr(reader, "dataset", None), path)
+    elif is_by_user(type(reader)):
         by_epoch = set_by_epoch(type(reader))
         for name, value in getattr(reader, "__dict__", {}).items():
             if not isinstance(value, KINDS) and name[:2] != "__":  # their draws are keyed
@@ -225,7 +222,12 @@ def describe_program(run: Run) -> dict[str, Any]:
         "torch's float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
     named = zip(run.plugins.names(), run.plugins, strict=True)
-    plugins = {name: _plugin(run, name, plugin) for name, plugin in named if affects_training(plugin)}
+    plugins = {
+        name: {"class": encode(type_name(plugin)), "enabled": encode(run.plugins.is_enabled(name))}
+        | (plugin_options(plugin) if is_ours(type(plugin).__module__) else {})  # others are in the graph
+        for name, plugin in named
+        if affects_training(plugin)
+    }
     return {"settings": settings, "ranks": engine.world_size, "plugins": plugins}
 
 
@@ -257,11 +259,6 @@ def compare_programs(before: Program, now: Program) -> Iterator[str]:
         yield f"the order of the plugins was {', '.join(was)} and is {', '.join(value)}"
 
 
-def _plugin(run: Run, name: str, plugin: Any) -> dict[str, Value]:
-    facts = {"class": encode(type_name(plugin)), "enabled": encode(run.plugins.is_enabled(name))}
-    return facts | (plugin_options(plugin) if is_ours(type(plugin).__module__) else {})  # others are in the graph
-
-
 def affects_training(plugin: Any) -> bool:
     return getattr(plugin, "policy", "critical") != "observer" and bool(getattr(plugin, "affects_training", True))
 
@@ -277,17 +274,13 @@ def report_late_listeners(run: Run, saver: str) -> None:
     names = set(run.plugins.names())
     for name in dict.fromkeys(owners[owners.index(saver) + 1 :] if saver in owners else ()):
         plugin = run.plugins[name] if name in names else None
-        if is_users(type(plugin).__module__) and affects_training(plugin) and has_state(plugin):
+        if is_users(type(plugin).__module__) and affects_training(plugin) and getattr(plugin, "state_dict", dict)():
             reason = "after the state is saved, so a resume loses its changes"
             run.data.report_untracked(
                 f"plugins.{name}",
                 f"plugin {name!r} listens to SavePoint {reason}: use a lane before PERSIST, or set affects_training = "
                 f"False if it only observes",
             )
-
-
-def has_state(plugin: Any) -> bool:
-    return hasattr(plugin, "state_dict") and bool(plugin.state_dict())
 
 
 def plugin_options(plugin: Any) -> dict[str, Value]:
@@ -298,25 +291,23 @@ def plugin_options(plugin: Any) -> dict[str, Value]:
 
 def _plain(option: Any) -> Any:
     # of a class of heliograph its `str` if it has one, else its attributes
-    if type(option) in SCALARS or not is_ours(type(option).__module__):
+    kind = type(option)
+    if not is_ours(kind.__module__):
         return option
-    if any("__str__" in vars(kind) for kind in type(option).__mro__[:-1]):
+    if any("__str__" in vars(base) for base in kind.__mro__[:-1]):
         return str(option)
     return {name: value for name, value in getattr(option, "__dict__", {}).items() if not name.startswith("_")}
 
 
-PARAMETERS: Final = ("params", "param_names")
-
-
 def encode_options(run: Run) -> dict[str, Value]:
     # not the learning rate that a scheduler has set: the program's is in `initial_lr`
-    options: dict[str, Any] = {}
+    options: dict[str, Value] = {}
     for name, optimizer in run.optimizers.items():
         for number, group in enumerate(optimizer.param_groups):
             group_name = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
-            skip = {*PARAMETERS, *(["lr"] if "initial_lr" in group else [])}
-            options.update({f"{key} of {group_name}": value for key, value in group.items() if key not in skip})
-    return {group_name: encode(value) for group_name, value in options.items()} | encode_scheduler_options(run)
+            skip = {"params", "param_names"} | ({"lr"} if "initial_lr" in group else set())
+            options |= {f"{key} of {group_name}": encode(value) for key, value in group.items() if key not in skip}
+    return options | encode_scheduler_options(run)
 
 
 def encode_scheduler_options(run: Run) -> dict[str, Value]:

@@ -13,12 +13,12 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ...events import BatchEnd, EpochStart, Handle, PluginName, Run
+from ...events import BatchEnd, EpochEnd, EpochStart, Handle, PluginName, Run
 from ...events.checks import describe as describe_function
 from ...plugins.plugin import marked_methods
-from ..data.users_code import is_ours, is_users
+from ..data.users_code import is_by_user, is_ours, is_users
 from .equality import sums
 from .graph import LISTENERS, Comparison, Graph, Namespace, Roots, capture_graph, describe, untracked, user_hooks
 from .program import (
@@ -39,12 +39,12 @@ logger = logging.getLogger("heliograph")
 MODULE: Final = "module "
 SET_BY_TORCH: Final = ("TORCH", "TRITON")  # environment variables of `torch.compile`
 # The names of modules have no dots.
-GRADIENTS: Final = "run.gradients"
 OPTIMIZER: Final = "run.optimizers."
 SCHEDULER: Final = "run.schedulers."
 _SGD: Final = frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "_opt_called", "step"})
 _SCHEDULER: Final = frozenset({"optimizer", "_get_lr_called_within_step", "_is_initial", "_schedulers"})
 FUNCTIONS: Final = frozenset({"lr_lambda", "lr_lambdas"})  # a scheduler's `state_dict` holds no closures
+DATA_PARTS: Final = ("dataset", "sampler", "batch_sampler", "loaders", "datasets")
 OPTIMIZER_HOOKS: Final = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -188,13 +188,12 @@ class ObjectState:
     def _compare_data(self, run: Run, saved: Mapping[str, Any]) -> None:
         """Compare the data objects once the order has reached its position.
 
-        Within an epoch they are compared again after a batch was read, because a sampler that counts epochs counts when
-        its first index is drawn.
+        Within an epoch they are compared again after a batch or at its end, because a sampler that counts epochs counts
+        when its first index is drawn.
         """
         follows_epoch = () if run.progress.batch else encode_data(run, only_by_epoch=True)
         differences = differing(saved["data"], encode_data(run))
         changes = {path: (was, now) for path, was, now in differences if path not in follows_epoch}
-
         handles: list[Handle] = []
 
         def report() -> None:
@@ -208,12 +207,8 @@ class ObjectState:
                 run.data.report_difference(f"{path} was {before} and is {present}: {cause}")
 
         if changes and run.progress.batch:
-
-            def compare_again(run: Run, event: BatchEnd) -> None:  # noqa: ARG001  # the form of a handler
-                report()
-
             self.waiting = report
-            handles.append(run.bus.on(BatchEnd, compare_again))
+            handles += [run.bus.on(event, lambda run, event: report()) for event in (BatchEnd, EpochEnd)]  # noqa: ARG005
         elif changes:
             report()
 
@@ -242,13 +237,9 @@ def share_facts(run: Any) -> None:
 
 
 def _handlers(run: Run) -> list[str]:
-    return list(
-        dict.fromkeys(
-            subscription.owner
-            for receiver, subscription in run.bus.signal(EpochStart).listeners()
-            if not is_ours(str(getattr(receiver, "__module__", "")))
-        )
-    )
+    listeners = run.bus.signal(EpochStart).listeners()
+    owners = [entry.owner for receiver, entry in listeners if not is_ours(str(getattr(receiver, "__module__", "")))]
+    return list(dict.fromkeys(owners))
 
 
 def _sums(run: Run) -> dict[str, int]:
@@ -293,27 +284,18 @@ def find_roots(run: Run) -> Roots:
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    parameters = _named_parameters(run)
-    gradients = {name: parameter.grad for name, parameter in parameters.items() if id(parameter) not in owned}
-    objects[GRADIENTS] = Namespace({name: gradient for name, gradient in gradients.items() if gradient is not None})
-    owned |= set(map(id, parameters.values()))
     return Roots(objects, saved, tuple(_data_objects(run)), frozenset(owned), run.phase == "train")
-
-
-def _named_parameters(run: Run) -> dict[str, nn.Parameter]:
-    modules = run.modules.items()
-    return {f"{name}.{key}": parameter for name, module in modules for key, parameter in module.named_parameters()}
 
 
 def _unsaved_attributes(part: Any, skipped: frozenset[str]) -> Namespace:
     # of torch's optimizers and schedulers only the user's functions
-    hooks_by_name: dict[str, Any] = {name: hooks for name in OPTIMIZER_HOOKS if (hooks := user_hooks(part, name))}
     if type(part).__module__.startswith("torch."):
         names = FUNCTIONS & vars(part).keys()
     else:
         names = vars(part).keys() - skipped - (part.state_dict().keys() - FUNCTIONS) - set(OPTIMIZER_HOOKS)
     return Namespace(
-        hooks_by_name | {name: item for name, item in vars(part).items() if name in names and name[:2] != "__"}
+        {name: item for name, item in vars(part).items() if name in names and name[:2] != "__"}
+        | dict(user_hooks(part, OPTIMIZER_HOOKS))
     )
 
 
@@ -325,7 +307,8 @@ def _connected_functions(run: Run) -> dict[str, Any]:
             plugin = plugins.get(subscription.owner)  # a function connected in a handler has the plugin as owner, too
             if not _is_users(receiver) or (plugin is not None and not affects_training(plugin)):
                 continue
-            if isinstance(subscription.owner, PluginName) and (plugin is None or _is_handler(receiver, plugin)):
+            handlers = [getattr(plugin, name) for name, _ in marked_methods(type(plugin))]
+            if isinstance(subscription.owner, PluginName) and (plugin is None or receiver in handlers):
                 continue
             name = f"{signal.event.__name__}.{describe_function(receiver)}"
             while name in functions:
@@ -334,47 +317,34 @@ def _connected_functions(run: Run) -> dict[str, Any]:
     return functions
 
 
-def _is_handler(receiver: Any, plugin: Any) -> bool:
-    names = (name for name, _ in marked_methods(type(plugin)))
-    return getattr(receiver, "__self__", None) is plugin and receiver.__name__ in names
-
-
 def _is_users(receiver: Any) -> bool:
     while isinstance(receiver, partial):
         receiver = receiver.func
     holder = getattr(receiver, "__self__", receiver)
-    module = getattr(holder if hasattr(holder, "__qualname__") else type(holder), "__module__", None)
-    return is_users(str(module))
+    return is_by_user(holder if isinstance(holder, type | types.FunctionType) else type(holder))
 
 
 def _write_back(run: Run, roots: Roots) -> None:
     for kind, parts in ((OPTIMIZER, run.optimizers), (SCHEDULER, run.schedulers)):
         for name, part in parts.items():
             attributes = vars(roots.objects[kind + name]).items()
-            vars(part).update({key: item for key, item in attributes if key not in OPTIMIZER_HOOKS})
-    gradients = vars(roots.objects[GRADIENTS])
-    for name, parameter in _named_parameters(run).items():
-        if isinstance(gradients.get(name), Tensor):
-            parameter.grad = gradients[name]
+            vars(part).update({key: item for key, item in attributes if "[" not in key})  # no hooks
 
 
 def _data_objects(run: Run) -> Iterator[object]:
     loaders = [run.data.train_loader, *run.data.validation_loaders.values()]
-    for loader in loaders:
-        parts = (getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler", "loaders", "datasets"))
-        pending = [part for part in parts if part is not None]
-        yield loader
-        while pending:
-            part = pending.pop()
-            yield part
-            values = part.values() if isinstance(part, dict) else getattr(part, "__dict__", {}).values()
-            for value in list(values)[:100]:
-                yield value
-                if isinstance(value, tuple):  # of a TensorDataset
-                    yield from value[:100]
-            inner = getattr(part, "dataset", None)
-            pending += [] if inner is None else [inner]
-            pending += list(getattr(part, "datasets", ()))[:100]
+    yield from loaders
+    pending = [getattr(loader, name, None) for loader in loaders for name in DATA_PARTS]
+    while pending:
+        part = pending.pop()
+        yield part
+        values = part.values() if isinstance(part, dict) else getattr(part, "__dict__", {}).values()
+        for value in list(values)[:100]:
+            yield value
+            if isinstance(value, tuple):  # of a TensorDataset
+                yield from value[:100]
+        inner = getattr(part, "dataset", None)
+        pending += [*([] if inner is None else [inner]), *list(getattr(part, "datasets", ()))[:100]]
 
 
 def user_modules() -> dict[str, types.ModuleType]:

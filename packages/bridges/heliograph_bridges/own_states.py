@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -31,26 +32,23 @@ class OwnStates:
         stop_reason: the reason of a requested stop; empty without.
     """
 
-    _saved_options: Mapping[str, Any]
-    _lost: list[str]
-
     def __init__(self, owners: Sequence[Any], remedy: str) -> None:
         named = dict(zip(_names(owners), owners, strict=True))
         self.names, self._remedy = list(named), remedy
         self._stateful = {name: owner for name, owner in named.items() if _has_state(owner)}
         self._stateless = {name: Unsaved(owner) for name, owner in named.items() if name not in self._stateful}
-        self._first = self._save()
+        states = self._save()
         self.options = {
             f"{name}.{key}": value
             for name, owner in named.items()
             for key, value in getattr(owner, "__dict__", {}).items()
-            if key[0] != "_" and type(value) in PLAIN and key not in self._first.get(name, {})
+            if key[0] != "_" and type(value) in PLAIN and key not in states.get(name, {})
         }
-        self._forget()
+        self._first = {"states": states, "stop": "", "options": self.options, "lost": []}
+        self.stop_reason, self._saved_options, self._lost = "", self.options, list[str]()
 
     def reset(self) -> None:
-        self._load(self._first)
-        self._forget()
+        self.load_state_dict(self._first)
 
     def resume(self, run: Run, *, affects_training: bool) -> None:
         if self._saved_options != self.options:
@@ -70,31 +68,25 @@ class OwnStates:
         return {"states": self._save(), "stop": stop, "options": dict(self.options), "lost": lost}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._load(state["states"])
+        for name, owner in self._stateful.items():
+            if name in state["states"]:
+                owner.load_state_dict(deepcopy(state["states"][name]))
         self.stop_reason, self._saved_options, self._lost = state["stop"], state["options"], state["lost"]
 
     def _save(self) -> dict[str, Any]:
         return {name: dict(deepcopy(owner.state_dict())) for name, owner in self._stateful.items()}
 
-    def _load(self, states: Mapping[str, Any]) -> None:
-        for name, state in states.items():
-            if name in self._stateful:
-                self._stateful[name].load_state_dict(deepcopy(state))
-
-    def _forget(self) -> None:
-        self.stop_reason, self._saved_options, self._lost = "", {}, []
-
 
 def _has_state(owner: Any) -> bool:
-    return all(callable(getattr(owner, name, None)) for name in ("state_dict", "load_state_dict"))
+    return hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
 
 
 def _names(owners: Iterable[Any]) -> Iterable[str]:
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for owner in owners:
         name = getattr(owner, "__name__", type(owner).__name__)
-        counts[name] = number = counts.get(name, 0) + 1
-        yield name if number == 1 else f"{name}_{number}"
+        counts[name] += 1
+        yield name if counts[name] == 1 else f"{name}_{counts[name]}"
 
 
 class Unsaved:

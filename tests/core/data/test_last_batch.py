@@ -73,7 +73,7 @@ def test_of_a_large_batch_a_sample_counts_and_the_size() -> None:
     large = torch.arange(COMPLETE, dtype=torch.float32)
     assert digest(large) == digest(large.clone()) != digest(large[:-1])
     assert digest(large) != digest(large + 1)
-    assert len(list(last_batch._pieces(large, last_batch.SAMPLE / large.nbytes))[1]) == last_batch.SAMPLE
+    assert len(last_batch._sample(large, large.nbytes // last_batch.SAMPLE)) == last_batch.SAMPLE
 
 
 def test_signed_zeros_and_numbers_that_are_none_are_distinguished_by_their_bits() -> None:

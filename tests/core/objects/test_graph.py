@@ -64,12 +64,12 @@ class Colour(enum.Enum):
     BLUE = 2
 
 
-class Tag(str):
-    """A text with a class of its own."""
-
-
 class Weight(float):
     """A number with a class of its own."""
+
+
+class Dice(random.Random):
+    """A generator with a class of its own."""
 
 
 class Slow:
@@ -256,8 +256,8 @@ def test_an_attribute_that_was_removed_is_a_difference() -> None:
 
 def test_types_and_bits_are_kept() -> None:
     values = {
-        "a": np.float64(1.5), "b": True, "c": -0.0, "d": float("nan"), "e": (1, Colour.BLUE), "f": Tag("x"),
-        "g": Weight(2.0), "h": 10**3000, "i": 1 + 2j,
+        "a": np.float64(1.5), "b": True, "c": -0.0, "d": float("nan"), "e": (1, Colour.BLUE),
+        "f": bytearray(b"ab"), "h": 10**3000, "i": 1 + 2j,
         "l": b"", "m": (b"", 10**900), "n": {b"": 1},
         "o": "long" * 2000, "p": b"long" * 2000, "j": torch.ones(2, dtype=torch.bfloat16), "k": frozenset({1}),
     }  # fmt: skip
@@ -304,6 +304,8 @@ UNTRACKED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a system generator": (random.SystemRandom, draw),
     "objects in a set": (lambda: {Thing()}, lambda it: it.add(Thing())),
     "a sparse tensor": (lambda: torch.zeros(3).to_sparse(), lambda it: None),
+    "a number of another class": (lambda: Weight(2.0), lambda it: vars(it).update(unit="kg")),
+    "a generator of another class": (lambda: Dice(3), draw),
 }
 
 
@@ -313,6 +315,52 @@ def test_what_cannot_be_captured_is_listed_with_its_type(name: str) -> None:
     _, _, failed = resumed(holder(value=make), lambda it: change(it.value))
     assert list(failed) == ["it.value"]
     assert type(make()).__qualname__ in failed["it.value"]
+
+
+class Meter:
+    """A stateful object, of whose tensors one changes."""
+
+    def __init__(self) -> None:
+        self.last, self.scale = torch.zeros(1), torch.ones(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self.last, "scale": self.scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.last, self.scale = state["last"], state["scale"]
+
+
+def test_the_state_of_a_stateful_object_is_restored_as_a_whole() -> None:
+    _, after, failed = resumed(holder(meter=Meter), lambda it: it.meter.last.add_(3))
+    assert not failed
+    assert (after.meter.last.item(), after.meter.scale.item()) == (3.0, 1.0)
+
+
+def test_an_object_of_another_class_in_the_present_program_stays() -> None:
+    made = iter([SimpleNamespace(n=0), Thing()])
+    _, after, unlike = resumed_unlike(holder(value=lambda: next(made)), lambda it: setattr(it.value, "n", 1))
+    assert type(after.value) is Thing
+    assert unlike == {"it.value"}
+
+
+CALLS = list[object]()
+
+
+class Called:
+    """Notes that it was called."""
+
+    def __init__(self, content: object) -> None:
+        CALLS.append(content)
+
+
+@pytest.mark.parametrize("kind", ["constant", "array", "tensor", "scalars", "enum", "object", "generator", "method"])
+def test_no_class_is_called_because_a_checkpoint_names_it(kind: str) -> None:
+    node = {"kind": kind, "type": f"{__name__}.Called", "leaf": [0, None], "slots": {}}
+    root = {"kind": "object", "type": f"{__name__}.Thing", "leaf": None, "slots": {".value": {"ref": 1}}}
+    graph = Graph(nodes=[root, node], roots={"it": {"ref": 0}}, contents={1: "x"})
+    _, failed = restore(Roots({"it": Thing()}), graph, {"it.value"})
+    assert CALLS == []
+    assert (list(failed) == ["it.value"]) == (kind != "object")
 
 
 @pytest.mark.parametrize("value", [itertools.count(1), collections.OrderedDict, Path("x"), print, Thing, np.float32])

@@ -304,6 +304,31 @@ def test_state_that_cannot_be_restored_is_named(job: Job, reason: str, tmp_path:
     assert reason in reasons(result)
 
 
+class Turning:
+    """A sampler that can start at any index, and counts how often it did."""
+
+    turns = 0
+
+    def indices(self, seed: int, epoch: int, start: int) -> Any:
+        self.turns += 1
+        return iter([(number + self.turns) % 15 for number in range(start, 15)])
+
+    def __len__(self) -> int:
+        return 15
+
+
+def test_a_sampler_is_compared_before_the_next_epoch_begins(tmp_path: Path) -> None:
+    def fit(folder: str, **options: Any) -> h.RunResult:
+        loader = DataLoader(Caching(), 3, sampler=Turning())  # type: ignore[arg-type]  # it has no `__iter__`
+        saving = h.Checkpoint(tmp_path / folder, every=h.Every(steps=2 * 15 // 3), keep_last=None, **options)
+        trainer = h.Trainer([h.RNGCapture(), saving], device="cpu")
+        return trainer.fit(supervised(), loader, optimizer=torch.optim.SGD, steps=STEPS)
+
+    fit("first")
+    end_of_epoch, _ = sorted((tmp_path / "first").glob("*.pth"), key=lambda path: path.stat().st_mtime_ns)
+    assert "sampler.turns" in reasons(fit("second", resume=end_of_epoch))
+
+
 def test_an_environment_variable_that_the_training_changed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

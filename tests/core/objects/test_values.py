@@ -128,7 +128,7 @@ def loader(data: Tensor, weights: Tensor, indices: list[int]) -> DataLoader[Any]
 def test_a_resume_compares_data(changes: tuple[int, ...]) -> None:
     saved: dict[str, Any] = {}
     weights, indices = torch.linspace(0.5, 1, NUMBERS, dtype=torch.float64), list(range(NUMBERS))
-    places = ("dataset.tensors 0", "sampler.weights", "dataset.indices")
+    places = ("dataset.tensors", "sampler.weights", "dataset.indices")
 
     def fit(*parts: Any, resumes: bool) -> tuple[str, ...]:
         torch.manual_seed(0)
@@ -142,5 +142,5 @@ def test_a_resume_compares_data(changes: tuple[int, ...]) -> None:
     now = [others[n] if n in changes else part for n, part in enumerate((LARGE, weights, indices))]
     found = [text for text in fit(*now, resumes=True) if "the program sets it" in text]
 
-    kinds = ("a tensor [5000, 1]", "a tensor [5000]", "a list of 5000")
+    kinds = ("a tuple of 2", "a tensor [5000]", "a list of 5000")
     assert_each(found, *[(places[n], kinds[n], "other values") for n in changes])
