@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from heliograph.core.objects import run_state
 from heliograph.tests import sampling
 from heliograph.tests.ranks_pool import Pool
 from hypothesis import HealthCheck, settings
@@ -28,6 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FROZEN = [0]  # how many modules there were each time
+RUNNING: list[pytest.Item | None] = [None]
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("whole", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -64,19 +64,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    """Show a training the variables of the running test's module only; keep the collector from what was imported."""
+    from heliograph.core.objects import run_state  # imports torch, which the controller of pytest-xdist does not need
+
+    run_state.user_modules = own_modules
     freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Show a training the variables of its own test only; freeze again if a test has imported a large library."""
-    run_state.user_modules = lambda: own_modules(item)
+    """Freeze again if a test has imported a large library."""
+    RUNNING[0] = item
     if len(sys.modules) > FROZEN[-1] + 200:
         freeze()
 
 
-def own_modules(item: pytest.Item) -> dict[str, ModuleType]:
-    """Return the module of a test; a process that runs all tests has imported hundreds."""
-    module = getattr(item, "module", None)
+def own_modules() -> dict[str, ModuleType]:
+    """Return the module of the running test; a process that runs all tests has imported hundreds."""
+    module = getattr(RUNNING[0], "module", None)
     return {module.__name__: module} if isinstance(module, ModuleType) else {}
 
 
