@@ -23,6 +23,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, set_start_method
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -46,6 +47,13 @@ def travelling(way: Way) -> Iterator[None]:
         yield
 
 
+def warm_context() -> ForkServerContext:
+    """Return a context of multiprocessing whose processes have imported torch."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
+
+
 class LostRankError(RuntimeError):
     """A rank died, hung, or raised what cannot be pickled."""
 
@@ -65,8 +73,7 @@ class Child:
 
     def __init__(self, number: int, folder: Path) -> None:
         self.dump = folder / f"{number}.txt"
-        context = get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED)
+        context = warm_context()
         self.pipe, theirs = context.Pipe()
         # No daemon: those may not have children, such as the workers of a loader.
         self.process = context.Process(target=serve, args=(theirs, str(self.dump)), name=f"rank-{number}")
