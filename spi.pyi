@@ -19,9 +19,9 @@ from .core.data.rng import capture as capture
 from .core.data.rng import restore as restore
 from .core.data.rng import seed_all as seed_all
 from .core.data.samplers import SeekableSampler as SeekableSampler
+from .core.distributed.collective_errors import is_broken_collective as is_broken_collective
 from .core.distributed.exchange import average_gradients as average_gradients
 from .core.distributed.failure import error_chain as error_chain
-from .core.distributed.failure import is_broken_collective as is_broken_collective
 from .core.distributed.failure import on_main as on_main
 from .core.distributed.membership import membership as membership
 from .core.engines.contract import LoopEngine as LoopEngine

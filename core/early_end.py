@@ -68,7 +68,7 @@ def leave_group(run: RunContext, error: BaseException, place: str, failures: lis
             cause = watch.explain(error)
             if cause is error:
                 watch.announce(error, place)
-            from .distributed.failure import release_groups
+            from .distributed.collective_errors import release_groups
 
             release_groups(error)
         try:

@@ -1,7 +1,8 @@
 """Processes that stay alive between tests, to run a test's function as the ranks of one group.
 
-A process that has imported torch is dear, so the pool keeps its processes for the session. When one dies, hangs or
-is left with a process group, all of them are replaced before the next call.
+A process that has imported torch is dear, so one server imports it, and the ranks are forks of the server. The pool
+keeps them for the session. When one dies, hangs or is left with a process group, all of them are replaced before the
+next call.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, set_start_method
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -32,6 +34,7 @@ from unittest.mock import patch
 ROOT = Path(__file__).parents[1]
 GRACE = 20.0  # seconds that a call has left when one of its ranks has failed
 SINGLE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+IMPORTED = ["torch._dynamo", "heliograph.tests.kit"]  # by the server; an optimizer imports the first
 
 
 Way = Literal["board", "gloo"]  # of the messages between ranks
@@ -42,6 +45,13 @@ def travelling(way: Way) -> Iterator[None]:
     """Let messages travel by gloo within, as between machines; or as they do on one."""
     with patch("heliograph.core.distributed.group.open_board", return_value=None) if way == "gloo" else nullcontext():
         yield
+
+
+def warm_context() -> ForkServerContext:
+    """Return a context of multiprocessing whose processes have imported torch."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
 
 
 class LostRankError(RuntimeError):
@@ -63,9 +73,10 @@ class Child:
 
     def __init__(self, number: int, folder: Path) -> None:
         self.dump = folder / f"{number}.txt"
-        self.pipe, theirs = get_context("spawn").Pipe()
+        context = warm_context()
+        self.pipe, theirs = context.Pipe()
         # No daemon: those may not have children, such as the workers of a loader.
-        self.process = get_context("spawn").Process(target=serve, args=(theirs, str(self.dump)), name=f"rank-{number}")
+        self.process = context.Process(target=serve, args=(theirs, str(self.dump)), name=f"rank-{number}")
         with _environment(SINGLE):
             self.process.start()
         theirs.close()
@@ -230,6 +241,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 def serve(pipe: Connection, dump: str) -> None:
     """In the child: answer calls until the parent hangs up."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    set_start_method(None, force=True)  # the platform's default, for the workers of a loader
     for folder in ("tests", "packages"):  # pytest names the modules of tests by their paths below the root
         module = sys.modules[folder] = ModuleType(folder)
         module.__path__ = [str(ROOT / folder)]
@@ -252,6 +264,7 @@ def serve(pipe: Connection, dump: str) -> None:
 def _answer(call: bytes) -> Outcome:
     import numpy as np
     import torch
+    from heliograph.core.objects import run_state
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -259,9 +272,12 @@ def _answer(call: bytes) -> Outcome:
     random.seed(0)
     try:
         function, args, kwargs = pickle.loads(call)
+        # A run keeps the variables of the user's modules. A rank has imported the modules of many tests.
+        own = {name: module for name, module in run_state.user_modules().items() if name == function.__module__}
         gc.collect()
         gc.freeze()  # the end of every run collects garbage: spared what was imported, it takes a tenth of the time
-        value = pickle.dumps(function(*args, **kwargs))
+        with patch.object(run_state, "user_modules", lambda: own):
+            value = pickle.dumps(function(*args, **kwargs))
     except BaseException as error:  # noqa: BLE001  # raised in the parent
         return Outcome(error=_packed(error), text=traceback.format_exc(), clean=_is_clean())
     return Outcome(value=value, clean=_is_clean())

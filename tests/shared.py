@@ -5,15 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from tempfile import gettempdir
+from time import process_time
 from types import ModuleType
 from typing import Any
 
 import pytest
-from heliograph.core.objects import run_state
 from heliograph.tests import sampling
 from heliograph.tests.ranks_pool import Pool
 from hypothesis import HealthCheck, settings
@@ -27,7 +26,9 @@ os.environ.setdefault("TRACKIO_DIR", str(Path(gettempdir()) / "heliograph-tracki
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-FROZEN = [0]  # how many modules there were each time
+SLOW = 0.03  # seconds of a full collection, after which the collector is kept from what it looked at
+COLLECTION = {"began": 0.0, "seconds": 0.0}  # the latest full one
+RUNNING: list[pytest.Item | None] = [None]
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("whole", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -64,19 +65,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    """Show a training the variables of the running test's module only; keep the collector from what was imported."""
+    from heliograph.core.objects import run_state  # imports torch, which the controller of pytest-xdist does not need
+
+    run_state.user_modules = own_modules
+    gc.callbacks.append(measure_collection)
     freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Show a training the variables of its own test only; freeze again if a test has imported a large library."""
-    run_state.user_modules = lambda: own_modules(item)
-    if len(sys.modules) > FROZEN[-1] + 200:
+    """Freeze again if a test has imported a large library, or left many objects."""
+    RUNNING[0] = item
+    if COLLECTION["seconds"] > SLOW:
         freeze()
 
 
-def own_modules(item: pytest.Item) -> dict[str, ModuleType]:
-    """Return the module of a test; a process that runs all tests has imported hundreds."""
-    module = getattr(item, "module", None)
+def own_modules() -> dict[str, ModuleType]:
+    """Return the module of the running test; a process that runs all tests has imported hundreds."""
+    module = getattr(RUNNING[0], "module", None)
     return {module.__name__: module} if isinstance(module, ModuleType) else {}
 
 
@@ -84,7 +90,16 @@ def freeze() -> None:
     """Keep the garbage collector from what was imported: full collections took most of the time of many tests."""
     gc.collect()
     gc.freeze()
-    FROZEN.append(len(sys.modules))
+    COLLECTION["seconds"] = 0.0
+
+
+def measure_collection(phase: str, info: dict[str, int]) -> None:
+    """Measure a full collection, as a callback of the collector."""
+    if info["generation"] == 2:
+        if phase == "start":
+            COLLECTION["began"] = process_time()
+        else:
+            COLLECTION["seconds"] = process_time() - COLLECTION["began"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -29,8 +29,8 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import ProcessGroup
 
 from ...events.checks import error_text
+from .collective_errors import LateRankError, is_broken_collective
 from .exchange import Exchange
-from .failure import LateRankError, is_broken_collective
 from .membership import Membership
 
 HEAD = Struct("<QII")  # the number of a round, the length of the message, its checksum

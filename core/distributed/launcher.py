@@ -1,4 +1,4 @@
-"""`launch`: several processes on one machine that train together."""
+"""`launch`: several processes on one machine that train together. Each imports torch when its function does."""
 
 from __future__ import annotations
 

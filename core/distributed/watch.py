@@ -25,7 +25,8 @@ from torch.distributed.distributed_c10d import Store
 from ...events import Run
 from ...events.checks import place_of
 from ..system.errors import SEEN
-from .failure import Failure, is_broken_collective, is_late
+from .collective_errors import is_broken_collective, is_late
+from .failure import Failure
 
 Waiting = Callable[[], tuple[str, float] | None]
 Job = Callable[[], None]

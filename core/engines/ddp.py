@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...events.checks import check_number
 from ...events.engine import Reduction
+from ..distributed.collective_errors import release_groups
 from ..distributed.exchange import Collective, average_gradients, broadcast_tensors
-from ..distributed.failure import release_groups
 from ..distributed.group import Board, Group
 from ..distributed.membership import Membership, membership
 from ..distributed.shared_control import check_equal_on_ranks

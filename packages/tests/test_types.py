@@ -33,12 +33,20 @@ stopping = EarlyStopping(patient=3)  # call-arg
 plugins = standard("runs/x", patiance=3)  # call-arg
 trainer.fitt()  # attr-defined
 """
+WITHOUT_TORCH = """\
+[mypy]
+strict = true
+
+[mypy-torch.*,numpy.*]
+follow_imports = skip
+"""  # reading them takes most of the time, and no mistake depends on their types
 PLANTED = {number: line.rpartition("# ")[2] for number, line in enumerate(SCRIPT.splitlines(), 1) if "  # " in line}
 
 
 def test_mypy_finds_the_mistakes_in_a_script_of_a_user(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "train.py"]
+    (tmp_path / "mypy.ini").write_text(WITHOUT_TORCH)
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     found = {int(line): code for line, code in re.findall(r"^train\.py:(\d+): error: .*\[(.+)\]$", done.stdout, re.M)}
     assert found == PLANTED, done.stdout

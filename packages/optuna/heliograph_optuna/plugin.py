@@ -152,7 +152,8 @@ class Optuna(Plugin):
         self.monitor = Monitor(metric, mode_of(trial))
         if self.monitor.split != "validation":
             raise ValueError(f"metric must be a validation metric, for example 'validation/loss', got {metric!r}.")
-        self.trial, self._pruned_type = trial, optuna.TrialPruned
+        self._trial = trial  # public, each save would read its study as an option
+        self._pruned_type = optuna.TrialPruned
         self.pruned_at: int | None = None
         self.is_pruned = False
         self._reason = ""
@@ -174,12 +175,12 @@ class Optuna(Plugin):
         """
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got suggest({kind!r}, {name!r}).")
-        if name not in self.trial.params and membership().world_size > 1:
+        if name not in self._trial.params and membership().world_size > 1:
             raise RuntimeError(
                 f"Each rank would choose its own {name!r}: call suggest in the objective, before launch. The ranks "
                 f"then read the value from the trial."
             )
-        return getattr(self.trial, f"suggest_{kind}")(name, **options)
+        return getattr(self._trial, f"suggest_{kind}")(name, **options)
 
     @on(ev.TrainStart, lane=Lane.TRANSFORM, before="recorder")
     def begin(self, run: Run, event: ev.TrainStart) -> None:
@@ -187,7 +188,7 @@ class Optuna(Plugin):
             raise NotRecorded("the trial of a study")
         self.monitor.check_measured(run)
         self._check_ranks(run)
-        run.name = run_name(run.name, self.trial)
+        run.name = run_name(run.name, self._trial)
         self.pruned_at, self.is_pruned, self._reason, self._is_over = None, False, "", False
         on_main(run.engine, self._open_judge)
 
@@ -205,7 +206,8 @@ class Optuna(Plugin):
         if on_main(run.engine, partial(self._prunes, validation, value)) and self.pruned_at is None:
             self.pruned_at = validation
             self._reason = (
-                f"trial {self.trial.number} was pruned at validation {validation}, with {self.monitor.name} {value:.6g}"
+                f"trial {self._trial.number} was pruned at validation {validation}, "
+                f"with {self.monitor.name} {value:.6g}"
             )
             run.control.stop(self._reason)
 
@@ -225,8 +227,8 @@ class Optuna(Plugin):
         if run.optimizer is None or event.status != "stopped" or self.pruned_at is None:
             return
         if run.engine.is_main:
-            self.trial.set_user_attr(PRUNED, True)
-            self.trial.set_user_attr(VALIDATION, self.pruned_at)
+            self._trial.set_user_attr(PRUNED, True)
+            self._trial.set_user_attr(VALIDATION, self.pruned_at)
         self.is_pruned = True
         run.hooks.raise_when_closed(self._pruned_type(self._reason))
 
@@ -237,28 +239,28 @@ class Optuna(Plugin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the identity of the trial, and whether it was pruned."""
-        return {"trial": identity(self.trial), "pruned_at": self.pruned_at, "reason": self._reason}
+        return {"trial": identity(self._trial), "pruned_at": self.pruned_at, "reason": self._reason}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of this trial; a state of another trial is an error."""
-        check_identity(self.trial, state["trial"])
+        check_identity(self._trial, state["trial"])
         self.pruned_at, self._reason = state["pruned_at"], state["reason"]
 
     def _check_ranks(self, run: Run) -> None:
         if run.engine.world_size == 1:
             return
-        trials = run.engine.gather_objects((self.trial.number, values_of(self.trial)))
+        trials = run.engine.gather_objects((self._trial.number, values_of(self._trial)))
         if any(trial != trials[0] for trial in trials):
             listed = "; ".join(f"{number} with {values}" for number, values in trials)
             raise ValueError(f"The ranks have different trials: {listed}. Pass the trial of the objective to launch.")
-        if (running := live(self.trial)) is not None and is_in_memory(running.storage):
+        if (running := live(self._trial)) is not None and is_in_memory(running.storage):
             raise ValueError(
                 "The study is in the memory of the launching process, which the ranks cannot access: use "
                 "storage='sqlite:///study.db', the database of a server, or a journal."
             )
 
     def _open_judge(self) -> None:
-        self._judge = PruningJudge(self.trial)
+        self._judge = PruningJudge(self._trial)
 
     def _prunes(self, validation: int, value: float) -> bool:
         assert self._judge is not None

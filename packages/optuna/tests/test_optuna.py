@@ -114,6 +114,12 @@ def test_suggestions_are_the_trial_s_own() -> None:
     assert plugin.suggest("int", "width", low=2, high=64, log=True) == values[1]
 
 
+def test_no_option_holds_the_study() -> None:
+    """A save reads all options, and would read the study and the connection to its database."""
+    options = {name: value for name, value in vars(Optuna(study().ask())).items() if not name.startswith("_")}
+    assert not [name for name, value in options.items() if isinstance(value, optuna.Trial)]
+
+
 def test_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match=r"float, got suggest\('uniform', 'rate'\)"):
         Optuna(study().ask()).suggest("uniform", "rate", low=0, high=1)  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ from typing import Any, Never
 
 import heliograph
 from heliograph.core.distributed.launcher import child_queue
-from heliograph.core.engines.engine_choice import choose_engine
 
 RANK = os.environ.get("RANK")
 kept: list[Any] = []
@@ -52,6 +51,8 @@ def put(value: Any) -> None:
 
 def pid_and_sum(number: int) -> tuple[int, float]:
     """Return the number of this process, and the sum over the ranks of rank times the number."""
+    from heliograph.core.engines.engine_choice import choose_engine
+
     engine = choose_engine(device="cpu")
     with engine.process():
         return os.getpid(), float(engine.reduce(float(number * (engine.rank + 1)), "sum"))
@@ -73,6 +74,10 @@ def place(*args: Any, **kwargs: Any) -> dict[str, Any]:
 
 def leads_its_group() -> bool:
     return os.getpgrp() == os.getpid()
+
+
+def has_torch() -> bool:
+    return "torch" in sys.modules
 
 
 def start_method() -> str | None:

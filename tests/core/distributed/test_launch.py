@@ -116,6 +116,10 @@ def test_there_are_as_many_ranks_as_gpus(monkeypatch: pytest.MonkeyPatch) -> Non
         launch(jobs.place)
 
 
+def test_a_rank_starts_without_torch() -> None:
+    assert launch(jobs.has_torch, nprocs=1) == [False]
+
+
 def test_ranks_train_together() -> None:
     values = launch(jobs.train_together, nprocs=2)
     assert values == [1.5, 1.5]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from heliograph import DDPEngine
 from heliograph.core.distributed import group as boards
-from heliograph.core.distributed.failure import is_broken_collective, is_late
+from heliograph.core.distributed.collective_errors import is_broken_collective, is_late
 from heliograph.core.distributed.group import HEAD, SLOTS, Board, GlooRounds, Group
 from heliograph.core.distributed.membership import membership
 from heliograph.tests.messages import assert_facts

@@ -1,11 +1,10 @@
-"""A training whose checkpoints are evaluated when chosen steps end: `python late_program.py FOLDER TRACE [KILL_AT]`."""
+"""A training whose checkpoints are evaluated when chosen steps end."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -74,6 +73,7 @@ def train(
     return result, trace.read
 
 
-if __name__ == "__main__":
-    trace = LateTrace(Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0)
-    train(Path(sys.argv[1]), trace, h.EarlyStopping("late/accuracy", mode="max", patience=3), at=(2, 3, 5, 6))
+def train_until(kill_at: int, folder: Path, path: Path) -> None:
+    """Train with early stopping, and write what was read; at 0, the process is not killed."""
+    stopping = h.EarlyStopping("late/accuracy", mode="max", patience=3)
+    train(folder, LateTrace(path, kill_at), stopping, at=(2, 3, 5, 6))

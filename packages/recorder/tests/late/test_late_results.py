@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,19 @@ from heliograph.packages.recorder.tests.late import late_program
 from heliograph.packages.recorder.tests.late.late_program import LateTrace, evaluate_all, score, train
 from heliograph.packages.tests.facts import assert_facts
 from heliograph.tests.kit import checkpoint_names, class_batches, damage, linear_classifier, sgd
-from heliograph.tests.ranks_pool import Pool
+from heliograph.tests.ranks_pool import Pool, warm_context
 from heliograph.tuning import rehearse
 from heliograph_recorder import LateResults
 from heliograph_recorder.late.command import Evaluator
 from heliograph_recorder.late.files import read_evaluation
 
-SCRIPT = Path(late_program.__file__)
+
+def status_of(function: Callable[..., object], *args: object) -> int | None:
+    """Call a function in a process of its own; return the exit status."""
+    process = warm_context().Process(target=function, args=args)
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 def weights_in(path: Path | None) -> torch.Tensor:
@@ -91,11 +97,10 @@ def test_a_killed_training_repeats_its_decision(tmp_path: Path) -> None:
     whole, folder, path = tmp_path / "whole", tmp_path / "killed", tmp_path / "trace"
     done, read = train(whole, h.EarlyStopping("late/accuracy", mode="max", patience=3), at=(2, 3, 5, 6))
     assert (done.status, done.progress.steps, read[-1][0]) == ("stopped", 6, 6)
-    arguments = [sys.executable, str(SCRIPT), str(folder), str(path)]
-    assert subprocess.run([*arguments, "5"], check=False).returncode == -9
+    assert status_of(late_program.train_until, 5, folder, path) == -signal.SIGKILL
     assert not (folder / "run_epoch_1_iter_5.pth").exists()
     evaluate_all(folder)  # another result is there when it resumes
-    subprocess.run(arguments, check=True)
+    assert status_of(late_program.train_until, 0, folder, path) == 0
     assert path.read_text() == str([row for row in read if row[0] > 4])
     assert checkpoint_names(folder) == checkpoint_names(whole)
     newest = "run_epoch_1_iter_6.pth"

@@ -76,7 +76,11 @@ STEPS = st.one_of(
 
 
 @given(story=st.lists(st.tuples(STEPS, st.one_of(st.integers(2, 12), st.none())), min_size=2, max_size=8))
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=2 * settings().max_examples,  # 50 without --whole, 200 with it
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_runs_that_want_the_same_names_lose_nothing_of_each_other(
     state: Make, story: list[tuple[tuple[Any, ...], int | None]]
 ) -> None:
