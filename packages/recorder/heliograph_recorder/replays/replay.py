@@ -181,24 +181,19 @@ class ReplaySession:
         """Switch off a plugin whose handler failed; return False if the error ends the replay."""
         if owner not in self.names or not isinstance(error, Exception):
             return False
-        name = str(owner)
+        name, at = str(owner), run.progress
+        place = f"{event.name}, attempt {self.number}, epoch {at.epoch} batch {at.batch} step {at.steps}"
         if isinstance(error, NotRecorded):
-            _add_once(self._replayed.unheld.setdefault(name, []), f"{error} ({self._position(event.name)})")
-            self._update(name)
+            _add_once(self._replayed.unheld.setdefault(name, []), f"{error} ({place})")
+        elif self._forgive_observer is not None and self._forgive_observer(owner, run, event, error):
             return True
-        if self._forgive_observer is not None and self._forgive_observer(owner, run, event, error):
-            return True
-        text = describe_error(error)
-        _add_once(self._replayed.failed.setdefault(name, []), f"{text} ({self._position(event.name)})")
-        did = self._current.fails_next
-        self.add_end(name, f"{text} on {event.name}", run.progress, did=did, failure=True)
-        self._failed.add(name)
+        else:
+            text = describe_error(error)
+            _add_once(self._replayed.failed.setdefault(name, []), f"{text} ({place})")
+            self.add_end(name, f"{text} on {event.name}", at, did=self._current.fails_next, failure=True)
+            self._failed.add(name)
         self._update(name)
         return True
-
-    def _position(self, event: str) -> str:
-        at = self._current.run.progress
-        return f"{event}, attempt {self.number}, epoch {at.epoch} batch {at.batch} step {at.steps}"
 
 
 def _place(progress: Progress) -> str:
