@@ -104,7 +104,10 @@ class RankStory:
             case "resumed":
                 self.resumed += 1
             case "fact":
-                self._add_fact(training, entry["fact"])
+                fact = entry["fact"]
+                times = self.facts.setdefault((training, fact.what, fact.when), [])
+                # The last end of a training that was stopped and continued replaces earlier ones.
+                times[:] = [fact] if fact.when == AT_THE_END else [*times, fact]
             case "batch":
                 self.restarted += entry["batch"] == 1 and (training, 1) in self.done
                 self._check_start(entry["batch"] - 1)
@@ -123,11 +126,6 @@ class RankStory:
                 notified_training, batch = self._notified or (None, 0)
                 if notified_training == training and self._boundaries > HEEDED:
                     self._lose(f"the training continued for {entry['batch'] - batch} batches after a SIGTERM")
-
-    def _add_fact(self, training: int, fact: Fact) -> None:
-        # The last end of a training that was stopped and continued replaces earlier ones.
-        times = self.facts.setdefault((training, fact.what, fact.when), [])
-        times[:] = [fact] if fact.when == AT_THE_END else [*times, fact]
 
     def _check_start(self, batch: int) -> None:
         # of the first batch of an attempt
