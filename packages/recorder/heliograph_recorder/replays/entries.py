@@ -68,16 +68,10 @@ class Entries:
 
     def milestone(self) -> str:
         """Return the name of the next milestone: an event or `batches`; empty if the run was killed before it."""
-        entry = self._next_milestone()
+        entry = next(filter(_is_milestone, self._entries), None)
         if isinstance(entry, Batches | Batch):
             return BATCHES
         return entry.event if isinstance(entry, EventEntry) else ""
-
-    def rolls_back_to(self, path: Path | None) -> bool:
-        entry = self._next_milestone()
-        if not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
-            return False
-        return bool(entry.data["path"] == (None if path is None else str(path)))
 
     def ends_epoch(self) -> bool:
         """Return whether the end of the loader ends the epoch here, instead of a request."""
@@ -91,9 +85,6 @@ class Entries:
         """Return the number of batches of the first epoch; None if it was unknown, or no epoch is recorded."""
         events = (entry for entry in self._entries if isinstance(entry, EventEntry))
         return next((event.data["batches"] for event in events if event.event == "epoch_start"), None)
-
-    def _next_milestone(self) -> ReplayEntry | None:
-        return next(filter(_is_milestone, self._entries), None)
 
 
 def _is_milestone(entry: ReplayEntry) -> bool:
