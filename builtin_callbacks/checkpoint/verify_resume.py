@@ -164,10 +164,6 @@ class RowReader:
         self._send()
         yield from self._arrived(wait=wait)
 
-    def forget(self) -> None:
-        self._open.clear()
-        self._sent.clear()
-
     def _send(self) -> None:
         batches, self._open = self._open, []
         losses = [loss for _, of_batch in batches for loss in of_batch]
@@ -218,7 +214,6 @@ def _row(counters: Counters, values: Sequence[float]) -> Row:
 
 
 OnDifference = Literal["note", "stop", "raise"]
-ACTIONS: tuple[str, ...] = get_args(OnDifference)
 logger = logging.getLogger("heliograph")
 
 
@@ -270,8 +265,8 @@ class VerifyResume(Plugin):
     affects_training = False
 
     def __init__(self, on_difference: OnDifference = "note") -> None:
-        if on_difference not in ACTIONS:
-            raise ValueError(f"on_difference is one of {', '.join(ACTIONS)}; got {on_difference!r}.")
+        if on_difference not in get_args(OnDifference):
+            raise ValueError(f"on_difference is 'note', 'stop' or 'raise', got {on_difference!r}.")
         self.on_difference = on_difference
         self.asks = ("stop",) * (on_difference == "stop")
         self._ring: Ring | None = None
@@ -333,7 +328,7 @@ class VerifyResume(Plugin):
         if self._ring is not None:
             self._ring.close()
             self._ring = None
-        self._rows.forget()
+        self._rows = RowReader()
 
     def _remove_file(self, run: Run) -> None:
         self.close()  # Windows cannot remove a mapped file
