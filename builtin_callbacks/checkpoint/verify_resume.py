@@ -164,10 +164,6 @@ class RowReader:
         self._send()
         yield from self._arrived(wait=wait)
 
-    def forget(self) -> None:
-        self._open.clear()
-        self._sent.clear()
-
     def _send(self) -> None:
         batches, self._open = self._open, []
         losses = [loss for _, of_batch in batches for loss in of_batch]
@@ -218,7 +214,6 @@ def _row(counters: Counters, values: Sequence[float]) -> Row:
 
 
 OnDifference = Literal["note", "stop", "raise"]
-ACTIONS: tuple[str, ...] = get_args(OnDifference)
 logger = logging.getLogger("heliograph")
 
 
@@ -270,8 +265,8 @@ class VerifyResume(Plugin):
     affects_training = False
 
     def __init__(self, on_difference: OnDifference = "note") -> None:
-        if on_difference not in ACTIONS:
-            raise ValueError(f"on_difference is one of {', '.join(ACTIONS)}; got {on_difference!r}.")
+        if on_difference not in get_args(OnDifference):
+            raise ValueError(f"on_difference is 'note', 'stop' or 'raise', got {on_difference!r}.")
         self.on_difference = on_difference
         self.asks = ("stop",) * (on_difference == "stop")
         self._ring: Ring | None = None
@@ -300,7 +295,7 @@ class VerifyResume(Plugin):
             self._is_settled = False
             run.checkpoints.verified_before = verified_before(self._saver.folder, run.name)
             self._guarded(run, self._open_file)
-        elif self._obstacle is None:
+        else:
             self._expected.clear()
             self._remove_file(run)
 
@@ -323,7 +318,7 @@ class VerifyResume(Plugin):
     def end(self, run: Run, event: ev.RunClosed) -> None:
         """Remove the file after a run that ended well and saved its last step."""
         is_over = event.status in ("completed", "stopped") and self._saved_at == run.progress.batches
-        if is_over and self._saver is not None and self._obstacle is None:
+        if is_over:
             self._remove_file(run)
 
     def close(self) -> None:
@@ -333,11 +328,12 @@ class VerifyResume(Plugin):
         if self._ring is not None:
             self._ring.close()
             self._ring = None
-        self._rows.forget()
+        self._rows = RowReader()
 
     def _remove_file(self, run: Run) -> None:
         self.close()  # Windows cannot remove a mapped file
-        self._path(run).unlink(missing_ok=True)
+        if self._saver is not None and self._obstacle is None:
+            self._path(run).unlink(missing_ok=True)
 
     def _forget(self) -> None:
         self._saver: SavingPlugin | None = None
@@ -435,17 +431,14 @@ class VerifyResume(Plugin):
         # The file keeps the rows of the killed run until a checkpoint reports the difference.
         assert self._ring is not None
         text = difference(expected, row, run.engine.rank if run.engine.world_size > 1 else None)
-        causes = run.data.resume_facts().sentences or (HIDDEN_STATE,)
+        causes = "; ".join(run.data.resume_facts().sentences) or HIDDEN_STATE
         if self.on_difference == "raise":
-            raise ResumeDiffers(text, row.steps, row.number, self._ring.path, "; ".join(causes))
-        self._difference = row.number, text, "; ".join(causes)
+            raise ResumeDiffers(text, row.steps, row.number, self._ring.path, causes)
+        self._difference = row.number, text, causes
         self._expected.clear()
         self.close()
-        run.checkpoints.difference = text
         run.data.report_difference(text)  # also in runs that resume this one
-        if causes == (HIDDEN_STATE,):  # the result lists all other causes
-            run.note(f"likely cause of the difference: {HIDDEN_STATE}")
-        logger.warning("the resumed run %s; likely cause: %s", text, "; ".join(causes))
+        logger.warning("the resumed run %s; likely cause: %s", text, causes)
         if self.on_difference == "stop":
             run.control.stop(f"the resumed run {text}")
 

@@ -78,13 +78,6 @@ def test_batches_come_in_their_order_with_those_that_were_left_out(device: Devic
     assert found == [(1, 1.0, False), (2, 0.0, True), (3, 2.0, False), (4, 0.0, True), (5, 0.0, True)]
 
 
-def test_what_is_given_up_does_not_come(device: Device) -> None:
-    for number in range(1, CHUNK + 3):
-        device.add(number, 0.5)
-    device.rows.forget()
-    assert device.late(wait=True) == []
-
-
 def test_a_copy_keeps_no_graph_alive_and_no_memory_of_the_loss() -> None:
     weight = torch.ones(3, requires_grad=True)
     loss = (weight * 2).sum()

@@ -66,9 +66,8 @@ class AttemptReplay:
         self._signals: dict[type[Event], OrderedSignal[Any]] = {kind: session.bus.signal(kind) for kind in HOT}
         self._has_begun = False  # after the load of a resumed state
 
-    def replay(self, length: int | None) -> None:
-        """Replay all entries; `length` is the epoch's length in the previous attempt, in case this one has no epoch."""
-        self.run.batches_per_epoch = self._entries.first_epoch_length(length)
+    def replay(self) -> None:
+        self.run.batches_per_epoch = self._entries.first_epoch_length()
         while (entry := self._entries.next()) is not None:
             self._replay(entry)
 
@@ -129,8 +128,6 @@ class AttemptReplay:
                 run.phase, run.data.evaluation_batches = PHASES[entry.event], data["batches"]
             case "validation_end" | "test_end" | "predict_end" | "validation_cut":
                 self._replay_evaluation(data["batches"])
-                if entry.event != "validation_cut":  # only the recorded run cuts it short, not a replayed plugin
-                    run.control.cut_request = None
                 run.control.close_validation()
             case "checkpoint_saved":
                 run.last = Path(data["path"])
@@ -200,14 +197,12 @@ class AttemptReplay:
         run = self.run
         batch_start: Any = KINDS[f"{run.phase}_batch_start"]
         batch_end: Any = KINDS[f"{run.phase}_batch_end"]
-        before, after, cut = run.bus.signal(batch_start), run.bus.signal(batch_end), run.control.cut_request
+        before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
         datasets = [dataset for dataset, count in batches.items() for _ in range(count)]
         for run.progress.evaluated, dataset in enumerate(datasets if before.chain or after.chain else ()):
             before.emit(run, batch_start(dataset))
             run.progress.evaluated += 1
             after.emit(run, batch_end(dataset))
-            if run.control.cut_request is not cut:  # a replayed plugin would have ended it here
-                break
 
     def _note(self, text: str) -> None:
         self._session.note(f"attempt {self._session.number} {text}")
@@ -228,8 +223,10 @@ class AttemptReplay:
     def _replay_batch(self, batch: Batch) -> None:
         run, progress, place = self.run, self.run.progress, batch.counters
         run.data.in_hand = True
+        run.control.skips_batch = place.skipped_batches > progress.skipped_batches
+        is_skipped = run.control.skips_batch  # a replayed plugin may request a skip
         self._fire(h.BatchStart)
-        if place.skipped_batches > progress.skipped_batches:
+        if is_skipped:
             progress.skipped_batches = place.skipped_batches
         else:
             progress.samples = place.samples
@@ -246,8 +243,7 @@ class AttemptReplay:
         while is_during(self._entries.peek(), progress.batch):
             self._replay(self._entries.next())
         self._fire(h.BatchEnd)
-        if run.control.touched:
-            run.control.close_batch()
+        run.control.close_batch()
         self._replay_boundary(judged=bool(self._signals[h.ShouldStop].chain))
 
     def _flush(self, place: Counters) -> None:
@@ -266,6 +262,7 @@ class AttemptReplay:
                 f"{self._session.recording.path} has several optimizers, and the order of their steps is not recorded. "
                 f"Replay without the plugins that handle GradientsReady or StepEnd."
             )
+        self.run.control.drops_step = place.skipped_steps > progress.skipped_steps
         self._fire(h.GradientsReady)
         progress.skipped_steps = place.skipped_steps
         if place.steps > progress.steps:
@@ -309,8 +306,8 @@ class AttemptReplay:
         """
         run, control = self.run, self.run.control
         if not milestone:  # whether the stop was postponed is unknown
-            if control.stop_request is not None and not run.finished:
-                self._add_end(control.stop_request, did=None)
+            if not run.finished:
+                self._add_end(did=None)
             return
         control.pop_changes()
         for what, request in control.open_requests().items():
@@ -320,23 +317,22 @@ class AttemptReplay:
             return
         control.release()
         self._fire(h.ShouldStop)
-        if control.stop_request is not None and not control.vetoed and not control.is_rolling_back:
-            self._judge_stop(control.stop_request, milestone)
+        continued = milestone in CONTINUES and not (milestone == "epoch_start" and run.epoch_is_over)
+        if control.vetoed or control.is_rolling_back:
+            pass
+        elif milestone == "last_boundary":
+            self._add_end(did=True)
+        elif continued and self._requests.has_veto:  # repeated vetoes are only counted
+            control.adopt(control.open_requests(), vetoed=True)
+        elif continued:
+            self._add_end(did=False)
+            control.stop_request = None
         if milestone == BATCHES:  # the recorded run did not end the epoch
             control.close_epoch()
         control.decide(in_epoch=milestone == BATCHES or run.progress.batch > 0)
 
-    def _judge_stop(self, stop: Request, milestone: str) -> None:
-        """Note the end of the run, unless the recorded run postponed the stop."""
-        control = self.run.control
-        if milestone == "last_boundary":
-            self._add_end(stop, did=True)
-        elif milestone in CONTINUES and not (milestone == "epoch_start" and self.run.epoch_is_over):
-            if {"stop", "veto_stop"} <= self._requests.verbs:
-                control.adopt(control.open_requests(), vetoed=True)
-            else:
-                self._add_end(stop, did=False)
-                control.stop_request = None
-
-    def _add_end(self, stop: Request, *, did: bool | None) -> None:
-        self._session.add_end(stop.by, stop.reason, self.run.progress, did=did)
+    def _add_end(self, *, did: bool | None) -> None:
+        """Note that a requested stop would have ended the run."""
+        stop = self.run.control.stop_request
+        if stop is not None:
+            self._session.add_end(stop.by, stop.reason, self.run.progress, did=did)

@@ -35,12 +35,11 @@ def replay(arguments: Sequence[str]) -> int:
         "early_stopping_2",
     )
     options = parser.parse_args(arguments)
-    from ..format.reader import read  # after the parser: torch is slow to import
-    from .replay import ReplaySession
+    from .replay import replay as replay_plugins  # after the parser: torch is slow to import
 
     try:
         plugins, names = make_plugins(options.plugins)
-        replayed = ReplaySession(read(options.recording), plugins).replay()
+        replayed = replay_plugins(options.recording, plugins)
     except (LookupError, ImportError, OSError, TypeError, ValueError) as error:
         print(f"heliograph {NAME}: {error}", file=sys.stderr)
         return 2

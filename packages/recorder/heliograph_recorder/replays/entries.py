@@ -68,16 +68,10 @@ class Entries:
 
     def milestone(self) -> str:
         """Return the name of the next milestone: an event or `batches`; empty if the run was killed before it."""
-        entry = self._next_milestone()
+        entry = next(filter(_is_milestone, self._entries), None)
         if isinstance(entry, Batches | Batch):
             return BATCHES
         return entry.event if isinstance(entry, EventEntry) else ""
-
-    def rolls_back_to(self, path: Path | None) -> bool:
-        entry = self._next_milestone()
-        if not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
-            return False
-        return bool(entry.data["path"] == (None if path is None else str(path)))
 
     def ends_epoch(self) -> bool:
         """Return whether the end of the loader ends the epoch here, instead of a request."""
@@ -87,16 +81,10 @@ class Entries:
             entry = next(milestones, None)
         return isinstance(entry, EventEntry) and entry.event == "epoch_end" and not entry.data["asked"]
 
-    def first_epoch_length(self, previous: int | None) -> int | None:
-        """Return the number of batches of the first epoch, None if it was unknown; `previous` if there is no epoch."""
-        for entry in self._entries:
-            if isinstance(entry, EventEntry) and entry.event == "epoch_start":
-                length: int | None = entry.data["batches"]
-                return length
-        return previous
-
-    def _next_milestone(self) -> ReplayEntry | None:
-        return next(filter(_is_milestone, self._entries), None)
+    def first_epoch_length(self) -> int | None:
+        """Return the number of batches of the first epoch; None if it was unknown, or no epoch is recorded."""
+        events = (entry for entry in self._entries if isinstance(entry, EventEntry))
+        return next((event.data["batches"] for event in events if event.event == "epoch_start"), None)
 
 
 def _is_milestone(entry: ReplayEntry) -> bool:
@@ -155,14 +143,14 @@ class RecordedRequests:
         replayed: the names of the replayed plugins.
 
     Attributes:
-        verbs: the verbs of the requests so far, and `stop` if a plugin with the name of a replayed one requested it.
+        has_veto: whether a stop has been vetoed.
     """
 
     def __init__(self, control: Control, replayed: Collection[str]) -> None:
         self._control, self._replayed = control, replayed
         self._waiting = deque[Request]()
         self._added: dict[int, Request] = {}
-        self.verbs = set[str]()
+        self.has_veto = False
 
     def read(self, entry: RequestEntry | RepeatEntry) -> None:
         if isinstance(entry, RepeatEntry):
@@ -181,25 +169,19 @@ class RecordedRequests:
             self._add(self._waiting.popleft())
 
     def _add(self, request: Request) -> None:
-        control, verb = self._control, request.verb
-        is_replayed = request.by in self._replayed or request.through in self._replayed
-        if verb == "stop" or not is_replayed:
-            self.verbs.add(verb)
-        if is_replayed:
+        if request.by in self._replayed or request.through in self._replayed:
             return
-        due, pending = control.open_requests(), control.pending or verb == "veto_save"
+        control, verb = self._control, request.verb
+        due, pending = control.open_requests(), control.pending
         if verb in AT_BOUNDARY and request.what not in due:
             due[request.what] = request  # `adopt` adds it to the history
         else:
             control.history.add(request)
-        match verb:
-            case "skip_batch":
-                control.skips_batch = control.touched = True
-            case "skip_step":
-                control.drops_step = control.touched = True
-            case "cut_validation":
-                control.cut_request = request
-            case _ if verb.startswith("withdraw_"):
-                due.pop(TAKEN_BACK[verb], None)
+        if verb == "veto_stop":
+            self.has_veto = True
+        elif verb == "cut_validation":
+            control.cut_request = request
+        elif verb.startswith("withdraw_"):
+            due.pop(TAKEN_BACK[verb], None)
         control.adopt(due, vetoed=control.vetoed or verb == "veto_stop")
         control.pending |= pending  # until the boundary ends

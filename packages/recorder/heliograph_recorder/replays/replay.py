@@ -54,14 +54,12 @@ class Snapshot:
         filters: the states of their handlers' filters.
         control: the pending requests.
         metrics: the latest value of every metric.
-        failed: the plugins that had failed before, so that their states are invalid.
     """
 
     plugins: dict[str, Any]
     filters: dict[str, Any]
     control: dict[str, Any]
     metrics: dict[str, float]
-    failed: set[str]
 
 
 class ReplaySession:
@@ -92,7 +90,6 @@ class ReplaySession:
         self._failed = set[str]()
         self.best: Path | None = None
         self._snapshots: dict[str, Snapshot] = {}  # by place; a later save at the same place replaces an earlier one
-        self._length: int | None = None
         self._current: AttemptReplay
 
     def replay(self) -> Replayed:
@@ -126,19 +123,20 @@ class ReplaySession:
     def _replay_attempt(self, attempt: AttemptRecord) -> None:
         self._current = AttemptReplay(self, attempt)
         run = self._current.run
-        self._set_failed(set())
-        for name in tuple(self._disabled):
-            self.toggle(name, on=True)
+        switched_off = self._disabled | self._failed
+        self._disabled.clear()
+        self._failed.clear()
+        for name in switched_off:
+            self._update(name)
         self._plugins.open(run)
         try:
             if attempt.phase == "train":
                 self._plugins.reset()
-            self._current.replay(self._length)
+            self._current.replay()
         finally:
             for name, error in self._plugins.close():
                 text = f"{describe_error(error)} (on close, attempt {self.number})"
                 _add_once(self._replayed.failed.setdefault(name, []), text)
-        self._length = run.batches_per_epoch
         for note in (*run.notes, *(f"WARNING: {warning}" for warning in run.warnings)):
             self.note(note)
 
@@ -151,7 +149,6 @@ class ReplaySession:
             plugins.filter_states(run.origin),
             run.control.state_dict(),
             dict(run.metrics),
-            set(self._failed),
         )
         self._current.replay_save()
 
@@ -163,7 +160,6 @@ class ReplaySession:
             return False
         run.control.load_state_dict(snapshot.control, at_save_point=run.in_boundary)
         run.metrics.update(snapshot.metrics)
-        self._set_failed(snapshot.failed)
         self._plugins.load_state_dict(snapshot.plugins, goes_back=rolls_back)
         self._plugins.load_filter_states(run.origin, snapshot.filters)
         return True
@@ -175,11 +171,6 @@ class ReplaySession:
         (self._disabled.discard if on else self._disabled.add)(name)
         self._update(name)
 
-    def _set_failed(self, failed: set[str]) -> None:
-        changed, self._failed = self._failed ^ failed, set(failed)
-        for name in changed:
-            self._update(name)
-
     def _update(self, name: str) -> None:
         if name in self._disabled or name in self._failed or name in self._replayed.unheld:
             self._plugins.disable(name)
@@ -190,23 +181,19 @@ class ReplaySession:
         """Switch off a plugin whose handler failed; return False if the error ends the replay."""
         if owner not in self.names or not isinstance(error, Exception):
             return False
-        name = str(owner)
+        name, at = str(owner), run.progress
+        place = f"{event.name}, attempt {self.number}, epoch {at.epoch} batch {at.batch} step {at.steps}"
         if isinstance(error, NotRecorded):
-            _add_once(self._replayed.unheld.setdefault(name, []), f"{error} ({self._position(event.name)})")
-            self._update(name)
+            _add_once(self._replayed.unheld.setdefault(name, []), f"{error} ({place})")
+        elif self._forgive_observer is not None and self._forgive_observer(owner, run, event, error):
             return True
-        if self._forgive_observer is not None and self._forgive_observer(owner, run, event, error):
-            return True
-        text = describe_error(error)
-        _add_once(self._replayed.failed.setdefault(name, []), f"{text} ({self._position(event.name)})")
-        did = self._current.fails_next
-        self.add_end(name, f"{text} on {event.name}", run.progress, did=did, failure=True)
-        self._set_failed({*self._failed, name})
+        else:
+            text = describe_error(error)
+            _add_once(self._replayed.failed.setdefault(name, []), f"{text} ({place})")
+            self.add_end(name, f"{text} on {event.name}", at, did=self._current.fails_next, failure=True)
+            self._failed.add(name)
+        self._update(name)
         return True
-
-    def _position(self, event: str) -> str:
-        at = self._current.run.progress
-        return f"{event}, attempt {self.number}, epoch {at.epoch} batch {at.batch} step {at.steps}"
 
 
 def _place(progress: Progress) -> str:

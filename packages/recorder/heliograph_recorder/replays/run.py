@@ -192,7 +192,7 @@ class ReplayRun(Unrecorded, RunVerbs):
         return ""
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        if not self._entries.rolls_back_to(path):
+        if self._entries.milestone() != "checkpoint_loaded":
             self.control.record("roll_back", f"to {path or 'a saved state'}", None)
             raise NotRecorded(f"a roll-back to {path or 'a saved state'}: the run did not roll back here")
         super().roll_back(saved, path)

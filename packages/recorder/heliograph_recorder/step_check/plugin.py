@@ -279,7 +279,7 @@ def diagnose(run: Run, repetition: Repetition) -> str:
     original = repetition.outcome(repetition.loss)
     with repetition.repeating() as repeat:
         second = repeat()
-        names = _differences(original, second)
+        names = [name for name in {**original, **second} if original.get(name) != second.get(name)]
         if not run.engine.vote([float(bool(names))])[0]:
             return ""
         third = repeat()
@@ -294,11 +294,6 @@ def diagnose(run: Run, repetition: Repetition) -> str:
     return "; ".join(f"on rank {rank}: {text}" for rank, text in enumerate(run.engine.gather_objects(text)) if text)
 
 
-def _differences(first: Outcome, second: Outcome) -> list[str]:
-    """Return the names of tensors that differ."""
-    return [name for name in {**first, **second} if first.get(name) != second.get(name)]
-
-
 def _cause(original: Outcome, second: Outcome, third: Outcome, operator: str | None) -> str:
     """Return why a step differs."""
     if operator is not None:
@@ -306,9 +301,9 @@ def _cause(original: Outcome, second: Outcome, third: Outcome, operator: str | N
             f"not deterministic, or it draws from a generator outside the task, which repetitions advance; the first "
             f"difference between two repetitions: {operator}"
         )
-    if not _differences(second, third):
+    if second == third:
         return "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
-    if not _differences(original, third):
+    if original == third:
         return "another repetition equals the training: the repetition was computed wrongly (data corruption)"
     return "not deterministic: three repetitions differ, and no operator differed between the last two"
 

@@ -386,7 +386,8 @@ def test_a_validation_without_a_training_is_replayed(tmp_path: Path) -> None:
 
     plugin = Counts()
     replayed = replay(tmp_path, [plugin])
-    assert plugin.batches == [("a", 1), ("a", 2)]  # then the run would have ended it
+    assert plugin.batches == [("a", 1), ("a", 2), ("a", 3), ("b", 4)]  # the recorded validation is not cut
+    assert [request.verb for request in replayed.requests("counts")] == ["cut_validation"]
     assert not replayed.failed
 
 

@@ -81,7 +81,7 @@ class RankStory:
     _notified: tuple[int, int] | None = None  # the training and its batches at the last SIGTERM
     _boundaries: int = 0  # step boundaries after it
     _saved: dict[int, int] = field(default_factory=dict)  # batches of the newest checkpoint per training
-    _awaited: int = 0  # batches at which this attempt must continue
+    _awaited: int = 0  # batches at which this attempt must continue; 0 after its first batch
 
     @classmethod
     def read(cls, path: Path) -> RankStory:
@@ -104,11 +104,20 @@ class RankStory:
             case "resumed":
                 self.resumed += 1
             case "fact":
-                self._add_fact(training, entry["fact"])
+                fact = entry["fact"]
+                times = self.facts.setdefault((training, fact.what, fact.when), [])
+                # The last end of a training that was stopped and continued replaces earlier ones.
+                times[:] = [fact] if fact.when == AT_THE_END else [*times, fact]
             case "batch":
-                self.restarted += entry["batch"] == 1 and (training, 1) in self.done
-                self._check_start(entry["batch"] - 1)
-                self.done[training, entry["batch"]] += 1
+                batch = entry["batch"]
+                self.restarted += batch == 1 and (training, 1) in self.done
+                if batch <= self._awaited:
+                    self._lose(
+                        f"attempt {self._began} continued at batch {batch - 1}, but a checkpoint of batch "
+                        f"{self._awaited} existed: Checkpoint(..., resume='auto') continues from it"
+                    )
+                self._awaited = 0
+                self.done[training, batch] += 1
                 self._boundaries += entry["ends_step"]
             case "saved":
                 self._saved[training] = entry["batch"]  # after a rollback, the newest may be of an earlier batch
@@ -120,23 +129,9 @@ class RankStory:
                     self._notified, self._boundaries = (training, outcome.batches), 0
             case "end":
                 self.counts.update(entry["counts"] if entry["status"] != "failed" else {})
-                notified_training, batch = self._notified or (None, 0)
+                notified_training, notified_at = self._notified or (None, 0)
                 if notified_training == training and self._boundaries > HEEDED:
-                    self._lose(f"the training continued for {entry['batch'] - batch} batches after a SIGTERM")
-
-    def _add_fact(self, training: int, fact: Fact) -> None:
-        # The last end of a training that was stopped and continued replaces earlier ones.
-        times = self.facts.setdefault((training, fact.what, fact.when), [])
-        times[:] = [fact] if fact.when == AT_THE_END else [*times, fact]
-
-    def _check_start(self, batch: int) -> None:
-        # of the first batch of an attempt
-        if batch < self._awaited:
-            self._lose(
-                f"attempt {self._began} continued at batch {batch}, but a checkpoint of batch {self._awaited} existed: "
-                f"Checkpoint(..., resume='auto') continues from it"
-            )
-        self._awaited = 0
+                    self._lose(f"the training continued for {entry['batch'] - notified_at} batches after a SIGTERM")
 
     def _lose(self, text: str) -> None:
         self.lost = self.lost or text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -76,11 +76,11 @@ def choose_kill_points(events: Sequence[str], count: int) -> list[Emission]:
         )
     chosen, unused = [], [*STAGES]
     for start, end in pairwise(ends):
-        stage = next((event for event in unused if event in events[start:end]), None)
+        middle = events[(start + end) // 2]
+        stage = next((event for event in unused if event in events[start:end]), middle)
         unused = [event for event in unused if event != stage]
-        candidates = [index for index in range(start, end) if stage in (None, events[index])]
-        index = candidates[len(candidates) // 2]
-        chosen.append((events[index], events[: index + 1].count(events[index])))
+        candidates = [index for index in range(start, end) if events[index] == stage]
+        chosen.append((stage, events[: candidates[len(candidates) // 2] + 1].count(stage)))
     return chosen
 
 
@@ -151,10 +151,8 @@ class ResumeCheck:
         else:
             yield "NOT deterministic: two uninterrupted runs differ, so a resume cannot be checked"
         yield from (f"  attempt {number}: {attempt}" for number, attempt in enumerate(self.attempts, 1))
-        if self.draws is not None and self.difference is None:
-            yield f"without consequence: {self.draws}"
-        elif self.draws is not None:
-            yield f"first {self.draws}"
+        if self.draws is not None:
+            yield f"{'without consequence:' if self.difference is None else 'first'} {self.draws}"
         if self.difference is not None:
             yield f"{'then' if self.draws else 'first'} {self.difference}"
         yield from (f"likely cause: {cause}" for cause in self.causes)
@@ -173,21 +171,24 @@ class Killed(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A state that an attempt saved.
+    """A state that an attempt saved; the default is the start of the run.
 
     Attributes:
-        content: the bytes.
+        content: the bytes; empty at the start.
         facts: the number of facts of an uninterrupted run before this state.
         emissions: the emissions of each event before this state.
         counters: finished epochs, finished batches of the epoch, and steps.
         path: the newest checkpoint that the run itself had written, if any.
     """
 
-    content: bytes
-    facts: int
-    emissions: Counter[str]
-    counters: tuple[int, int, int]
-    path: Path | None
+    content: bytes = b""
+    facts: int = 0
+    emissions: Counter[str] = field(default_factory=Counter)
+    counters: tuple[int, int, int] | None = None
+    path: Path | None = None
+
+
+START = SavedState()
 
 
 class CheckedAttempt:
@@ -198,18 +199,18 @@ class CheckedAttempt:
         events: the names of the emitted events, in order.
         emissions: the emissions of each event, with those before the state that it resumed.
         killed_at: the position and the event of the kill; None if it was not killed.
-        saved: the newest state that it saved.
+        saved: the newest state that it saved; before, the state that it resumed.
         position: how the loader reaches its position.
         reasons: reasons reported by the run why a resume may differ.
     """
 
-    def __init__(self, save_every: int, origin: SavedState | None, kill: Emission | None) -> None:
+    def __init__(self, save_every: int, origin: SavedState, kill: Emission | None) -> None:
         self._save_every, self._origin, self._kill = save_every, origin, kill
         self.facts: list[Fact] = []
         self.events: list[str] = []
-        self.emissions = Counter[str]() if origin is None else Counter(origin.emissions)
+        self.emissions = Counter(origin.emissions)
         self.killed_at: str | None = None
-        self.saved: SavedState | None = None
+        self.saved = origin
         self.position: Position = "seeked"
         self.reasons: tuple[str, ...] = ()
 
@@ -230,11 +231,11 @@ class CheckedAttempt:
 
     def _handle(self, run: Run, event: ev.Event) -> None:
         match event:
-            case ev.TrainStart() if self._origin is not None:
+            case ev.TrainStart() if self._origin.content:
                 path = self._origin.path
                 exists = path is not None and path.exists()  # it may have been pruned
                 run.resume(torch.load(BytesIO(self._origin.content), weights_only=True), path if exists else None)
-            case ev.CheckpointLoaded() if self._origin is None and not self.facts:  # no rollback within the run
+            case ev.CheckpointLoaded() if not self._origin.content and not self.facts:  # no rollback within the run
                 raise UsageError(
                     "The run resumed from a checkpoint that existed before the check. Write to the folder of the "
                     "check: add a parameter `folder` for Checkpoint(folder, resume='auto'), or pass resume=None."
@@ -258,30 +259,24 @@ class CheckedAttempt:
         content = BytesIO()
         torch.save(run.state_dict(), content)
         counters = run.progress.epoch, run.progress.batch, run.progress.steps
-        facts = len(self.facts) + (self._origin.facts if self._origin else 0)
+        facts = self._origin.facts + len(self.facts)
         emissions = self.emissions + Counter([event.name])  # this one is counted after all handlers
         self.saved = SavedState(content.getvalue(), facts, emissions, counters, run.checkpoints.last)
 
 
 Aside = frozenset[tuple[str, str]]  # (what, path) of facts
 MAY_VARY = ("metrics", "means", "plugin")
-WITHOUT_KILL = {
-    "batch": "the data depend on more than the seed: os.urandom, the clock, an unseeded generator, or an object that "
-    "two calls of your function share",
-    "order": "something depends on the clock, such as Every(seconds=...)",
+CAUSES = {
+    "batch": "the data depend on more than the seed and the position: on the clock, os.urandom, or draws that your "
+    "function does not seed; worker_init_fn depends on the worker; or two runs share an object with state",
+    "order": "a plugin makes requests that depend on the clock, such as Every(seconds=...), or on state that it does "
+    "not save: add state_dict and load_state_dict",
 }
-DEFAULT_WITHOUT_KILL = (
-    "the task, a plugin or the model draws from an unseeded generator or depends on the clock, or a kernel is not "
-    "deterministic: see torch.use_deterministic_algorithms"
-)
-AFTER_RESUME = {
-    "batch": "the data depend on more than the seed and the position: they were created with draws that your "
-    "function does not seed, worker_init_fn depends on the worker, or the dataset has state, such as a counter",
-    "order": "a plugin that makes requests does not save its state: add state_dict and load_state_dict",
-}
-DEFAULT_AFTER_RESUME = (
-    "the task or a plugin has state that is not in the checkpoint: add state_dict and load_state_dict; or the data "
-    "changed, or a kernel is not deterministic: see torch.use_deterministic_algorithms"
+KERNELS = "or a kernel is not deterministic: see torch.use_deterministic_algorithms"
+WITHOUT_KILL = f"the task, a plugin or the model depends on an unseeded generator or the clock, {KERNELS}"
+AFTER_RESUME = (
+    f"the task or a plugin has state that is not in the checkpoint: add state_dict and load_state_dict; "
+    f"or the data changed, {KERNELS}"
 )
 
 
@@ -386,22 +381,22 @@ class _ResumeCheck:
         first, draws = _compare(Difference.between(reference.facts, twin.facts, names=names, aside=ignored | varies))
         check = ResumeCheck(twin.position, twin.reasons)
         if first is not None:
-            cause = WITHOUT_KILL.get(first.what, DEFAULT_WITHOUT_KILL)
-            return replace(check, is_deterministic=False, difference=first, draws=draws, causes=(cause,))
+            causes = (CAUSES.get(first.what, WITHOUT_KILL),)
+            return replace(check, is_deterministic=False, difference=first, draws=draws, causes=causes)
         check = replace(check, set_aside=tuple(sorted({_name(*fact) for fact in varies})))
         return self._interrupted(check, reference.facts, ignored | varies, kills)
 
     def _interrupted(
         self, check: ResumeCheck, reference: Sequence[Fact], aside: Aside, kills: Sequence[Emission]
     ) -> ResumeCheck:
-        saved: SavedState | None = None
+        saved = START
         for kill in (*kills, None):
             attempt = self._attempt("interrupted", len(check.attempts), saved, kill)
-            expected = reference[saved.facts if saved else 0 :]
+            expected = reference[saved.facts :]
             if attempt.killed_at is not None:
                 expected = expected[: len(attempt.facts)]
             first, draws = _compare(Difference.between(expected, attempt.facts, aside=aside))
-            entry = InterruptedAttempt(saved.counters if saved else None, attempt.killed_at)
+            entry = InterruptedAttempt(saved.counters, attempt.killed_at)
             check = replace(
                 check,
                 attempts=(*check.attempts, entry),
@@ -418,28 +413,25 @@ class _ResumeCheck:
                     f"Attempt {len(check.attempts)} ({entry}) did not reach {kill!r}: each kill point must be after "
                     f"the last save before the previous kill point."
                 )
-            saved = attempt.saved or saved
-        self._record(reference[-1].place[2])
-        return check
-
-    def _record(self, steps: int) -> None:
+            saved = attempt.saved
         for plugin in self._trainer.plugins:
             if VerifyResume in getattr(plugin, "brings", ()):  # it writes checkpoints
+                steps = reference[-1].place[2]
                 self._make.record_verified(plugin.folder, self._folder / "interrupted", self._run_name, steps)
+        return check
 
     def _attempt(
-        self, folder: str, number: int = 0, origin: SavedState | None = None, kill: Emission | None = None
+        self, folder: str, number: int = 0, origin: SavedState = START, kill: Emission | None = None
     ) -> CheckedAttempt:
-        seed_all(number if origin else 0)  # a resume must not depend on the seed
+        seed_all(number if origin.content else 0)  # a resume must not depend on the seed
         attempt = CheckedAttempt(self._save_every, origin, kill)
         try:
             self._trainer, options = self._make(self._folder / folder)
             self._run_name = options.get("name") or "run"
             attempt.run(self._trainer, options)
         except Exception as error:
-            if origin is not None:
-                where = "epoch {}, batch {}, step {}".format(*origin.counters)
-                error.add_note(f"heliograph: in attempt {number + 1} of a resume check, resumed at {where}")
+            if origin.content:
+                error.add_note(f"heliograph: in attempt {number + 1} of a resume check, after a resume")
             raise
         return attempt
 
@@ -475,7 +467,7 @@ def varying(facts: Sequence[Fact], twin: Sequence[Fact]) -> Aside:
 def _causes(difference: Difference, reasons: Sequence[str]) -> tuple[str, ...]:
     if difference.what.startswith("plugin ") and not reasons:
         return (f"{difference.what} does not continue from the state that load_state_dict restores",)
-    return tuple(reasons or [AFTER_RESUME.get(difference.what, DEFAULT_AFTER_RESUME)])
+    return tuple(reasons or [CAUSES.get(difference.what, AFTER_RESUME)])
 
 
 def _name(what: str, path: str) -> str:

@@ -44,8 +44,8 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ("leaves_out", [[13, 2, None]]),
         ("two_losses", [[13, 3, None]]),
         ("accumulates", [[33, 1, None]]),
-        ("counts", [[13, 2, "the loss differs"]]),
-        ("second_loss_differs", [[12, 1, "of another optimizer"]]),
+        ("counts", [[13, 2, ": loss "]]),
+        ("second_loss_differs", [[12, 1, "the other losses"]]),
     ],
 )
 def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, reported: list[Any]) -> None:
@@ -63,7 +63,7 @@ def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, repor
 def test_a_difference_is_reported_with_its_likely_cause(killed: Path) -> None:
     result = json.loads((killed / "counts" / "result").read_text())
     assert_each(result["reasons"], ("untracked", "module __main__.calls", "functools._lru_cache_wrapper"))
-    assert any(f"difference: {HIDDEN_STATE}" in line for line in result["text"].splitlines())
+    assert any(HIDDEN_STATE in line for line in result["text"].splitlines())
     assert "DIVERGED at step 13:" in result["story"]
 
 
@@ -114,7 +114,7 @@ def test_a_recording_reports_and_replays(tmp_path: Path) -> None:
     replay(result.recording, [receives])
     ((step, event),) = receives.received
     assert (step, event.steps) == (7, 1)
-    assert_facts(event.difference, "DIVERGED at step 7", "2.01", "3.014")
+    assert_facts(event.difference, "DIVERGED at step 7", "3.014", "2.01")
 
 
 # Several ranks.
