@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count, islice
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -130,15 +130,12 @@ T = TypeVar("T")
 
 
 def with_last(batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    ahead = iter(batches)
-    try:
-        batch = next(ahead)
-    except StopIteration:
-        return
-    for following in ahead:
-        yield batch, False
+    ahead, end = iter(batches), object()
+    batch = next(ahead, end)
+    while batch is not end:
+        following = next(ahead, end)
+        yield cast("T", batch), following is end
         batch = following
-    yield batch, True
 
 
 def mark_last(batches: Iterable[T], mark: Callable[[bool], None], *, ahead: bool = True) -> Iterator[T]:
