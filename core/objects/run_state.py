@@ -22,6 +22,7 @@ from ..data.users_code import is_by_user, is_ours, is_users
 from .equality import sums
 from .graph import LISTENERS, Comparison, Graph, Namespace, Roots, capture_graph, describe, untracked, user_hooks
 from .program import (
+    MISSING,
     Value,
     affects_training,
     compare_programs,
@@ -30,7 +31,6 @@ from .program import (
     encode_data,
     encode_options,
     encode_scheduler_options,
-    list_overridden,
     show_both,
 )
 from .restore import restore
@@ -150,9 +150,13 @@ class ObjectState:
         if not is_roll_back:
             for change in compare_programs(saved, describe_program(run)):
                 run.data.report_difference(change)
-            for change in sorted(list_overridden(saved["options"], self.options, encode_options(run))):
-                run.note(change)
-                logger.warning(change)
+            restored = encode_options(run)
+            for option, was, now in differing(saved["options"], self.options):
+                if MISSING not in (was, now) and restored.get(option) != now:
+                    before, present = show_both(was, now)
+                    note = f"{option} was {before} in the program and is {present}: the value in the checkpoint is used"
+                    run.note(note)
+                    logger.warning(note)
             self.saved = saved
         self.baseline, self.data = _baseline(run), encode_data(run)
 
@@ -191,9 +195,8 @@ class ObjectState:
         Within an epoch they are compared again after a batch or at its end, because a sampler that counts epochs counts
         when its first index is drawn.
         """
-        follows_epoch = () if run.progress.batch else encode_data(run, only_by_epoch=True)
         differences = differing(saved["data"], encode_data(run))
-        changes = {path: (was, now) for path, was, now in differences if path not in follows_epoch}
+        changes = {path: (was, now) for path, was, now in differences if run.progress.batch or "by_epoch" not in now}
         handles: list[Handle] = []
 
         def report() -> None:
