@@ -48,14 +48,12 @@ def is_users(name: str) -> bool:
     # True unless the module is of Python, an installed library or this package.
     if is_ours(name):
         return False
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
+    file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
         package = name.rpartition(".")[0]
         if package in sys.modules:  # a C++ module, such as torch._C._profiler
             return is_users(package)
-        origin = getattr(getattr(module, "__spec__", None), "origin", None)
-        return name not in sys.builtin_module_names and origin not in ("built-in", "frozen")
+        return name not in sys.stdlib_module_names
     return not file.startswith(_libraries(tuple(sys.path)))
 
 

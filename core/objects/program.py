@@ -59,15 +59,13 @@ def encode(value: Any, *, is_data: bool = False) -> dict[str, str]:
         is_data: whether it may be a data set: then large values are sampled, objects of installed libraries are not
             read, and states of generators are ignored because their draws are keyed.
     """
-    encoded = {"text": show(value)}
-    if is_scalar(value):
-        return encoded | {"digest": digest(scalar_bits(value))}
     walk = _Digests(is_data=is_data)
     slot = walk.value(value, "", 0)
+    encoded = {"text": show(value), "digest": digest(scalar_bits([slot, walk.graph.nodes]))}
     if walk.graph.untracked:
         path, kind = next(iter(walk.graph.untracked.items()))
         encoded["unseen"] = f"{path}: {kind}" if path else kind
-    return encoded | {"digest": digest(scalar_bits([slot, walk.graph.nodes]))}
+    return encoded
 
 
 def differing(before: Mapping[str, Value], now: Mapping[str, Value]) -> Iterator[tuple[str, Value, Value]]:
@@ -303,13 +301,8 @@ def encode_options(run: Run) -> dict[str, Value]:
             group_name = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
             skip = {"params", "param_names"} | ({"lr"} if "initial_lr" in group else set())
             options |= {f"{key} of {group_name}": encode(value) for key, value in group.items() if key not in skip}
-    return options | encode_scheduler_options(run)
-
-
-def encode_scheduler_options(run: Run) -> dict[str, Value]:
-    return {
-        f"{key} of the scheduler of {name}": encode(value)
-        for name, scheduler in run.schedulers.items()
-        for key, value in scheduler.state_dict().items()
-        if key != "_last_lr"  # made of base_lrs
-    }
+    for name, scheduler in run.schedulers.items():
+        state = scheduler.state_dict()
+        state.pop("_last_lr", None)  # made of base_lrs
+        options |= {f"{key} of the scheduler of {name}": encode(value) for key, value in state.items()}
+    return options
