@@ -79,21 +79,23 @@ def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> S
     if not isinstance(value, Tensor | np.ndarray | list | None):
         raise TypeError(f"Outputs of a batch are {ALLOWED}; got {kind_of(value)}{where}: use a list.")
     structure: Structure = ["none" if value is None else "list"]
-    is_array = isinstance(value, np.ndarray)
     if isinstance(value, Tensor | np.ndarray):
         if not value.ndim:
             raise ValueError(f"Outputs of a batch are {ALLOWED}; got a single number{where}: call run.track.")
         if isinstance(value, Tensor) and value.layout is not torch.strided:
             raise ValueError(f"Outputs are dense tensors, got one of {value.layout}{where}: give value.to_dense().")
-        dtype = value.dtype.str if is_array else str(value.dtype).removeprefix("torch.")
-        structure = ["array" if is_array else "tensor", dtype, list(value.shape[1:])]
+        dtype = value.dtype.str if isinstance(value, np.ndarray) else str(value.dtype).removeprefix("torch.")
+        structure = ["array" if isinstance(value, np.ndarray) else "tensor", dtype, list(value.shape[1:])]
     if value is not None and size is not None and size > 1 and len(value) != size:  # 1 may be the size of any object
         unit = "items" if isinstance(value, list) else "rows"
         raise ValueError(
             f"Outputs of a batch are {ALLOWED}; got {len(value)} {unit} for {size} samples{where}. Return several "
             f"outputs as a tuple; for a batch of another size, define batch_size(self, batch) in the task."
         )
-    leaves.append(value.copy() if is_array else for_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), value))
+    if isinstance(value, np.ndarray):
+        leaves.append(value.copy())
+    else:
+        leaves.append(for_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), value))
     return structure
 
 

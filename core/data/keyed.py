@@ -94,7 +94,8 @@ class _Walk:
     def admit(self, parts: Iterable[Any]) -> list[Any]:
         admitted: list[Any] = []
         for part in parts:
-            family = _family(type(part))
+            kind: type = type(part)
+            family = _family(kind)
             if family == "leaf" or id(part) in self.seen:
                 continue
             self.seen[id(part)] = part
@@ -132,7 +133,8 @@ class _Walk:
             parts += class_parts(kind)
         if is_by_user(kind):
             return parts
-        return [part for part in parts if _family(type(part)) != "iterator"]  # a library counts with iterators
+        kinds = map(type, parts)  # a library counts with iterators
+        return [part for part, part_kind in zip(parts, kinds, strict=True) if _family(part_kind) != "iterator"]
 
     def contents(self, holder: Any, base: Any) -> list[Any]:
         # Runs no code of the class.

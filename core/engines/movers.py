@@ -34,8 +34,8 @@ def move(batch: Any, device: torch.device) -> Any:
     if callable(getattr(batch, "to", None)) and not isinstance(batch, type):
         return batch.to(device)
     if isinstance(batch, list | tuple):
-        moved = [move(item, device) for item in batch]
-        return getattr(kind, "_make", kind)(moved)
+        return getattr(kind, "_make", kind)([move(item, device) for item in batch])
+    moved: Any
     if isinstance(batch, dict | UserDict):
         moved = copy(batch)  # keeps other attributes, such as the default of a defaultdict
         for key, value in batch.items():
