@@ -59,13 +59,15 @@ def encode(value: Any, *, is_data: bool = False) -> dict[str, str]:
         is_data: whether it may be a data set: then large values are sampled, objects of installed libraries are not
             read, and states of generators are ignored because their draws are keyed.
     """
+    encoded = {"text": show(value)}
+    if is_scalar(value):  # many times as fast
+        return encoded | {"digest": digest(scalar_bits(value))}
     walk = _Digests(is_data=is_data)
     slot = walk.value(value, "", 0)
-    encoded = {"text": show(value), "digest": digest(scalar_bits([slot, walk.graph.nodes]))}
     if walk.graph.untracked:
         path, kind = next(iter(walk.graph.untracked.items()))
         encoded["unseen"] = f"{path}: {kind}" if path else kind
-    return encoded
+    return encoded | {"digest": digest(scalar_bits([slot, walk.graph.nodes]))}
 
 
 def differing(before: Mapping[str, Value], now: Mapping[str, Value]) -> Iterator[tuple[str, Value, Value]]:
