@@ -31,6 +31,8 @@ def move(batch: Any, device: torch.device) -> Any:
         return mover(batch, lambda part: move(part, device))
     if isinstance(batch, Tensor):
         return _move_tensor(batch, device)
+    if kind is dict:  # the most frequent batch
+        return {key: move(value, device) for key, value in batch.items()}
     if callable(getattr(batch, "to", None)) and not isinstance(batch, type):
         return batch.to(device)
     if isinstance(batch, list | tuple):
