@@ -187,7 +187,7 @@ def outline(dataset: object) -> bytes:
     for value in parts:  # also over the parts that the loop adds
         if isinstance(value, VALUES):
             content.update(f"{value!r};".encode())
-        elif id(value) not in seen:
+        elif len(parts) < MOST_PARTS and id(value) not in seen:
             seen.add(id(value))
             parts += _outlined(value)[: MOST_PARTS - len(parts)]
     return content.digest()
