@@ -260,15 +260,16 @@ class RunContext(RunVerbs):
             raise reserved(name, self.phase)
 
     def collect(self, name: str, value: Any) -> None:
-        from .outputs import running
-
-        running(self.work.collection, self.control).add(name, value, self.size_of(self.batch))
+        collection = self.work.collection
+        if collection is None or not self.control.is_evaluating:
+            raise RuntimeError("run.collect needs a validation, test or prediction; in a training, use run.track.")
+        collection.add(name, value, self.size_of(self.batch))
 
     @property
     def collected(self) -> Mapping[str, Any]:
-        from .outputs import whole_of
+        from .outputs import Collected
 
-        return whole_of(self.work.collection)
+        return Collected() if self.work.collection is None else self.work.collection.whole
 
     # State.
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..events import Control, Engine
+from ..events import Engine
 from .metrics.means import for_tensors
 from .system.extras import kind_of
 
@@ -36,9 +36,15 @@ def take_apart(value: Any, size: int | None = None) -> tuple[Structure, list[Any
     return _take_apart(value, "", size, leaves), leaves
 
 
-def put_together(structure: Structure, leaves: Sequence[Any]) -> Any:
+def put_together(structure: Structure, leaves: Iterable[Any]) -> Any:
     # A named tuple is of a new class with the same name and fields.
-    return _put_together(structure, iter(leaves))
+    remaining, kind = iter(leaves), structure[0]
+    if kind in LEAVES:
+        return next(remaining)
+    parts = [put_together(part, remaining) for part in structure[-1]]
+    if kind == "dict":
+        return dict(zip(structure[1], parts, strict=True))
+    return namedtuple(structure[1], structure[2])(*parts) if kind == "named" else tuple(parts)
 
 
 def kinds(structure: Structure) -> Iterator[Structure]:
@@ -58,11 +64,6 @@ def shape_of(value: Any) -> str:
     if isinstance(value, tuple):
         return "(" + ", ".join(map(shape_of, value)) + ")"
     return f"list [{len(value)}]" if isinstance(value, list) else str(value)
-
-
-def on_cpu(value: Any) -> Any:
-    # Copies the tensors; other objects are not copied.
-    return for_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
 def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> Structure:
@@ -91,18 +92,11 @@ def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> S
             f"Outputs of a batch are {ALLOWED}; got {len(value)} {unit} for {size} samples{where}. Return several "
             f"outputs as a tuple; for a batch of another size, define batch_size(self, batch) in the task."
         )
-    leaves.append(value.copy() if isinstance(value, np.ndarray) else on_cpu(value))
+    if isinstance(value, np.ndarray):
+        leaves.append(value.copy())
+    else:
+        leaves.append(for_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), value))
     return structure
-
-
-def _put_together(structure: Structure, leaves: Iterator[Any]) -> Any:
-    kind = structure[0]
-    if kind in LEAVES:
-        return next(leaves)
-    parts = [_put_together(part, leaves) for part in structure[-1]]
-    if kind == "dict":
-        return dict(zip(structure[1], parts, strict=True))
-    return namedtuple(structure[1], structure[2])(*parts) if kind == "named" else tuple(parts)
 
 
 class OutputParts:
@@ -252,17 +246,6 @@ class Collected(dict[str, Any]):
         raise KeyError(f"There is no collected value {name!r}; {names}. Call run.collect({name!r}, value) in a step.")
 
 
-def running(collection: Collection | None, control: Control) -> Collection:
-    # The collection of the running evaluation.
-    if collection is None or not control.is_evaluating:
-        raise RuntimeError("run.collect needs a validation, test or prediction; in a training, use run.track.")
-    return collection
-
-
-def whole_of(collection: Collection | None) -> Collected:
-    return Collected() if collection is None else collection.whole
-
-
 class Collection:
     """The values that an evaluation collects.
 
@@ -316,10 +299,7 @@ class Collection:
             raise ValueError(f"run.collect takes a name without '/', such as 'logits'; got {name!r}.")
         self.check_order("collected")
         value = self.widen(value)
-        parts = self._parts.get((self.dataset, name))
-        if parts is None:
-            parts = self._parts[self.dataset, name] = _parts(name)
-        parts.add(self.number, value, size)
+        self._parts.setdefault((self.dataset, name), _parts(name)).add(self.number, value, size)
 
     def widen(self, value: Any) -> Any:
         # NumPy may not have the dtype of autocast.

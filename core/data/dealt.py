@@ -26,7 +26,7 @@ from .samplers import (
     seed_of,
 )
 from .sizes import ALONE, Share, length_of
-from .users_code import is_users, module_of
+from .users_code import is_by_user
 
 
 class Order:
@@ -180,8 +180,8 @@ def _unknown(sampler: Any) -> Any:
     A resume compares the attributes of a user's sampler; torch's samplers have only generators, which are keyed.
     """
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-    module = module_of(type(inner))
-    return None if module.startswith("torch.utils.data") or is_users(module) or is_seekable(inner) else inner
+    is_torchs = type(inner).__module__.startswith("torch.utils.data")
+    return None if is_torchs or is_by_user(type(inner)) or is_seekable(inner) else inner
 
 
 def filled_rounds(items: Iterator[Any], size: int, ranks: int, *, drop_last: bool) -> Iterator[list[Any]]:

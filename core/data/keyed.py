@@ -29,7 +29,7 @@ from ..objects.equality import SCALARS, same
 from ..system.extras import with_article
 from .generators import KINDS, Generator, Isolation, generator_states, is_global, isolated, key_generators, seed_all
 from .rng import generator_state
-from .users_code import attributes, class_parts, code_names, function_parts, is_ours, is_users, module_of, outline
+from .users_code import attributes, class_parts, code_names, function_parts, is_by_user, is_ours, outline
 
 LONG: Final = 10_000  # items; a longer container is sampled first
 SAMPLE: Final = 100
@@ -131,7 +131,7 @@ class _Walk:
         if id(kind) not in self.seen:
             self.seen[id(kind)] = kind
             parts += class_parts(kind)
-        if is_users(module_of(kind)):
+        if is_by_user(kind):
             return parts
         kinds = map(type, parts)  # a library counts with iterators
         return [part for part, part_kind in zip(parts, kinds, strict=True) if _family(part_kind) != "iterator"]
@@ -144,7 +144,7 @@ class _Walk:
 
     def searched(self, items: Collection[Any]) -> list[Any]:
         kinds = set(map(type, items))
-        if kinds <= SCALARS or all(_family(kind) == "leaf" for kind in kinds):
+        if all(_family(kind) == "leaf" for kind in kinds):
             return []
         if len(items) <= LONG:
             return [*items]
@@ -153,7 +153,7 @@ class _Walk:
 
 @functools.cache
 def _family(kind: type) -> str:
-    module = module_of(kind)
+    module = str(kind.__module__)
     if issubclass(kind, random.SystemRandom):
         return "unseedable"
     if issubclass(kind, KINDS):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count, islice
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from ...events import Progress
 from ..objects.equality import VALUES, tensor_bytes
 from .source import Source
+from .users_code import attributes
 
 COMPLETE = 2**20  # bytes: a larger batch is sampled
 SAMPLE = 2**16
@@ -43,7 +44,20 @@ class LoadedBatch(NamedTuple):
 
     @property
     def digest(self) -> bytes | None:
-        return digest_of(self.leaves) if _versions(self.leaves) == self.versions else None
+        # Of all bytes up to 1 MiB, otherwise of a sample and the sizes; None after a change in place.
+        if _versions(self.leaves) != self.versions:
+            return None
+        size = sum(value.nbytes for _, value in self.leaves if isinstance(value, Tensor | np.ndarray))
+        step = 1 if size <= COMPLETE else round(size / SAMPLE)
+        state = blake2b(digest_size=16)
+        for place, value in self.leaves:
+            state.update(f"{place}\0".encode())
+            if isinstance(value, Tensor | np.ndarray):
+                state.update(f"{value.dtype}{list(value.shape)}".encode())
+                state.update(_sample(value, step))
+            elif isinstance(value, VALUES):
+                state.update(f"{type(value).__name__}:{value!r}".encode())
+        return state.digest()
 
 
 class LastBatch:
@@ -83,21 +97,6 @@ class LastBatch:
         return self._replayed[1] if self._replayed is not None and self._replayed[0] == number else None
 
 
-def digest_of(leaves: Sequence[tuple[str, Any]]) -> bytes:
-    """Return a digest of values and their places: of all bytes up to 1 MiB, otherwise of a sample and the sizes."""
-    size = sum(value.nbytes for _, value in leaves if isinstance(value, Tensor | np.ndarray))
-    step = 1 if size <= COMPLETE else round(size / SAMPLE)
-    state = blake2b(digest_size=16)
-    for place, value in leaves:
-        state.update(f"{place}\0".encode())
-        if isinstance(value, Tensor | np.ndarray):
-            state.update(f"{value.dtype}{list(value.shape)}".encode())
-            state.update(_sample(value, step))
-        elif isinstance(value, VALUES):
-            state.update(f"{type(value).__name__}:{value!r}".encode())
-    return state.digest()
-
-
 def _sample(value: Any, step: int) -> bytes | memoryview:
     if isinstance(value, Tensor):
         dense = value if value.layout is torch.strided else value.to_dense()
@@ -115,14 +114,14 @@ def _leaves(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
         yield place, value
         return
     if isinstance(value, list | tuple):
-        parts: Mapping[Any, Any] = dict(enumerate(value[:FEW]))
         yield place, len(value)
+        parts: Iterable[tuple[Any, Any]] = enumerate(value)
     elif isinstance(value, Mapping):
-        parts = value
+        parts = value.items()
     else:
-        parts, depth = getattr(value, "__dict__", {}), min(depth, OBJECT)
         yield place, type(value).__qualname__
-    for key, part in islice(parts.items(), FEW):
+        parts, depth = attributes(value), min(depth, OBJECT)
+    for key, part in islice(parts, FEW):
         yield from _leaves(part, f"{place}.{key}", depth - 1)
 
 
@@ -130,15 +129,12 @@ T = TypeVar("T")
 
 
 def with_last(batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    ahead = iter(batches)
-    try:
-        batch = next(ahead)
-    except StopIteration:
-        return
-    for following in ahead:
-        yield batch, False
+    ahead, end = iter(batches), object()
+    batch = next(ahead, end)
+    while batch is not end:
+        following = next(ahead, end)
+        yield cast("T", batch), following is end
         batch = following
-    yield batch, True
 
 
 def mark_last(batches: Iterable[T], mark: Callable[[bool], None], *, ahead: bool = True) -> Iterator[T]:

@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset,
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ...plugins.providers import is_first_party
-from ..objects.equality import SCALARS
+from ..objects.equality import VALUES
 from .generators import KINDS
 
 _DATA: Final = frozenset(
@@ -48,14 +48,12 @@ def is_users(name: str) -> bool:
     # True unless the module is of Python, an installed library or this package.
     if is_ours(name):
         return False
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
+    file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
         package = name.rpartition(".")[0]
         if package in sys.modules:  # a C++ module, such as torch._C._profiler
             return is_users(package)
-        origin = getattr(getattr(module, "__spec__", None), "origin", None)
-        return name not in sys.builtin_module_names and origin not in ("built-in", "frozen")
+        return name not in sys.stdlib_module_names
     return not file.startswith(_libraries(tuple(sys.path)))
 
 
@@ -78,10 +76,6 @@ def unwrapped(value: Any) -> Any:
             break
         value = value.__wrapped__
     return value
-
-
-def module_of(kind: type) -> str:
-    return str(kind.__module__)
 
 
 def is_plain_data(dataset: Any, collate: Any) -> bool:
@@ -109,9 +103,8 @@ def _is_plain(value: Any, levels: int = _DEEPEST) -> bool:
 
 
 MAKING: Final = ("__init__", "__new__", "__post_init__", "__setstate__", "__del__")  # these do not run during loading
-VALUES: Final = tuple(SCALARS)
 MOST_ITEMS: Final = 1000  # of a longer container only the length enters the digest
-MOST_PARTS: Final = 20_000  # in the digest, the outermost first: some tens of milliseconds
+MOST_PARTS: Final = 50_000  # in the digest, the outermost first: some tens of milliseconds
 
 
 @cache
@@ -146,7 +139,7 @@ def cell_content(cell: CellType) -> object:
 def class_parts(kind: type) -> Iterator[object]:
     # The generators of any class; for the user's classes, also functions and variables.
     for base in kind.__mro__:
-        is_own = is_users(module_of(base))
+        is_own = is_by_user(base)
         for name, value in list(vars(base).items()):
             is_part = name[:2] != "__" or (isinstance(value, FunctionType) and name not in MAKING)
             if isinstance(value, KINDS) or (is_own and is_part):
@@ -190,16 +183,13 @@ def outline(dataset: object) -> bytes:
 
     Values that `set_epoch` sets are ignored, because every copy gets the epoch; so are values deep in large data.
     """
-    content, seen, level = blake2b(digest_size=16), set[int](), [dataset]
-    while level and len(seen) < MOST_PARTS:
-        below: list[Any] = []
-        for value in level:
-            if isinstance(value, VALUES):
-                content.update(f"{value!r};".encode())
-            elif id(value) not in seen:
-                seen.add(id(value))
-                below += _outlined(value)
-        level = below[:MOST_PARTS]
+    content, seen, parts = blake2b(digest_size=16), set[int](), [dataset]
+    for value in parts:  # also over the parts that the loop adds
+        if isinstance(value, VALUES):
+            content.update(f"{value!r};".encode())
+        elif len(parts) < MOST_PARTS and id(value) not in seen:
+            seen.add(id(value))
+            parts += _outlined(value)[: MOST_PARTS - len(parts)]
     return content.digest()
 
 
@@ -209,7 +199,7 @@ def _outlined(holder: Any) -> list[Any]:
         size = len(holder)
         items = [] if size > MOST_ITEMS else [*holder, *holder.values()] if kind is dict else holder
         return [size, *items]
-    if not is_users(module_of(kind)) and not module_of(kind).startswith("torch.utils.data"):
+    if not is_by_user(kind) and not str(kind.__module__).startswith("torch.utils.data"):
         return [kind.__qualname__]
     by_epoch = set_by_epoch(kind)
     return [part for name, value in attributes(holder) if name not in by_epoch for part in (name, value)]

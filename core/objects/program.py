@@ -32,7 +32,7 @@ from ...events import Run, SavePoint
 from ...plugins.plugin import ARGUMENTS
 from ..data.generators import KINDS
 from ..data.streams import Streams
-from ..data.users_code import is_by_user, is_ours, is_users, set_by_epoch
+from ..data.users_code import attributes, is_by_user, is_ours, is_users, set_by_epoch
 from ..engines.options import COMPILED
 from ..system.extras import kind_of
 from .equality import digest, is_scalar, scalar_bits
@@ -60,7 +60,7 @@ def encode(value: Any, *, is_data: bool = False) -> dict[str, str]:
             read, and states of generators are ignored because their draws are keyed.
     """
     encoded = {"text": show(value)}
-    if is_scalar(value):
+    if is_scalar(value):  # many times as fast
         return encoded | {"digest": digest(scalar_bits(value))}
     walk = _Digests(is_data=is_data)
     slot = walk.value(value, "", 0)
@@ -84,11 +84,8 @@ def show_both(was: Value, value: Value) -> tuple[str, str]:
 
 
 def show(value: Any) -> str:
-    if is_scalar(value) or isinstance(value, (*NAMED, np.generic)) or _is_short(value):
-        text = repr(value)
-        if len(text) <= SHOWN:
-            return text
-    return describe(value)
+    text = repr(value) if _is_short(value) else ""
+    return text if 0 < len(text) <= SHOWN else describe(value)
 
 
 def describe(value: Any) -> str:
@@ -99,12 +96,14 @@ def describe(value: Any) -> str:
 
 
 def _is_short(value: Any, depth: int = 3) -> bool:
+    if is_scalar(value) or isinstance(value, (*NAMED, np.generic)):
+        return True
     if isinstance(value, Tensor | np.ndarray):
         return value.ndim == 0
     if type(value) not in (list, tuple, dict) or len(value) > FEW or not depth:
         return False
     items = chain.from_iterable(value.items()) if type(value) is dict else value
-    return all(is_scalar(item) or _is_short(item, depth - 1) for item in items)
+    return all(_is_short(item, depth - 1) for item in items)
 
 
 def _is_iterator(kind: type) -> bool:
@@ -156,24 +155,21 @@ OF_TORCH: Final[dict[type, str]] = {
 }  # fmt: skip
 
 
-def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, Value]:
+def encode_data(run: Run) -> dict[str, Value]:
     """Return digests of the attributes of datasets, samplers and collate functions, by path.
 
-    Args:
-        run: the run.
-        only_by_epoch: only the attributes that `set_epoch` sets: it sets them again before anything is read.
+    A digest has a key `by_epoch` if `set_epoch` sets the attribute: it sets it again before anything is read.
     """
     train = run.data.train_loader
     loaders = dict(train.loaders) if isinstance(train, Streams) else {"": train}
     loaders |= {f"validation {name}": loader for name, loader in run.data.validation_loaders.items()}
     return {
-        path: encode(value, is_data=True)
+        path: encode(value, is_data=True) | ({"by_epoch": "yes"} if follows_epoch else {})
         for prefix, loader in loaders.items()
         for name in READERS
         for path, value, follows_epoch in _attributes(
             _reader(loader, name), f"{prefix.strip()} {name.replace('_', ' ')}".strip()
         )
-        if follows_epoch or not only_by_epoch
     }
 
 
@@ -196,8 +192,8 @@ def _attributes(reader: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
         yield from _attributes(getattr(reader, "dataset", None), path)
     elif is_by_user(type(reader)):
         by_epoch = set_by_epoch(type(reader))
-        for name, value in getattr(reader, "__dict__", {}).items():
-            if not isinstance(value, KINDS) and name[:2] != "__":  # their draws are keyed
+        for name, value in attributes(reader):
+            if not isinstance(value, KINDS):  # their draws are keyed
                 yield f"{path}.{name}", value, name in by_epoch
 
 
@@ -307,29 +303,8 @@ def encode_options(run: Run) -> dict[str, Value]:
             group_name = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
             skip = {"params", "param_names"} | ({"lr"} if "initial_lr" in group else set())
             options |= {f"{key} of {group_name}": encode(value) for key, value in group.items() if key not in skip}
-    return options | encode_scheduler_options(run)
-
-
-def encode_scheduler_options(run: Run) -> dict[str, Value]:
-    return {
-        f"{key} of the scheduler of {name}": encode(value)
-        for name, scheduler in run.schedulers.items()
-        for key, value in scheduler.state_dict().items()
-        if key != "_last_lr"  # made of base_lrs
-    }
-
-
-def list_overridden(
-    before: Mapping[str, Value], now: Mapping[str, Value], restored: Mapping[str, Value]
-) -> Iterator[str]:
-    """Yield a sentence for each option that the program sets and the checkpoint overrides.
-
-    Args:
-        before: the options in the program that wrote the checkpoint.
-        now: those in this program.
-        restored: those after the checkpoint is loaded.
-    """
-    for option, before_value, now_value in differing(before, now):
-        if option in before and option in now and restored.get(option) != now_value:
-            was, value = show_both(before_value, now_value)
-            yield f"{option} was {was} in the program and is {value}: the value in the checkpoint is used"
+    for name, scheduler in run.schedulers.items():
+        state = scheduler.state_dict()
+        state.pop("_last_lr", None)  # made of base_lrs
+        options |= {f"{key} of the scheduler of {name}": encode(value) for key, value in state.items()}
+    return options

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -22,6 +22,7 @@ from ..data.users_code import is_by_user, is_ours, is_users
 from .equality import sums
 from .graph import LISTENERS, Comparison, Graph, Namespace, Roots, capture_graph, describe, untracked, user_hooks
 from .program import (
+    MISSING,
     Value,
     affects_training,
     compare_programs,
@@ -29,8 +30,6 @@ from .program import (
     differing,
     encode_data,
     encode_options,
-    encode_scheduler_options,
-    list_overridden,
     show_both,
 )
 from .restore import restore
@@ -106,8 +105,9 @@ class ObjectState:
         for name in sorted(self.variables):
             run.data.report_untracked(f"os.environ[{name!r}]", "changed by the training")
 
-    def update_schedulers(self, run: Run) -> None:
-        self.options |= encode_scheduler_options(run)
+    def update_options(self, run: Run) -> None:
+        # the remaining steps have changed a scheduler; the checkpoint's options are not loaded yet
+        self.options = encode_options(run)
 
     def resume(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> tuple[list[str], list[str]]:
         """Restore the paths that the training had changed, and report remaining differences from the checkpoint.
@@ -150,9 +150,13 @@ class ObjectState:
         if not is_roll_back:
             for change in compare_programs(saved, describe_program(run)):
                 run.data.report_difference(change)
-            for change in sorted(list_overridden(saved["options"], self.options, encode_options(run))):
-                run.note(change)
-                logger.warning(change)
+            restored = encode_options(run)
+            for option, was, now in differing(saved["options"], self.options):
+                if MISSING not in (was, now) and restored.get(option) != now:
+                    before, present = show_both(was, now)
+                    note = f"{option} was {before} in the program and is {present}: the value in the checkpoint is used"
+                    run.note(note)
+                    logger.warning(note)
             self.saved = saved
         self.baseline, self.data = _baseline(run), encode_data(run)
 
@@ -191,9 +195,8 @@ class ObjectState:
         Within an epoch they are compared again after a batch or at its end, because a sampler that counts epochs counts
         when its first index is drawn.
         """
-        follows_epoch = () if run.progress.batch else encode_data(run, only_by_epoch=True)
         differences = differing(saved["data"], encode_data(run))
-        changes = {path: (was, now) for path, was, now in differences if path not in follows_epoch}
+        changes = {path: (was, now) for path, was, now in differences if run.progress.batch or "by_epoch" not in now}
         handles: list[Handle] = []
 
         def report() -> None:
@@ -244,12 +247,12 @@ def _handlers(run: Run) -> list[str]:
 
 def _sums(run: Run) -> dict[str, int]:
     tensors = {
-        (name, key): tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        f"{name}.{key}": tensor.to_local() if hasattr(tensor, "to_local") else tensor
         for name, module in run.modules.items()
         for key, tensor in (*module.named_parameters(), *module.named_buffers())
         if not tensor.is_meta and tensor.layout is torch.strided
     }
-    return {".".join(key): value for key, value in sums(tensors).items()}
+    return sums(tensors)
 
 
 def learning_rates(run: Run) -> list[float]:
@@ -343,17 +346,13 @@ def _data_objects(run: Run) -> Iterator[object]:
             yield value
             if isinstance(value, tuple):  # of a TensorDataset
                 yield from value[:100]
-        inner = getattr(part, "dataset", None)
-        pending += [*([] if inner is None else [inner]), *list(getattr(part, "datasets", ()))[:100]]
+        if (inner := getattr(part, "dataset", None)) is not None:
+            pending.append(inner)
+        pending += list(getattr(part, "datasets", ()))[:100]
 
 
 def user_modules() -> dict[str, types.ModuleType]:
     # neither Python's, nor installed, nor heliograph's
-    return _user_modules(len(sys.modules), next(reversed(sys.modules)))
-
-
-@lru_cache(maxsize=1)
-def _user_modules(count: int, last: str) -> dict[str, types.ModuleType]:  # noqa: ARG001  # the same until an import
     return {
         name: module
         for name, module in list(sys.modules.items())

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph import DDPEngine
-from heliograph.core.outputs import Collected, Collection, OutputParts, running, whole_of
-from heliograph.events import Control, Progress
+from heliograph.core.outputs import Collection, OutputParts
 from heliograph.tests.messages import assert_each
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor
@@ -105,12 +104,6 @@ def test_a_collection_joins_by_set_and_name() -> None:
     assert {name: each.tolist() for name, each in collection.whole.items()} == {"x": [0, 1], "a/x": [0, 1]}
     with pytest.raises(KeyError, match="'y'; collected: 'x', 'a/x'"):
         collection.whole["y"]
-
-
-def test_without_an_evaluation_nothing_is_collected() -> None:
-    assert whole_of(None) == Collected()
-    with pytest.raises(RuntimeError, match=r"run\.track"):
-        running(Collection(0, 1), Control(Progress()))
 
 
 def test_a_copy_is_kept() -> None:

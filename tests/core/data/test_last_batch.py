@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,11 @@ from torch.utils.data import DataLoader, IterableDataset
 class Pair(NamedTuple):
     inputs: Tensor
     targets: Tensor
+
+
+@dataclass(slots=True)
+class Slotted:
+    inputs: Tensor
 
 
 class Graph:
@@ -79,6 +85,10 @@ def test_of_a_large_batch_a_sample_counts_and_the_size() -> None:
 def test_signed_zeros_and_numbers_that_are_none_are_distinguished_by_their_bits() -> None:
     assert digest(torch.tensor([0.0])) != digest(torch.tensor([-0.0]))
     assert digest(torch.tensor([torch.nan])) == digest(torch.tensor([torch.nan]))
+
+
+def test_slots_of_a_batch_count() -> None:
+    assert digest(Slotted(torch.zeros(2))) == digest(Slotted(torch.zeros(2))) != digest(Slotted(torch.ones(2)))
 
 
 def test_what_holds_itself_has_a_digest() -> None:
