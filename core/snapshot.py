@@ -181,7 +181,7 @@ def _plan_remaining_steps(run: RunContext, saved: Mapping[str, Any], progress: M
         for name, window in run.stepping.by_name.items():
             window.scheduler = run.schedulers.get(name)
         if run.checkpoints.objects is not None:
-            run.checkpoints.objects.update_options(run)
+            run.checkpoints.objects.update_schedulers(run)
 
 
 def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:

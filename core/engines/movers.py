@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import cache, singledispatch
@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 T = TypeVar("T")
 Move = Callable[[Any], Any]
-FIXED = frozenset({Tensor, tuple, list, dict})
+PLAIN = (Tensor, tuple, list, dict)
 LARGE = 1 << 20  # bytes; copying less is faster than using another stream
 
 
@@ -27,30 +27,16 @@ def move(batch: Any, device: torch.device) -> Any:
     itself; `register_mover` adds other types. Anything else stays as it is.
     """
     kind = type(batch)
-    if kind not in FIXED and (mover := _movers.dispatch(kind)) is not _unregistered:
-        return mover(batch, lambda part: move(part, device))
-    if isinstance(batch, Tensor):
+    if kind is Tensor:
         return _move_tensor(batch, device)
-    if kind is dict:  # the most frequent batch
+    if kind is tuple or kind is list:
+        return kind([move(item, device) for item in batch])
+    if kind is dict:
         return {key: move(value, device) for key, value in batch.items()}
-    if callable(getattr(batch, "to", None)) and not isinstance(batch, type):
-        return batch.to(device)
-    if isinstance(batch, list | tuple):
-        return getattr(kind, "_make", kind)([move(item, device) for item in batch])
-    moved: Any
-    if isinstance(batch, dict | UserDict):
-        moved = copy(batch)  # keeps other attributes, such as the default of a defaultdict
-        for key, value in batch.items():
-            kind.__setitem__(moved, key, move(value, device))
-        return moved
-    if isinstance(batch, Mapping):
-        return kind({key: move(value, device) for key, value in batch.items()})
-    if is_dataclass(batch) and not isinstance(batch, type):
-        moved = copy(batch)
-        for field in fields(batch):
-            object.__setattr__(moved, field.name, move(getattr(batch, field.name), device))
-        return moved
-    return batch
+    mover = _movers.dispatch(kind)
+    if mover is not _unregistered:
+        return mover(batch, lambda part: move(part, device))
+    return _move_other(batch, device)
 
 
 def register_mover(kind: type[T], function: Callable[[T, Move], Any]) -> None:
@@ -64,7 +50,7 @@ def register_mover(kind: type[T], function: Callable[[T, Move], Any]) -> None:
         TypeError: `kind` is not a class.
         ValueError: the type is one of those whose move cannot be changed.
     """
-    if kind in FIXED | {object}:
+    if kind in (*PLAIN, object):
         raise ValueError(f"{kind.__name__} has a fixed way to move: register a class of your own.")
     _movers.register(kind, function)
 
@@ -108,8 +94,9 @@ def copy_stream(index: int) -> CopyStream:
 
 
 def uses_copy_stream(tensor: Tensor, device: torch.device) -> bool:
-    is_on_cpu = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.layout is torch.strided
-    return device.type == "cuda" and is_on_cpu and tensor.nbytes >= LARGE
+    if device.type != "cuda" or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return False
+    return tensor.nbytes >= LARGE
 
 
 def _move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
@@ -117,3 +104,33 @@ def _move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
         return copy_stream(torch.cuda.current_device() if device.index is None else device.index).copy(tensor)
     # A non-blocking copy to the CPU would return a tensor that is not filled yet.
     return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+def _move_other(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=device.type != "cpu")
+    if callable(getattr(batch, "to", None)) and not isinstance(batch, type):
+        return batch.to(device)
+    if isinstance(batch, tuple) and hasattr(batch, "_make"):
+        return batch._make(move(item, device) for item in batch)
+    if isinstance(batch, list | tuple):
+        return type(batch)(move(item, device) for item in batch)
+    if isinstance(batch, dict | UserDict):
+        return _replace(batch, batch.items(), device, type(batch).__setitem__)
+    if isinstance(batch, Mapping):
+        make: Callable[[dict[Any, Any]], Any] = type(batch)
+        return make({key: move(value, device) for key, value in batch.items()})
+    if is_dataclass(batch) and not isinstance(batch, type):
+        named = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
+        return _replace(batch, named, device, object.__setattr__)
+    return batch
+
+
+def _replace(
+    batch: Any, parts: Iterable[tuple[Any, Any]], device: torch.device, put: Callable[[Any, Any, Any], None]
+) -> Any:
+    # Attributes that are not parts are kept, such as the default of a defaultdict.
+    moved = copy(batch)
+    for name, part in parts:
+        put(moved, name, move(part, device))
+    return moved

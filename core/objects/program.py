@@ -303,8 +303,13 @@ def encode_options(run: Run) -> dict[str, Value]:
             group_name = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
             skip = {"params", "param_names"} | ({"lr"} if "initial_lr" in group else set())
             options |= {f"{key} of {group_name}": encode(value) for key, value in group.items() if key not in skip}
-    for name, scheduler in run.schedulers.items():
-        state = scheduler.state_dict()
-        state.pop("_last_lr", None)  # made of base_lrs
-        options |= {f"{key} of the scheduler of {name}": encode(value) for key, value in state.items()}
-    return options
+    return options | encode_scheduler_options(run)
+
+
+def encode_scheduler_options(run: Run) -> dict[str, Value]:
+    return {
+        f"{key} of the scheduler of {name}": encode(value)
+        for name, scheduler in run.schedulers.items()
+        for key, value in scheduler.state_dict().items()
+        if key != "_last_lr"  # made of base_lrs
+    }

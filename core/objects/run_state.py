@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
@@ -30,6 +30,7 @@ from .program import (
     differing,
     encode_data,
     encode_options,
+    encode_scheduler_options,
     show_both,
 )
 from .restore import restore
@@ -105,9 +106,8 @@ class ObjectState:
         for name in sorted(self.variables):
             run.data.report_untracked(f"os.environ[{name!r}]", "changed by the training")
 
-    def update_options(self, run: Run) -> None:
-        # the remaining steps have changed a scheduler; the checkpoint's options are not loaded yet
-        self.options = encode_options(run)
+    def update_schedulers(self, run: Run) -> None:
+        self.options |= encode_scheduler_options(run)
 
     def resume(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> tuple[list[str], list[str]]:
         """Restore the paths that the training had changed, and report remaining differences from the checkpoint.
@@ -353,6 +353,11 @@ def _data_objects(run: Run) -> Iterator[object]:
 
 def user_modules() -> dict[str, types.ModuleType]:
     # neither Python's, nor installed, nor heliograph's
+    return _user_modules(len(sys.modules), next(reversed(sys.modules)))
+
+
+@lru_cache(maxsize=1)
+def _user_modules(count: int, last: str) -> dict[str, types.ModuleType]:  # noqa: ARG001  # the same until an import
     return {
         name: module
         for name, module in list(sys.modules.items())
