@@ -145,6 +145,7 @@ class Client(Thread):
             self._send(answer)
             if answer["state"] != "accepted" or not command.wait:
                 return
+        self._send({"state": "unserved", "text": "the run ended first."})
 
     def _read_line(self) -> bytes:
         received, deadline = b"", monotonic() + PATIENCE

@@ -49,7 +49,13 @@ class Talking(h.Plugin):
 
 
 def train(
-    folder: Path, talk: Talk, *plugins: h.Plugin, remote: Remote | None = None, after: int = 1, **options: Any
+    folder: Path,
+    talk: Talk,
+    *plugins: h.Plugin,
+    remote: Remote | None = None,
+    data: Any = None,
+    after: int = 1,
+    **options: Any,
 ) -> tuple[Any, h.RunResult]:
     """Train until `talk` has returned; return what it did, and the result."""
     remote = Remote(folder) if remote is None else remote
@@ -59,7 +65,8 @@ def train(
     schedules: list[h.Plugin] = [h.SaveSchedule(every, at_end=False)]
     schedules += [] if options["validation"] is None else [h.ValidationSchedule(every, at_end=False)]
     trainer = h.Trainer([*schedules, *plugins, remote, h.Checkpoint(folder), talking], device="cpu")
-    result = trainer.fit(kit.linear_classifier(), kit.class_batches(50), optimizer=kit.sgd(), **options)
+    data = kit.class_batches(50) if data is None else data
+    result = trainer.fit(kit.linear_classifier(), data, optimizer=kit.sgd(), **options)
     if talking.thread is not None:
         talking.thread.join(PATIENCE)
     if talking.error is not None:

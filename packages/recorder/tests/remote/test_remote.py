@@ -9,6 +9,8 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from heliograph.tests import kit
 from heliograph_recorder import Recorder, Remote, replay
 from heliograph_recorder.remote import plugin as remote_plugin
 from heliograph_recorder.remote.client import RemoteRun, attach
-from heliograph_recorder.remote.sockets import host_name
+from heliograph_recorder.remote.messages import decode, encode
+from heliograph_recorder.remote.server import Server
+from heliograph_recorder.remote.sockets import host_name, short
 from heliograph_testing import check_plugin
 
 ME = f"{getpass.getuser()}@{host_name()}"
@@ -235,19 +239,46 @@ def test_a_roll_back_drops_what_was_asked_for(tmp_path: Path) -> None:
     assert "rolled back" in answer.text
 
 
-def test_a_run_that_ends_first_says_so(tmp_path: Path) -> None:
-    class Never(h.Plugin):
-        @h.on(h.ShouldStop)
-        def hold_on(self, run: h.Run, event: h.ShouldStop) -> None:
-            stop = run.control.stop_request
-            if stop is not None and stop.by != "talking":
-                run.control.veto_stop("never")
-                run.control.end_epoch("so the run completes")
+class Never(h.Plugin):
+    """Vetoes each stop; as the training data, an epoch that lasts until there is one."""
 
-    answer, result = train(tmp_path, lambda run: run.stop("now", wait=True), Never(), steps=None, epochs=2)
+    vetoed = False
+
+    @h.on(h.ShouldStop)
+    def hold_on(self, run: h.Run, event: h.ShouldStop) -> None:
+        if run.control.stop_request is not None:
+            self.vetoed = True
+            run.control.veto_stop("never")
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in cycle(kit.class_batches(2)):
+            yield batch
+            if self.vetoed:
+                return
+
+
+def test_a_run_that_ends_first_says_so(tmp_path: Path) -> None:
+    never = Never()
+    ask: Any = lambda run: run.stop("now", wait=True)  # noqa: E731
+    answer, result = train(tmp_path, ask, never, data=never, steps=None, epochs=1)
     assert result.status == "completed"
     assert answer.state == "unserved"
     assert "completed" in answer.text
+
+
+def test_a_request_in_the_last_moment_has_an_answer(tmp_path: Path) -> None:
+    server, path = Server(dict), tmp_path / "socket"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with short(path) as name:
+        listener.bind(name)
+    listener.listen()
+    server.add(listener)
+    server.start()
+    with raw(path) as connection:
+        connection.sendall(encode({"ask": "stop", "reason": "now"}))
+        queued = decode(connection.recv(4096))
+        server.close()  # nothing has read the inbox
+        assert [queued["state"], *(line["state"] for line in read_lines(connection))] == ["queued", "unserved"]
 
 
 class Waits(h.Plugin):
