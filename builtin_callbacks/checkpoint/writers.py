@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 
 from ...core.checkpoint.ranks import INDEX, cause_of
-from ...core.checkpoint.schema import map_leaves
+from ...core.checkpoint.schema import PLAIN, map_leaves
 from ...core.checkpoint.storage.archive import has_memory
 from ...core.checkpoint.storage.files import digest_of
 from ...core.checkpoint.storage.untrusted_files import tensors_in
@@ -508,6 +508,8 @@ def _has_storage(value: Any) -> bool:
 
 
 def _copy_leaf(value: Any, copy_tensor: Callable[[Tensor], Tensor]) -> Any:
+    if type(value) in PLAIN:  # nearly always
+        return value
     if _has_storage(value):
         return copy_tensor(value)
     if type(value) in (Tensor, nn.Parameter):  # deepcopy supports only some layouts
