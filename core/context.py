@@ -307,7 +307,7 @@ class RunContext(RunVerbs):
         peeks = not isinstance(self.data.train_loader, Iterator)  # a plain iterator would lose an item
         ahead = self.work.reads_ahead and peeks
         report = partial(self._report_replay, report_replay)
-        saves = self.bus.receiver_count > 0 or not self.work.reads_ahead  # the user's own loop may call state_dict
+        saves = self.plugins.writes_saves() or not self.work.reads_ahead  # the user's own loop may call state_dict
         batches = self.data.open(self.progress, report, is_over=is_over, ahead=ahead, saves=saves)
         self.hooks.call_positioned()
         mark = partial(setattr, self.work, "is_last_seen")

@@ -14,6 +14,7 @@ from heliograph.core.data import last_batch
 from heliograph.core.data.last_batch import COMPLETE, LastBatch
 from heliograph.core.data.training_data import CHANGED_BATCH
 from heliograph.events import Progress
+from heliograph.tests import kit
 from heliograph.tests.kit import fit, saving, sgd
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -226,3 +227,31 @@ def test_what_is_sought_is_not_compared(tmp_path: Path) -> None:
     assert result.last_checkpoint is not None
     assert torch.load(result.last_checkpoint, weights_only=True)["data"]["last_batch"] is None
     assert compared(train(tmp_path, 6, make)) == ("seeked", ())
+
+
+class Look(h.Plugin):
+    affects_training = False
+    follows = False
+
+    @h.on(h.BatchEnd)
+    def look(self, run: h.Run, event: h.BatchEnd) -> None:
+        self.follows = "last" in vars(run.data)
+
+
+class Again:
+    """Yields its batches again in each epoch; it has no position."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_batches_are_followed_only_if_a_plugin_saves(saves: bool, tmp_path: Path) -> None:
+    look = Look()
+    plugins = [look, *([h.Checkpoint(tmp_path, every=h.Every(epochs=1))] if saves else [])]
+    data = Again(kit.class_batches(3))
+    h.Trainer(plugins, device="cpu").fit(kit.linear_classifier(), data, optimizer=kit.sgd(), epochs=1)
+    assert look.follows is saves
