@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 
 from ...core.checkpoint.ranks import INDEX, cause_of
-from ...core.checkpoint.schema import PLAIN, map_leaves
+from ...core.checkpoint.schema import map_leaves
 from ...core.checkpoint.storage.archive import has_memory
 from ...core.checkpoint.storage.files import digest_of
 from ...core.checkpoint.storage.untrusted_files import tensors_in
@@ -25,6 +25,7 @@ from ...core.distributed.failure import WorkOutcome, on_main, outcome_of, value_
 from ...core.engines.sharded_states import ShardingEngine
 from ...core.engines.weights import state_of
 from ...events import BatchEnd, Engine, Handle, Lane, Run
+from ...events.checks import PLAIN
 
 T = TypeVar("T")
 WORTH_REPORTING = 0.1  # seconds that the loop was held up
