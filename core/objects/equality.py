@@ -71,7 +71,7 @@ class Leaf:
 
 
 def shortest(*numbers: float) -> list[str]:
-    # with as few digits as they differ in, but at least four
+    # the fewest digits that show a difference, at least four
     for digits in (4, 6, 9):
         texts = [f"{number:.{digits}g}" for number in numbers]
         if len(set(texts)) == len(texts):

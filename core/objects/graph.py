@@ -103,7 +103,7 @@ class Graph:
     contents: dict[int, Any] = field(default_factory=dict)
 
     def digest(self, number: int) -> str:
-        # the walk digests no content at paths that have changed already; a checkpoint lacks that of logs
+        # computed here if the path had changed before the walk; a checkpoint has no content of logs
         return str(self.nodes[number]["digest"]) or digest_of(self.contents.get(number))
 
     def state_dict(self, needed: Iterable[int]) -> dict[str, Any]:

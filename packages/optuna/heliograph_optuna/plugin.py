@@ -152,7 +152,7 @@ class Optuna(Plugin):
         self.monitor = Monitor(metric, mode_of(trial))
         if self.monitor.split != "validation":
             raise ValueError(f"metric must be a validation metric, for example 'validation/loss', got {metric!r}.")
-        self._trial = trial  # public, each save would read its study as an option
+        self._trial = trial  # private: each save reads all public attributes, here the whole study
         self._pruned_type = optuna.TrialPruned
         self.pruned_at: int | None = None
         self.is_pruned = False

@@ -353,7 +353,7 @@ def _within(expected: Fact, fact: Fact, rtol: float) -> Fact:
 
 
 def _describe(run: h.Run) -> Iterator[tuple[str, str]]:
-    """Yield the settings of the program by place, then those of the machine."""
+    """Yield the settings of the program and of the machine, with their names."""
     yield "task", type(run.task).__name__ if isinstance(run.task, torch.nn.Module) else repr(run.task)
     for name, module in run.modules.items():
         for path, part in module.named_modules(prefix=name):

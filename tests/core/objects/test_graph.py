@@ -65,11 +65,11 @@ class Colour(enum.Enum):
 
 
 class Weight(float):
-    """A number with a class of its own."""
+    """A subclass of a number."""
 
 
 class Dice(random.Random):
-    """A generator with a class of its own."""
+    """A subclass of a generator."""
 
 
 class Slow:

@@ -136,7 +136,8 @@ def _field(name: str, data: Mapping[str, Any]) -> Any:
 class RecordedRequests:
     """The recorded requests, except those of replayed plugins.
 
-    Those about a batch and those of `ShouldStop` wait for their event. All others are added when their entry is read.
+    A request from an event of a batch or from `ShouldStop` waits for the event. Other requests are added when their
+    entry is read.
 
     Args:
         control: the control of the replayed run.

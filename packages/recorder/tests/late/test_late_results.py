@@ -22,7 +22,7 @@ from heliograph_recorder.late.files import read_evaluation
 
 
 def status_of(function: Callable[..., object], *args: object) -> int | None:
-    """Call a function in a process of its own; return the exit status."""
+    """Call a function in a new process; return the exit status."""
     process = warm_context().Process(target=function, args=args)
     process.start()
     process.join()

@@ -148,7 +148,7 @@ def first_difference(
             continue
         for repetition in [[fact] for fact in times][-1 if only_last else 0 :] or [[]]:
             names = [fact.leaves.keys() for fact in repetition]  # of metrics: there may be several logs at a moment
-            alike = [fact for fact in expected if [fact.leaves.keys()] == names] or expected
-            for difference in Difference.between(alike[:1], repetition, names=RUNS, aside=aside):
+            matching = [fact for fact in expected if [fact.leaves.keys()] == names] or expected
+            for difference in Difference.between(matching[:1], repetition, names=RUNS, aside=aside):
                 return f"{difference} (training {training + 1})" if training else str(difference)
     return None
