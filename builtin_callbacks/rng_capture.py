@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..core.data import rng
-from ..core.data.generators import Generator, digest, isolated
-from ..core.data.keyed import search
+from ..core.data.generator_search import search
 from ..events import Lane, Run
 from ..events import catalogue as ev
 from ..events.checks import check_flag, check_whole_number
@@ -26,6 +25,12 @@ _AT_IMPORT = torch.initial_seed()
 def seed_of_user(seed: int) -> int | None:
     """Return the seed that torch was found with, or None if no code has set it."""
     return seed if seed < SMALL or seed != _AT_IMPORT else None
+
+
+def _isolated() -> AbstractContextManager[None]:
+    from ..core.data.generators import isolated  # imported when an observer is called that draws
+
+    return isolated(one_thread=False)
 
 
 class RNGCapture(Plugin):
@@ -61,7 +66,7 @@ class RNGCapture(Plugin):
         self._passed_seed = seed  # a resumed run keeps the seed of its checkpoint
         self.isolate_validation, self.probe = isolate_validation, probe
         self._generator: np.random.Generator | None = None
-        self._task_generators: list[Generator] = []
+        self._task_generators: list[rng.Generator] = []
         self._rank = self._run_seed = 0
         self._seed_before: int | None = None  # torch's seed before the run
         self._torch_seed: int | None = None  # torch's seed set by the run
@@ -99,7 +104,7 @@ class RNGCapture(Plugin):
         self._run_seed = self._choose_seed(run, self._seed_before)
         self._seed(self._run_seed, 0)
         run.data.key_draws(self._run_seed, probe=self.probe)
-        run.hooks.isolate_observers(partial(isolated, one_thread=False))
+        run.hooks.isolate_observers(_isolated)
 
     @on(ev.TrainStart, lane=Lane.REPORT)
     def note_seed(self, run: Run, event: ev.TrainStart) -> None:
@@ -176,7 +181,7 @@ class RNGCapture(Plugin):
 
     def _seed(self, seed: int, step: int) -> None:
         if self._rank:
-            seed = int.from_bytes(digest(seed, self._rank, step, size=8, purpose=b"rank"), "little")
+            seed = int.from_bytes(rng.digest(seed, self._rank, step, size=8, purpose=b"rank"), "little")
         self._generator = np.random.default_rng(seed)
         rng.seed_all(seed)
         self._torch_seed = torch.initial_seed()

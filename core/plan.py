@@ -9,7 +9,7 @@ from ..events.checks import count, printable
 from ..plugins.states import Lines
 from .checkpoint.compatibility import batch_factors, global_batch
 from .context import RunContext
-from .data.streams import Streams
+from .data.source import Sourced, loaders_of
 
 WRAPPED = TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
@@ -64,13 +64,14 @@ def _batch_size(run: RunContext) -> int | None:
     loader = run.data.train_loader
     if isinstance(loader, list | tuple):
         return run.size_of(loader[0])
-    loaders = loader.loaders.values() if isinstance(loader, Streams) else [loader]
-    return run.data.batch_size if all(getattr(part, "batch_size", None) for part in loaders) else None
+    is_known = all(getattr(part, "batch_size", None) for part in loaders_of(loader).values())
+    return run.data.batch_size if is_known else None
 
 
 def _streams(run: RunContext) -> Iterator[str]:
-    if isinstance(run.data.train_loader, Streams):
-        yield f"streams: {run.data.train_loader.describe()}"
+    loader = run.data.train_loader
+    if isinstance(loader, Sourced) and loader.loaders:
+        yield f"streams: {loader.describe()}"
 
 
 def _validation(run: RunContext) -> Iterator[str]:

@@ -30,9 +30,9 @@ from .keyed import (
     identity,
     set_epoch,
 )
+from .plain_data import is_plain_data, outline
 from .sizes import ALONE, Share
 from .source import SEEKED, Certainty, FactsDataset, Reading, Source
-from .users_code import is_plain_data, outline
 
 
 class Rewired(Source):

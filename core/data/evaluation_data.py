@@ -13,8 +13,8 @@ from ...events import Engine
 from ..system.extras import kind_of
 from .dataloader import IterableSource, MapSource
 from .dealt import EveryNth, knows_ranks, order_of
-from .generators import digest
 from .limited import Limit, limited_length
+from .rng import digest
 from .samplers import RandomSampler
 from .sizes import Share, length_of
 from .source import Reading, SequenceSource, Source, Sourced

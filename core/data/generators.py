@@ -8,18 +8,16 @@ import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from functools import partial
-from hashlib import blake2b, shake_128
+from hashlib import shake_128
 from struct import Struct
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 from numpy.random import bit_generator as _bit_generator
 from numpy.random import mtrand
 
-PYTHON: Final[Any] = random._inst  # the generator of the functions in `random`
-LEGACY: Final[Any] = mtrand._rand  # the generator of the functions in `np.random`
-TORCH: Final[Any] = torch.default_generator
+from .rng import LEGACY, PYTHON, TORCH, Generator, digest
 
 
 class MemoryState:
@@ -166,22 +164,7 @@ def _set_normal(generator: Any, normal: bytes) -> None:
     generator.set_state({**generator.get_state(legacy=False), "has_gauss": has_number, "gauss": number})
 
 
-Generator: TypeAlias = (
-    np.random.Generator
-    | np.random.RandomState
-    | np.random.BitGenerator
-    | np.random.SeedSequence
-    | random.Random
-    | torch.Generator
-)
-
 _SEEDS: Final = Struct("<QIQ16s")  # for Python, NumPy, torch, and entropy
-KINDS: Final = get_args(Generator)
-
-
-def digest(*key: int, size: int, purpose: bytes = b"") -> bytes:
-    """Return `size` bytes (at most 64) as a function of the key, on every machine; purposes are independent."""
-    return blake2b(b"%d," * len(key) % key, digest_size=size, person=purpose).digest()
 
 
 def seed_all(*key: int) -> None:
@@ -239,10 +222,6 @@ def key_generators(generators: Sequence[Generator], *key: int) -> None:
             generator.__init__(seed, pool_size=generator.pool_size)  # type: ignore[misc]  # it has no other way
         else:
             generator.seed(seed)
-
-
-def is_global(generator: Generator) -> bool:
-    return any(generator is global_one for global_one in (PYTHON, LEGACY, TORCH))
 
 
 def generator_states() -> list[Any]:

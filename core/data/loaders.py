@@ -18,6 +18,7 @@ from .dataloader import shield_workers
 from .limited import Limit, Limited, check_limit
 from .samplers import RandomSampler, SequentialSampler
 from .sizes import length_of
+from .source import loaders_of
 from .streams import Streams
 
 ONLY_TRAINING = ("shuffle", "sampler", "batch_sampler", "drop_last", "draws_per")
@@ -324,7 +325,7 @@ def _check_params(common: Any, named: Named, phases: Iterable[Any], validation_s
 def _data_by_stream(phases: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     # (name, data) of each stream; ("", data) of a phase without streams.
     for phase in phases:
-        yield from phase.loaders.items() if isinstance(phase, Streams) else [("", phase)]
+        yield from loaders_of(phase).items()
 
 
 def _make_phase(phase: Any, params: LoaderParams | None, named: Named, limit: Any) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...events import Engine, Progress
+from ...events import Engine
 from ..system.extras import kind_of
+from .batch_size import prefer_saved
 from .sizes import Layout
 from .source import Source, nested
 
@@ -34,8 +35,6 @@ def resumed_progress(
     (kind_before, layout_before), (kind, layout) = before, now
     kind_before, kind = _without_limit(kind_before, kind, report)
     if layout_before.world_size == layout.world_size:
-        from .batch_size import prefer_saved  # for a resume only; each save loads this module
-
         prefer_saved(layout_before.batch_size, layout.batch_size)
         if not layout_before.shares_order(layout):
             kind_before = {**kind_before, "batch_size": layout_before.batch_size}
@@ -245,16 +244,3 @@ def load(data: Any, state: Mapping[str, Any], progress: Mapping[str, Any]) -> di
     if before is not None and before["source"] == data.source.kind["source"]:
         data.source.load_state_dict(state["state"])
     return counters
-
-
-def save(data: Any, progress: Progress) -> dict[str, Any]:
-    # See `TrainingData.state_dict`.
-    data.collect()
-    facts = {"hidden": list(data.hidden), "differences": list(data.differences)}
-    place = {"seed": data.seed, "phase": data.phase, "advances": data.advances, "facts": facts}
-    if data.source is None:
-        return {**place, "source": None, "layout": None, "state": {}}
-    source_state = data.source.state_dict(progress.batch)
-    last = data.last.digest(progress.batch) if data.is_replayed and progress.batch else None
-    kind, layout = dict(data.source.kind), data.source.layout.state_dict()
-    return {**place, "source": kind, "layout": layout, "state": source_state, "last_batch": last}

@@ -1,4 +1,4 @@
-"""Seed, save and restore random generators; states are plain types, tensors and bytes."""
+"""The kinds of random generators: seed, save and restore them; states are plain types, tensors and bytes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,36 @@ import random
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from hashlib import blake2b
+from typing import Any, Final, TypeAlias, get_args
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 from torch import Tensor
 
-from .generators import Generator
+PYTHON: Final[Any] = random._inst  # the generator of the functions in `random`
+LEGACY: Final[Any] = mtrand._rand  # the generator of the functions in `np.random`
+TORCH: Final[Any] = torch.default_generator
+
+Generator: TypeAlias = (
+    np.random.Generator
+    | np.random.RandomState
+    | np.random.BitGenerator
+    | np.random.SeedSequence
+    | random.Random
+    | torch.Generator
+)
+KINDS: Final = get_args(Generator)
+
+
+def digest(*key: int, size: int, purpose: bytes = b"") -> bytes:
+    """Return `size` bytes (at most 64) as a function of the key, on every machine; purposes are independent."""
+    return blake2b(b"%d," * len(key) % key, digest_size=size, person=purpose).digest()
+
+
+def is_global(generator: Generator) -> bool:
+    return any(generator is global_one for global_one in (PYTHON, LEGACY, TORCH))
 
 
 def seed_all(seed: int) -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 
 from ...events.checks import check_flag, check_whole_number, is_whole_number
 from ...events.signatures import show_attributes
-from .generators import digest
+from .rng import digest
 
 
 class SeekableSampler(Protocol):

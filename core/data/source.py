@@ -154,7 +154,17 @@ def nested(source: Source) -> Iterator[Source]:
 
 
 class Sourced(ABC):
-    """A loader of this package that makes its own source."""
+    """A loader of this package that makes its own source.
+
+    Attributes:
+        loaders: the loaders of its streams, by name; empty for a single stream.
+    """
+
+    loaders: Mapping[str, Any] = {}
+
+    def describe(self) -> str:
+        """Return the names and lengths of its streams, as text."""
+        return ""
 
     @abstractmethod
     def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> Source:
@@ -165,6 +175,11 @@ class Sourced(ABC):
             engine: connects several processes.
             fills_up: whether all ranks read the same number of batches, as in a training; otherwise each sample once.
         """
+
+
+def loaders_of(loader: Any) -> Mapping[str, Any]:
+    # The loaders of several streams by name; a single loader has the name "".
+    return (loader.loaders if isinstance(loader, Sourced) else {}) or {"": loader}
 
 
 class FactsDataset(Dataset[Any]):

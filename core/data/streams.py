@@ -16,8 +16,8 @@ from ...events import Engine, Progress
 from ...events.checks import check_number, check_whole_number
 from ...events.progress import worst
 from ...events.signatures import show_attributes
-from .generators import digest
 from .limited import Limit, Limited, left_early
+from .rng import digest
 from .sizes import Share, length_of
 from .source import SEEKED, Certainty, Reading, Source, Sourced, nested
 from .source_choice import source_of

@@ -240,9 +240,14 @@ class TrainingData:
         return ResumeFacts(untracked, tuple(self.differences), position)
 
     def state_dict(self, progress: Progress) -> dict[str, Any]:
-        from .position import save
-
-        return save(self, progress)
+        self.collect()
+        facts = {"hidden": list(self.hidden), "differences": list(self.differences)}
+        place = {"seed": self.seed, "phase": self.phase, "advances": self.advances, "facts": facts}
+        if (source := self.source) is None:
+            return {**place, "source": None, "layout": None, "state": {}}
+        source_state, layout = source.state_dict(progress.batch), source.layout.state_dict()
+        last = self.last.digest(progress.batch) if self.is_replayed and progress.batch else None
+        return {**place, "source": dict(source.kind), "layout": layout, "state": source_state, "last_batch": last}
 
     def load_state_dict(self, state: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
         """Continue from a saved position; return the saved progress in batches of this run.

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.generators import KINDS, is_global
-from ..data.rng import generator_state
+from ..data.rng import KINDS, generator_state, is_global
 from ..data.users_code import attributes, cell_content, is_by_user, is_ours, slots_of, unwrapped
 from ..engines.options import COMPILED
 from .equality import SCALARS, digest_of, is_scalar, scalar_bits

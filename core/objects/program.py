@@ -30,8 +30,8 @@ from torch.utils.data import (
 
 from ...events import Run, SavePoint
 from ...plugins.plugin import ARGUMENTS
-from ..data.generators import KINDS
-from ..data.streams import Streams
+from ..data.rng import KINDS
+from ..data.source import loaders_of
 from ..data.users_code import attributes, is_by_user, is_ours, is_users, set_by_epoch
 from ..engines.options import COMPILED
 from ..system.extras import kind_of
@@ -160,8 +160,7 @@ def encode_data(run: Run) -> dict[str, Value]:
 
     A digest has a key `by_epoch` if `set_epoch` sets the attribute: it sets it again before anything is read.
     """
-    train = run.data.train_loader
-    loaders = dict(train.loaders) if isinstance(train, Streams) else {"": train}
+    loaders = dict(loaders_of(run.data.train_loader))
     loaders |= {f"validation {name}": loader for name, loader in run.data.validation_loaders.items()}
     return {
         path: encode(value, is_data=True) | ({"by_epoch": "yes"} if follows_epoch else {})

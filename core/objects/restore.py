@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.generators import KINDS
-from ..data.rng import set_generator_state
+from ..data.rng import KINDS, set_generator_state
 from .equality import same
 from .graph import (
     MISSING,

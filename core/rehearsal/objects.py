@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..data import rng
-from ..data.generators import KINDS
+from ..data.rng import KINDS
 from ..data.users_code import cell_content
 
 NOT_ENTERED: Final = (

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.data import generators
-from heliograph.core.data.generators import digest, isolated, key_generators, seed_all
+from heliograph.core.data.generators import isolated, key_generators, seed_all
+from heliograph.core.data.rng import digest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import bit_generator, default_rng, mtrand

@@ -7,7 +7,8 @@ from math import isqrt
 
 import numpy as np
 import pytest
-from heliograph.core.data.generators import digest, isolated, seed_all
+from heliograph.core.data.generators import isolated, seed_all
+from heliograph.core.data.rng import digest
 from heliograph.core.data.samplers import Permutation, _feistel, algorithm
 from hypothesis import given, settings
 from hypothesis import strategies as st
