@@ -32,8 +32,6 @@ from .stepping.optimizers import switched
 from .stepping.windows import Windows
 
 if TYPE_CHECKING:
-    from ..events.bus import Receiver
-    from ..events.run import Run
     from .engines.contract import LoopEngine
     from .engines.weights import OptimizerModes
     from .length import Length
@@ -412,7 +410,7 @@ class RunContext(RunVerbs):
         if not self.bus.receiver_count:
             yield
         else:
-            from .stepping.changes import InitialModules
+            from .run_start import InitialModules  # imported when there are handlers
 
             modules = InitialModules(self.task)
             with self.isolating():
@@ -422,28 +420,11 @@ class RunContext(RunVerbs):
             self.warn(text)
         self.report.raise_if_strict()
 
-    @contextmanager
-    def isolating(self) -> Iterator[None]:
+    def isolating(self) -> AbstractContextManager[None]:
         """Run handlers of observers in the context that a plugin may set at `TrainStart`."""
-        from ..plugins.filters import Filter
+        from .run_start import isolating
 
-        Filter.plan_all(self)
-
-        def isolate(receiver: Receiver, owner: str) -> Receiver:
-            if not self.plugins.runs_apart(owner):
-                return receiver
-
-            def isolated(run: Run, *, event: Event) -> None:
-                with self.hooks.apart():
-                    receiver(run, event=event)
-
-            return isolated
-
-        remove = self.bus.intercept(isolate)
-        self.hooks.closing.callback(remove)
-        yield
-        if self.hooks.apart is nullcontext:
-            remove()
+        return isolating(self)
 
     def emit(self, event: Event) -> None:
         """Emit an event; an out-of-band event has its own deferred callbacks, which run right after it."""

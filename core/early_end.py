@@ -1,26 +1,26 @@
-"""The early end of a run, which failed, exits or was left by the user's own loop; and warnings of unfinished work."""
+"""The early end of a run, which failed, is out of memory, exits or was left by the user's own loop."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from math import isfinite
+import os
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
-from ..events import Progress
-from ..events import catalogue as ev
-from ..events.checks import count, error_text
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ..events.checks import error_text, place_of
 from . import loop
 from .context import RunContext
 from .epoch_end import finish_abandoned_batch
 from .result import RunResult
-from .settings import unmet_needs
 from .system.errors import add_run_note
 
 NO_GRADIENT = "element 0 of tensors does not require grad"  # begins torch's error for a loss without a graph
-UNREPORTED_SKIPS = 5  # skips are not reported up to this number, or up to 1 %: fp16 finds its loss scale by skipping
-BATCH_EVENTS = frozenset({ev.BatchStart, ev.BatchEnd, ev.ShouldStop})
-VALIDATION_BATCH_EVENTS = frozenset({ev.ValidationBatchStart, ev.ValidationBatchEnd})
 
 
 def end_early(run: RunContext, error: BaseException | None) -> BaseException | None:
@@ -30,9 +30,7 @@ def end_early(run: RunContext, error: BaseException | None) -> BaseException | N
     if isinstance(error, RuntimeError) and error_text(error).startswith(NO_GRADIENT):
         _explain_loss(run, error)
     if isinstance(error, MemoryError | RuntimeError):
-        from .memory_report import explain_out_of_memory  # imported after an error
-
-        explain_out_of_memory(run, error)
+        _explain_out_of_memory(run, error)
     return _unwrap_stop_iteration(error)
 
 
@@ -117,83 +115,52 @@ def _finish_early(run: RunContext) -> BaseException | None:
     return None
 
 
-def no_step_warning(run: RunContext) -> str:
-    progress, skips = run.progress, run.control.skips
-    who = f" Who skipped: {run.control.who_skipped()}." if skips.count else ""
-    batches, steps = progress.skipped_batches, progress.skipped_steps
-    skipped = [count(batches, "batch", "batches")] * bool(batches) + [count(steps, "step", "steps")] * bool(steps)
-    return (
-        f"The run made no optimizer step, so nothing was trained. It had {count(progress.batches, 'batch', 'batches')}"
-        f"{', skipped: ' * bool(skipped)}{' and '.join(skipped)}.{who}"
-    )
+def _explain_out_of_memory(run: RunContext, error: BaseException) -> None:
+    from .data.batch_size import is_out_of_memory  # imported after an error
+
+    if is_out_of_memory(error):
+        error.add_note("\n".join(["heliograph: out of memory", *(f"  {line}" for line in _memory_lines(run))]))
 
 
-def shortfall_warnings(run: RunContext) -> Iterator[str]:
-    yield from _disabled_plugins(run)
-    yield from _uncalled_handlers(run)
-    yield from _frequent_skips(run)
-    yield from _unread_validation(run)
-    yield from _non_finite_losses(run)
-    yield from _unwritten_saves(run)
+def _memory_lines(run: RunContext) -> Iterator[str]:
+    yield f"place: {place_of(run)}"
+    if run.batch is not None:
+        yield f"batch: {', '.join(_shapes(run.batch)) or type(run.batch).__name__}"
+    parameters = {id(value): value for module in run.modules.values() for value in module.parameters()}.values()
+    gradients = [value.grad for value in parameters if value.grad is not None]
+    states = [value for optimizer in run.optimizers.values() for value in tree_leaves(dict(optimizer.state))]
+    sizes = {"parameters": parameters, "gradients": gradients, "optimizer": states}
+    yield ", ".join(f"{name}: {_megabytes(values):,.1f} MB" for name, values in sizes.items())
+    device = torch.device(str(run.engine.device))
+    if device.type == "cuda":
+        yield from _cuda_lines(device)
+    size = run.data.batch_size
+    if run.phase == "train" and size is not None and size > 1:
+        yield (
+            f"to try: batches of {size // 2} with GradientAccumulation(2), which heliograph.tuning.find_batch_size or "
+            f"find_executable_batch_size would try next; now {size}"
+        )
 
 
-def _disabled_plugins(run: RunContext) -> Iterator[str]:
-    off = run.plugins.declared("asks", enabled=False)
-    for word, name in unmet_needs(run.settings, run.plugins):
-        if word in off and word != "stop":
-            lack = "stepped the scheduler" if word == "scheduler" else f"requested a {word}"
-            effect = "" if name is None else f", so {name!r} could not act"
-            yield f"While plugin {off[word]!r} was disabled, no plugin {lack}{effect}."
+def _cuda_lines(device: torch.device) -> Iterator[str]:
+    free, total = torch.cuda.mem_get_info(device)
+    used = {"allocated": torch.cuda.max_memory_allocated(device), "free": free, "total": total}
+    yield ", ".join(f"{name}: {value / 1e6:,.1f} MB" for name, value in used.items())
+    path = Path(gettempdir(), f"out-of-memory-{os.getpid()}.pickle")
+    with path.open("wb") as file:
+        pickle.dump(torch.cuda.memory_snapshot(), file)  # type: ignore[no-untyped-call]  # torch has no annotation here
+    yield f"snapshot of the memory: {path}"
 
 
-def _uncalled_handlers(run: RunContext) -> list[str]:
-    # The remainder of a resumed run may be too short for some handlers.
-    if run.checkpoints.resumed_at is not None and run.progress.epoch <= run.checkpoints.resumed_at.epoch + 1:
-        return []
-    progress, emitted = run.progress, set(run.report.emitted)
-    for happened, events in (
-        (progress.batches, BATCH_EVENTS),
-        (progress.batches - progress.skipped_batches, {ev.ForwardEnd, ev.BackwardEnd}),
-        (progress.steps, {ev.StepEnd}),
-        (progress.steps + progress.skipped_steps, {ev.GradientsReady}),
-        (ev.ValidationStart in emitted, VALIDATION_BATCH_EVENTS),
-    ):
-        emitted |= events if happened else set()
-    return run.plugins.uncalled(emitted, run.note)
-
-
-def _frequent_skips(run: RunContext) -> Iterator[str]:
-    before, now, history = run.checkpoints.resumed_at or Progress(), run.progress, run.control.history
-    steps = now.steps - before.steps + (skipped := now.skipped_steps - before.skipped_steps)
-    batches, left_out = now.batches - before.batches, now.skipped_batches - before.skipped_batches
-    for verb, unit, number, total in (
-        ("skip_step", "optimizer steps", skipped, steps),
-        ("skip_batch", "batches", left_out, batches),
-    ):
-        if now.steps and number > max(UNREPORTED_SKIPS, total // 100):
-            by = Counter(request.by for request in history if request.verb == verb)
-            by["the engine"] = number - by.total()
-            names = ", ".join(f"{name} ({times})" for name, times in by.most_common() if times > 0)
-            yield f"{number} of {total} {unit} were skipped, by {names}."
-
-
-def _unread_validation(run: RunContext) -> Iterator[str]:
-    if run.settings.evaluations and not run.progress.validations:
-        by = run.plugins.declared("asks").get("validation")
-        remedy = "" if by is None else f" Plugin {by!r} requests it: do so earlier, as ValidationSchedule(steps=10)."
-        yield f"The validation set was never read: no validation was due before the run ended.{remedy}"
-
-
-def _non_finite_losses(run: RunContext) -> Iterator[str]:
-    lost = [
-        f"{name} is {value}" for name, value in run.metrics.items() if name.endswith("loss") and not isfinite(value)
+def _shapes(batch: Any) -> list[str]:
+    if isinstance(batch, Mapping):
+        return [f"{name} {shape}" for name, part in batch.items() for shape in _shapes(part)]
+    return [
+        f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        for value in tree_leaves(batch)
+        if isinstance(value, Tensor)
     ]
-    if lost:
-        yield f"At the end, {' and '.join(lost)}: the training diverged. NaNGuard('raise') finds the first such step."
 
 
-def _unwritten_saves(run: RunContext) -> Iterator[str]:
-    if ev.SavePoint in run.report.emitted and not run.plugins.writes_saves():
-        from .snapshot import unwritten
-
-        yield from unwritten(run)
+def _megabytes(values: Iterable[Any]) -> float:
+    return sum(value.nbytes for value in values if isinstance(value, Tensor)) / 1e6

@@ -7,13 +7,15 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from math import ceil, inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..events import Progress
 from ..plugins import Plugins
 from .data.training_data import TrainingData
 from .settings import Settings
-from .stepping.schedulers import PlannedScheduler
+
+if TYPE_CHECKING:
+    from .stepping.schedulers import PlannedScheduler
 
 ENDLESS = "the run has no length: pass epochs= or steps="
 UNSIZED = "a train loader has no length: pass steps= instead of epochs=, or give the loader __len__"
@@ -30,7 +32,8 @@ class Length:
     """
 
     def __init__(self, settings: Settings, data: TrainingData, plugins: Plugins, progress: Progress) -> None:
-        self._data, self._progress, self._planned = data, progress, dict[str, PlannedScheduler]()
+        self._data, self._progress = data, progress
+        self._planned: dict[str, PlannedScheduler] = {}
         self._more = 0  # steps in addition to today's epochs: before a resume the epochs may have had another length
         self.max_epochs, self.max_steps = settings.epochs, settings.steps
         self._whole_epochs = int(settings.epochs or 0)
@@ -105,6 +108,10 @@ class Length:
         if isinstance(self.max_epochs, float):
             for length in self._data.lengths:
                 self._last_batch(length)
+        if not settings.schedulers:
+            return settings
+        from .stepping.schedulers import PlannedScheduler  # imported when there are schedulers
+
         self._planned |= {
             name: planned for name, planned in settings.schedulers.items() if isinstance(planned, PlannedScheduler)
         }

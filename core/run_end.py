@@ -190,7 +190,7 @@ def warn_of_shortfall(run: RunContext) -> None:
     """
     warn_of_closing(run)
     if run.phase == "train" and not run.progress.steps and not (run.control.stopped and not run.progress.batches):
-        from .early_end import no_step_warning
+        from .shortfall import no_step_warning
 
         run.warn(no_step_warning(run))
     if ev.EpochStart not in run.report.emitted or is_preempted(run):  # a resumed run continues it
@@ -198,7 +198,7 @@ def warn_of_shortfall(run: RunContext) -> None:
     losses = [value for name, value in run.metrics.items() if name.endswith("loss")]
     skipped, saved = run.progress.skipped_steps or run.progress.skipped_batches, ev.SavePoint in run.report.emitted
     if len(run.plugins) or skipped or saved or run.settings.evaluations or not all(map(isfinite, losses)):
-        from .early_end import shortfall_warnings
+        from .shortfall import shortfall_warnings  # imported when there are plugins
 
         for sentence in shortfall_warnings(run):
             run.warn(sentence)

@@ -74,7 +74,6 @@ class Plugins:
             ValueError: the name or an exclusive capability is taken, or the order of handlers has a cycle.
             RuntimeError: this trainer is in a run, and the plugin takes part in a run of another trainer.
         """
-        from .discovery import SwitchedOff, is_switched_off
         from .entry import make_entry
 
         entry = make_entry(plugin, name)
@@ -82,10 +81,15 @@ class Plugins:
         replaced, brought = entry.check_is_free(self._entries, self._claims, claims)
         if self._run is not None:
             self._check_is_in_no_run(entry)
-        entry.enabled, entry.runs_on_this_rank = not is_switched_off(plugin, entry.name), self._runs_on_this_rank(entry)
-        if not entry.enabled:
-            level = 3 if isinstance(plugin, SwitchedOff) else 2  # of the caller of `load` or `register`
-            warnings.warn(f"Plugin {entry.name!r} is disabled by HELIOGRAPH_PLUGINS.", RuntimeWarning, stacklevel=level)
+        entry.runs_on_this_rank = self._runs_on_this_rank(entry)
+        if os.environ.get("HELIOGRAPH_PLUGINS"):
+            from .discovery import SwitchedOff, is_switched_off
+
+            if is_switched_off(plugin, entry.name):
+                entry.enabled = False
+                level = 3 if isinstance(plugin, SwitchedOff) else 2  # of the caller of `load` or `register`
+                text = f"Plugin {entry.name!r} is disabled by HELIOGRAPH_PLUGINS."
+                warnings.warn(text, RuntimeWarning, stacklevel=level)
         for replaced_name in replaced:
             self.unregister(replaced_name)
         self._order.add(entry.handlers)

@@ -6,14 +6,16 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..events import Bus, Event, Lane, Progress, Run
 from ..events import catalogue as ev
 from ..events.checks import describe_error, known_names
-from .conditions import ConditionGate
 from .entry import Handler, PluginEntry
 from .filters import Filter
+
+if TYPE_CHECKING:
+    from .conditions import ConditionGate
 
 # A handler of these events need not be called in a training.
 OPTIONAL = frozenset({

@@ -23,7 +23,6 @@ from ...events import Lane, Run
 from ...events import catalogue as ev
 from ...events.checks import check_flag, check_path, check_whole_number
 from ...plugins import Plugin, on
-from ...plugins.discovery import find
 from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
 from .folder import CheckpointFolder, OnExisting, Retention
 from .resume import Resume
@@ -149,6 +148,8 @@ class Saver(Plugin):
         self.monitor = None if monitor is None else Monitor(monitor, mode, late=True)
         self._remote: FolderCopy | None = None
         if re.match(r"[\w+.:-]{2,}:/", str(folder)):  # also a Path of a URL, which is refused
+            from ...plugins.discovery import find  # imported for a remote copy
+
             kept = {"keep_last": keep_last, "keep_best": keep_best, "monitor": self.monitor}
             self._remote = find("fsspec", "heliograph.storage").load()(str(folder), **kept)
             folder = self._remote.folder

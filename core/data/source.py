@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
-from ...events import Engine
 from .sizes import ALONE, Layout, Share, count_samples, length_of
 
 if TYPE_CHECKING:
-    from ...events import Position
+    from ...events import Engine, Position
 
 
 Certainty = tuple["Position", tuple[str, ...]]

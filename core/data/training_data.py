@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...events import Engine, Progress, TrainStart
+from ...events import Progress, TrainStart
 from ...events.bus import is_within
 from ...events.progress import ResumeFacts
 from .sizes import Share
@@ -17,6 +17,7 @@ from .source import SEEKED, Reading
 from .source_choice import source_of
 
 if TYPE_CHECKING:
+    from ...events import Engine
     from .evaluation_data import EvaluationData
     from .last_batch import LastBatch
     from .source import Source

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,6 @@ from ...events.checks import known_names
 from ...events.control import LOADED
 from ...plugins.discovery import switched_off
 from ..checkpoint.compatibility import scale_optimizer, scale_scheduler, set_rate
-from ..engines.options import modules_of
-from .optimizers import held_parameters
 
 
 def serve_change(run: Run, request: Request) -> tuple[str, bool]:
@@ -132,30 +130,3 @@ def _switch(run: Run, request: Request) -> bool:
 
 def _rate(optimizer: Any) -> float:
     return float(optimizer.param_groups[0]["lr"])
-
-
-class InitialModules:
-    """The parameters of a task before the handlers of `TrainStart` run; the optimizers are made before those."""
-
-    def __init__(self, task: Any) -> None:
-        self._task = task
-        self._parameters = [parameter for module in modules_of(task).values() for parameter in module.parameters()]
-
-    def check(self, optimizers: Iterable[torch.optim.Optimizer], world_size: int) -> None:
-        trained = set(map(id, self._parameters))
-        if world_size == 1:
-            trained = trained.union(*map(held_parameters, optimizers))
-        names = [
-            f"{name}.{part}"
-            for name, module in modules_of(self._task).items()
-            for part, parameter in module.named_parameters()
-            if parameter.requires_grad and id(parameter) not in trained
-        ]
-        if names:
-            problem = "are in no optimizer" if world_size == 1 else "have no gradient exchange between the ranks"
-            raise ValueError(
-                f"A handler of TrainStart added parameters to the task that {problem}: {', '.join(names[:5])}"
-                f"{', ...' if len(names) > 5 else ''}. They would not be trained. Change the model before you call "
-                f"fit, which creates the optimizer from its parameters, or, in one process, call "
-                f"run.optimizer.add_param_group in the handler."
-            )

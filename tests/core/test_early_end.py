@@ -1,4 +1,4 @@
-"""The report of a run that is out of memory."""
+"""The early end of a run that is out of memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core import memory_report
+from heliograph.core import early_end
 from heliograph.tests.messages import assert_facts
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -64,7 +64,7 @@ def test_sizes_are_those_of_parameters_gradients_and_optimizer(monkeypatch: pyte
         seen.append(sum(value.nbytes for value in values))
         return seen[-1] / 1e6
 
-    monkeypatch.setattr(memory_report, "_megabytes", keep)
+    monkeypatch.setattr(early_end, "_megabytes", keep)
     note_of(MemoryError())
     weights = (100 * 50 + 50) * 4
     assert seen == [weights, 0, 2 * weights + 2 * 4]  # the gradients are dropped after a step
@@ -83,11 +83,11 @@ def test_an_evaluation_has_a_report_too() -> None:
 
 def test_on_a_gpu_a_snapshot_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU twin of a test that needs a GPU: torch's functions are replaced."""
-    monkeypatch.setattr(memory_report, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(early_end, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1e6, 8e6))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5e6)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [{"total_size": 5}])
-    lines = list(memory_report._cuda_lines(torch.device("cuda")))
+    lines = list(early_end._cuda_lines(torch.device("cuda")))
     assert_facts(lines[0], "allocated: 5.0 MB", "free: 1.0 MB", "total: 8.0 MB")
     (path,) = tmp_path.iterdir()
     assert str(path) in lines[1]
