@@ -6,7 +6,7 @@
 from .builtin_callbacks.standard import standard as standard
 from .core.checkpoint.weights import load_weights as load_weights
 from .core.distributed.launcher import launch as launch
-from .core.metrics.means import accuracy as accuracy
+from .core.metrics.metric_objects import accuracy as accuracy
 from .builtin_callbacks.prediction_writer import read_prediction_batches as read_prediction_batches
 from .builtin_callbacks.prediction_writer import read_predictions as read_predictions
 from .core.run import TrainRun as TrainRun

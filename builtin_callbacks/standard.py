@@ -14,7 +14,6 @@ from ..plugins.filters import Every, Filter
 from ..plugins.hints import explains_arguments
 from .checkpoint.plugin import Checkpoint
 from .checkpoint.resume import Resume
-from .early_stopping import EarlyStopping
 from .progress_bar import ProgressBar
 from .rng_capture import RNGCapture
 from .schedules import LogSchedule, ValidationSchedule
@@ -87,11 +86,16 @@ def standard(
         checkpoint.expects_best = False
         return checkpoint
 
+    def make_early_stopping() -> Any:
+        from .early_stopping import EarlyStopping  # imported if a run may stop early
+
+        return EarlyStopping(monitor, patience=patience or 0, mode=mode)
+
     makers: dict[str, Callable[[], Any]] = {
         "rng_capture": lambda: RNGCapture(seed=seed),
         "log_schedule": lambda: LogSchedule(steps=log_every, at_end=True),
         "validation_schedule": lambda: ValidationSchedule(every, required=False),
-        "early_stopping": lambda: EarlyStopping(monitor, patience=patience or 0, mode=mode),
+        "early_stopping": make_early_stopping,
         "checkpoint": make_checkpoint,
         "tensorboard": lambda: TensorBoard(Checkpoint(folder).folder if "://" in str(folder) else folder),
         "progress": ProgressBar,

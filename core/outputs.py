@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..events import Engine
-from .metrics.means import for_tensors
+from .metrics.metric_objects import for_tensors
 from .system.extras import kind_of
 
 Structure = list[Any]  # ["tensor", dtype, shape of a row], ["array", ...], ["list"], ["none"], or a container of these

@@ -10,7 +10,6 @@ import torch
 
 from ..events import Event
 from ..plugins.filters import Filter
-from .context import RunContext
 from .engines.options import modules_of
 from .stepping.optimizers import held_parameters
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def isolating(run: RunContext) -> Iterator[None]:
+def isolating(run: Any) -> Iterator[None]:
     Filter.plan_all(run)
 
     def isolate(receiver: Receiver, owner: str) -> Receiver:

@@ -121,7 +121,7 @@ class Supervised(Task):
         self.model, self._columns = model, None
         self.metrics: dict[str, Any] = {}
         if metrics is not None:
-            from .metrics.means import named_metrics
+            from .metrics.metric_objects import named_metrics
 
             self.metrics = named_metrics(metrics)
         if isinstance(loss_fn, type) or not (loss_fn is None or callable(loss_fn)):
@@ -184,7 +184,7 @@ class Supervised(Task):
         return self.model(inputs), targets
 
     def _measure(self, outputs: Any, targets: Any) -> Iterator[tuple[str, Any]]:
-        from .metrics.means import measure
+        from .metrics.metric_objects import measure
 
         return measure(self.metrics, outputs if self._columns is None else self._columns.measured(outputs), targets)
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ...events import Engine
-from ..metrics.means import Computed, Means, MetricUpdate, Totals, added, check_scalar, compute_values, fresh_copy
+from ..metrics import Computed, MetricUpdate
+from ..metrics.means import Means, Totals, added, check_scalar
+from ..metrics.metric_objects import compute_values, fresh_copy
 from ..objects.equality import same
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
+Computed = tuple[dict[str, float], dict[str, Any]]  # numbers by name, and all other values by name
+
 
 class Metrics(dict[str, float]):
     """Metric values by name, stored as Python floats for logs and checkpoints.
@@ -39,6 +41,21 @@ def is_metric_object(value: Any) -> bool:
     return not isinstance(value, type) and all(
         callable(getattr(value, name, None)) for name in ("update", "compute", "reset")
     )
+
+
+class MetricUpdate:
+    """The arguments for an update of a metric object: `update`, `compute` and `reset`, as in torchmetrics.
+
+    Args:
+        metric: the user's object. It is only copied; the copy is reset at each log and for each evaluation set.
+        outputs: of the model.
+        targets: of the batch.
+    """
+
+    __slots__ = ("metric", "outputs", "targets")
+
+    def __init__(self, metric: Any, outputs: Any, targets: Any) -> None:
+        self.metric, self.outputs, self.targets = metric, outputs, targets
 
 
 def _number(name: str, value: Any) -> float:

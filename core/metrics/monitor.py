@@ -121,7 +121,7 @@ class Monitor:
     def _check_number(self, run: Run) -> None:
         name = self.name.removeprefix("validation/")
         if not run.report.is_replay and name in run.collected:
-            from .means import describe_non_number
+            from .metric_objects import describe_non_number
 
             raise ValueError(f"{self.name!r} cannot be monitored: {describe_non_number(name, run.collected[name])}.")
 

@@ -28,7 +28,7 @@ from heliograph import (
     accuracy,
     on,
 )
-from heliograph.core.metrics.means import fresh_copy
+from heliograph.core.metrics.metric_objects import fresh_copy
 from heliograph.tests import kit
 from heliograph.tests.messages import assert_facts, pattern
 from heliograph.tests.ranks_pool import Pool
