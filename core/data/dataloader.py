@@ -28,9 +28,10 @@ from .keyed import (
     KeyedIterable,
     LoadProbe,
     identity,
+    is_plain_data,
+    outline,
     set_epoch,
 )
-from .plain_data import is_plain_data, outline
 from .sizes import ALONE, Share
 from .source import SEEKED, Certainty, FactsDataset, Reading, Source
 

@@ -13,8 +13,17 @@ from ..objects.equality import same
 from ..system.extras import kind_of
 from .dataloader import isolated_batches, start_iterator
 from .generators import isolated
-from .keyed import BEGIN, LEFT_OUT, KeyedDataset, KeyedGenerators, KeyedPosition, LoadProbe, keyed_batch, set_epoch
-from .plain_data import is_plain_data
+from .keyed import (
+    BEGIN,
+    LEFT_OUT,
+    KeyedDataset,
+    KeyedGenerators,
+    KeyedPosition,
+    LoadProbe,
+    is_plain_data,
+    keyed_batch,
+    set_epoch,
+)
 from .sizes import ALONE, Share
 from .source import SEEKED, Certainty, Reading, Source
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data import plain_data
-from heliograph.core.data.plain_data import is_plain_data
+from heliograph.core.data import keyed
+from heliograph.core.data.keyed import is_plain_data
 from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
@@ -133,13 +133,13 @@ def test_no_list_of_all_values_is_made() -> None:
 
 
 def test_the_look_ends_at_the_first_that_is_not_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    look, looks = plain_data._is_plain, list[Any]()
+    look, looks = keyed._is_plain, list[Any]()
 
     def counted(items: Any, *levels: int) -> bool:
         looks.append(items)
         return look(items, *levels)
 
-    monkeypatch.setattr(plain_data, "_is_plain", counted)
+    monkeypatch.setattr(keyed, "_is_plain", counted)
 
     assert not is_plain_data([[1], [object()], [2]], default_collate)
     assert looks[1:] == [[1], looks[2]]
