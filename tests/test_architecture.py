@@ -50,6 +50,7 @@ LAYERS = [
     "core.rehearsal",
     "builtin_callbacks",
     "builtin_callbacks.checkpoint",
+    "builtin_callbacks.progress_bar",
     "builtin_callbacks.standard",
     "__main__",
     "tuning",

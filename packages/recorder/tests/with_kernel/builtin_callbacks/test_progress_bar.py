@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from heliograph import Every, LogSchedule, Trainer
 from heliograph.packages.tests.facts import has_facts
-from heliograph.tests.builtin_callbacks.test_progress_bar import Make, bar, plain, written
+from heliograph.tests.builtin_callbacks.progress_bar.test_progress_bar import Make, bar, plain, written
 from heliograph_recorder import Recorder, replay
 
 # Plain lines.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import heliograph.builtin_callbacks.progress_bar as module
 import pytest
 import torch
 from heliograph import (
@@ -37,6 +36,7 @@ from heliograph import (
     ValidationEnd,
     ValidationSchedule,
 )
+from heliograph.builtin_callbacks.progress_bar import plugin as module
 from heliograph.tests.kit import Clock
 from heliograph.tests.messages import assert_each, assert_facts, has_facts
 from torch import nn

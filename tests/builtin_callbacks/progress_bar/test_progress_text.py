@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from heliograph.builtin_callbacks.progress_bar import (
-    duration,
-    fitted,
-    in_order,
-    joined_lines,
-    metric_texts,
-    speed,
-    wrapped,
-)
+from heliograph.builtin_callbacks.progress_bar.bars import fitted, joined_lines
+from heliograph.builtin_callbacks.progress_bar.lines import duration, in_order, metric_texts, speed, wrapped
 
 METRICS = {"train/loss": 0.65321, "validation/loss": 0.6164, "validation/accuracy": 2 / 3, "rate": 0.1}
 
