@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from math import isfinite
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..events import History, Position, Progress, Status
-from ..events.checks import printable
 from ..events.progress import describe_untracked, verified
 
 
@@ -68,19 +66,9 @@ class ResumeReport:
         return verified(self.verified_steps) if self.verified_steps else "nothing to verify: no step was repeated"
 
     def __str__(self) -> str:
-        facts = (*describe_untracked(self.untracked), *(f"different: {text}" for text in self.differences))
-        if self.step is None:
-            return printable("; ".join(facts or ("nothing is untracked",)))
-        replayed = ["the data were read again up to the position"] if self.position == "replayed" and self.batch else []
-        before = [f"verified before: {self.verified_before}"] if self.verified_before else []
-        listed = ", ".join(self.edited[:MAX_PATHS]) + ", ..." * (len(self.edited) > MAX_PATHS)
-        edited = [f"changed by the program: {listed}"] if self.edited else []
-        return printable(
-            "; ".join([f"resumed at step {self.step:,}", self.measured, *before, *replayed, *facts, *edited])
-        )
+        from .result_views import resume_line
 
-
-MAX_PATHS = 3  # listed in a line
+        return resume_line(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -138,41 +126,19 @@ class RunResult:
     predictions: Any = field(default=None, compare=False)  # tensors compare element by element
 
     def __str__(self) -> str:
-        place = self.progress
-        lines = [
-            f"{self._ending}: {self.reason}",
-            f"epochs {place.epoch}, steps {place.steps}, samples {place.samples}, "
-            f"{f'tokens {place.tokens}, ' if place.tokens else ''}{self.seconds:.1f} s",
-        ]
-        lines += [f"{name} {value:.6g}" for name, value in sorted(self.metrics.items())]
-        lines += self._predicted()
-        checkpoints = (("best", self.best_checkpoint), ("last", self.last_checkpoint))
-        lines += [f"{label} checkpoint {path}" for label, path in checkpoints if path]
-        lines += self._resume_lines()
-        lines += self.notes
-        lines += [f"WARNING: {warning}" for warning in self.warnings]
-        lines += [f"plugin {name} failed: {error}" for name, errors in self.plugin_errors.items() for error in errors]
-        return "\n".join(map(printable, lines))
+        from .result_views import summary
+
+        return summary(self)
 
     def __repr__(self) -> str:
-        count = len(self.warnings)
-        warned = f", {count} warning{'s' * (count > 1)}" if count else ""
-        (done,) = self._predicted() or [f"epochs {self.progress.epoch}, steps {self.progress.steps}"]
-        return printable(f"<RunResult: {self._ending}, {done}{warned}>")
+        from .result_views import line
+
+        return line(self)
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from .result_views import html
 
-        warnings = "".join(f"<li>{escape(warning)}</li>" for warning in self.warnings)
-        return (
-            f"<details><summary>{escape(repr(self)[1:-1])}</summary><pre>{escape(str(self))}</pre></details>"
-            + f"<ul>{warnings}</ul>" * bool(warnings)
-        )
-
-    @property
-    def _ending(self) -> str:
-        by = f" by {self.stopped_by}" if self.stopped_by else ""
-        return self.status + by + (f" on rank {self.stopped_on_rank}" if self.stopped_on_rank is not None else "")
+        return html(self)
 
     def explain(self) -> str:
         """Return how and why the run ended, as `python -m heliograph explain` does.
@@ -188,16 +154,11 @@ class RunResult:
             raise ImportError(f"No installed package explains runs. {how_to_install('recorder')}") from None
         return str(explain(self))
 
-    def _predicted(self) -> list[str]:
-        if self.predictions is None:
-            return []
-        from .outputs import shape_of
-
-        return [f"predictions {shape_of(self.predictions)}"]
-
     def to_dict(self) -> dict[str, Any]:
         """Return all fields for `json.dump`; paths become text, and so do numbers that JSON lacks, such as NaN."""
-        return {item.name: _to_json(getattr(self, item.name)) for item in fields(self)}
+        from .result_views import as_json
+
+        return {item.name: as_json(getattr(self, item.name)) for item in fields(self)}
 
     def plot(self, path: str | Path | None = None, *, names: Sequence[str] = ()) -> Any:
         """Draw the curves of `log_history`; return the matplotlib figure.
@@ -212,16 +173,9 @@ class RunResult:
             ImportError: matplotlib is not installed.
             ValueError: nothing was logged, or nothing with such a name.
         """
-        from .metrics.log_rows import plot
+        from .result_views import plot
 
         return plot(self.log_history, path, names)
-
-    def _resume_lines(self) -> list[str]:
-        if self.resume is None:
-            return []
-        if self.resume.epoch is not None:
-            return [str(self.resume)]
-        return [f"resumable: {self.resume}"] if self.last_checkpoint else []
 
 
 class StrictError(RuntimeError):
@@ -245,17 +199,3 @@ def check_line(method: str, text: str) -> str:
     if not isinstance(text, str):
         raise TypeError(f"run.{method} takes a line of text, got {type(text).__name__}: format it first.")
     return text
-
-
-def _to_json(value: Any) -> Any:
-    # Objects become their public fields; NaN, infinities and other objects become text.
-    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value)):
-        return value
-    if is_dataclass(value) and not isinstance(value, type):
-        names = (item.name for item in fields(value) if not item.name.startswith("_"))
-        return {name: _to_json(getattr(value, name)) for name in names}
-    if isinstance(value, Mapping):
-        return {str(key): _to_json(item) for key, item in value.items()}
-    if isinstance(value, Iterable):
-        return [_to_json(item) for item in value]
-    return str(value)

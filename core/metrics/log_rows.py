@@ -1,19 +1,14 @@
-"""The rows of `result.log_history` (bounded, and small in a checkpoint), and their plot."""
+"""The rows of `result.log_history`: bounded, and small in a checkpoint."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from io import BytesIO
-from math import isfinite
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from ...events.checks import check_path, known_names
-from ..system.extras import require
 from .means import added
 
 LONGEST = 10_000  # rows: a few MB in memory, and 9 bytes for each value in a checkpoint
@@ -93,59 +88,3 @@ class LogRows:
         paces = {} if previous is None else previous.paces
         made.paces = {step: paces[step] for step in (int(row["step"]) for row in made.rows) if step in paces}
         return made
-
-
-CLOCK_METRICS = ("seconds", "samples_per_second")
-
-
-def plot(rows: Sequence[Mapping[str, float]], path: str | Path | None, names: Sequence[str]) -> Any:
-    # See `RunResult.plot`.
-    if path is not None:
-        check_path("plot(path)", path)
-    families = _families(rows)
-    if not families:
-        raise ValueError("There is nothing to plot, because nothing was logged. Add LogSchedule(steps=50).")
-    for name in (names := [names] if isinstance(names, str) else list(names)):
-        if name not in families:
-            raise ValueError(f"No metric {name!r} was logged.{known_names(name, families)}")
-    chosen = names or [name for name in families if name not in CLOCK_METRICS] or list(families)
-    figure = new_figure("result.plot", figsize=(7.0, 2.6 * len(chosen)))
-    for panel, name in zip(figure.subplots(len(chosen), squeeze=False)[:, 0], chosen, strict=True):
-        for metric in families[name]:
-            points = [(row["step"], row[metric]) for row in rows if metric in row and isfinite(row[metric])]
-            steps, values = zip(*points, strict=True) if points else ((), ())
-            panel.plot(steps, values, marker="." if len(points) < 50 else "", label=metric)
-        panel.set(title=name, xlabel="optimizer steps", ylabel=name)
-        panel.legend()
-    if path is not None:
-        figure.savefig(path)
-    return figure
-
-
-def _families(rows: Sequence[Mapping[str, float]]) -> dict[str, list[str]]:
-    # By the last part of the metric name; losses come first.
-    metrics = {name: None for row in rows for name in row if name not in ("step", "epoch")}
-    families: dict[str, list[str]] = {}
-    for metric in metrics:
-        families.setdefault(metric.rpartition("/")[2], []).append(metric)
-    return dict(sorted(families.items(), key=lambda family: not family[0].endswith("loss")))
-
-
-def new_figure(purpose: str, **options: Any) -> Any:
-    """Return a matplotlib figure that a notebook shows as a picture.
-
-    It needs no pyplot, which keeps figures alive and chooses a backend.
-
-    Raises:
-        ImportError: matplotlib, which `purpose` needs, is not installed.
-    """
-    require("matplotlib.figure", purpose, extra="plot")
-    from matplotlib.figure import Figure
-
-    class NotebookFigure(Figure):
-        def _repr_png_(self) -> bytes:
-            picture = BytesIO()
-            self.savefig(picture, format="png")
-            return picture.getvalue()
-
-    return NotebookFigure(layout="constrained", **options)

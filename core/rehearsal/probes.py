@@ -20,7 +20,7 @@ from ...plugins.plugin import Plugin, on
 from ..data.sizes import Share
 from ..data.source import Reading, Source, Sourced
 from ..data.streams import Streams
-from ..metrics.log_rows import new_figure
+from ..result_views import new_figure
 from ..task import can_validate, check_step
 from ..trainer import Trainer
 from .rehearsal import complete, placed, refuse_iterators, restored_trainer
