@@ -61,6 +61,6 @@ from .events.checks import known_names as known_names
 from .events.checks import printable as printable
 from .plugins.discovery import check_options as check_options
 from .plugins.discovery import find as find
-from .plugins.providers import is_first_party as is_first_party
+from .plugins.first_party import is_first_party as is_first_party
 
 def lazy_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]: ...

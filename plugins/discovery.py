@@ -22,8 +22,9 @@ from packaging.utils import canonicalize_name
 
 from ..events import Run, RunClosed
 from ..events.checks import describe_error, known_names
+from .first_party import DISTRIBUTIONS
 from .plugin import Plugin, on
-from .providers import DISTRIBUTIONS, ENTRY_POINTS, KEYWORD, how_to_install
+from .providers import ENTRY_POINTS, KEYWORD, how_to_install
 
 VARIABLE = "HELIOGRAPH_PLUGINS"
 THIRD_PARTY = frozenset({"all", "1"})  # stand for every plugin of a third-party package

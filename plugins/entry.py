@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from inspect import getmembers, isfunction, signature
+from inspect import isfunction, signature
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..events import CATALOGUE, Bus, Event, PluginFailed, PluginName, Run, Subscription, Verb
@@ -16,8 +16,8 @@ from ..events.bus import Position
 from ..events.checks import check_whole_number, describe_error, is_interrupt, known_names
 from ..events.signatures import check_receiver
 from .filters import Filter
+from .first_party import BRIDGES, is_first_party
 from .plugin import Marker, Plugin, marked_methods, snake_case
-from .providers import hint, is_first_party
 
 if TYPE_CHECKING:
     from .conditions import ConditionGate
@@ -26,13 +26,6 @@ logger = logging.getLogger("heliograph")
 
 
 ASKED = frozenset(get_args(Verb)) | {"scheduler"}  # allowed in `asks`
-BRIDGES = {
-    "transformers": "from_huggingface(...) of heliograph_bridges.huggingface",
-    "trl": "from_huggingface(...) of heliograph_bridges.huggingface",
-    "lightning": "from_lightning(...) of heliograph_bridges.lightning",
-    "pytorch_lightning": "from_lightning(...) of heliograph_bridges.lightning",
-    "ignite": "from_ignite(...) of heliograph_bridges.ignite",
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -299,7 +292,12 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
     marks = list(marked_methods(type(plugin)))
     check_hooks(type(plugin), {method for method, _ in marks})
     if not marks:
-        _check_without_handlers(plugin)
+        from .providers import check_without_handlers  # imported for a plugin without handlers
+
+        declares = any(getattr(plugin, attribute, ()) for attribute in ("asks", "needs", "exclusive"))
+        check_without_handlers(
+            plugin, is_plugin=isinstance(plugin, Plugin), does_more=declares or _overrides(plugin, "state_dict")
+        )
     for method_name, mark in marks:
         method: Callable[..., Any] = getattr(plugin, method_name)
         if mark.idle_until and not callable(getattr(plugin, str(mark.idle_until), None)):
@@ -331,31 +329,11 @@ def _event_of_hook(name: str) -> str:
     word = re.sub("^(validation|test|predict)_epoch", r"\1", name.removeprefix("on_").replace("_begin", "_start"))
     word = re.sub("^train_(?=epoch|batch)", "", word)
     event_name = next((event.__name__ for event in CATALOGUE if event.name == word), "")
-    return event_name or hint(word, "hooks").strip()
+    if event_name:
+        return event_name
+    from .providers import hint  # imported for a method that looks like a hook
 
-
-def _check_without_handlers(plugin: object) -> None:
-    kind = type(plugin)
-    for name, method in getmembers(kind, isfunction):
-        if list(signature(method).parameters)[1:] == ["run", "event"]:
-            raise TypeError(
-                f"No event calls {kind.__name__}.{name}(run, event): mark it with an event, as in\n"
-                f"    @on(EpochEnd)\n"
-                f"    def {name}(self, run, event): ..."
-            )
-    packages = {base.__module__.partition(".")[0] for base in kind.__mro__}
-    if bridge := next((BRIDGES[package] for package in sorted(packages & BRIDGES.keys())), None):
-        install = "pip install ./packages/bridges"
-        raise TypeError(f"{kind.__name__} is a callback of another framework: register {bridge} ({install}).")
-    if isinstance(plugin, Iterable):
-        raise TypeError(f"{kind.__name__} is not a plugin but a collection: pass it without brackets, or unpack it.")
-    declares = any(getattr(plugin, attribute, ()) for attribute in ("asks", "needs", "exclusive"))
-    if isinstance(plugin, Plugin) and (declares or _overrides(plugin, "state_dict")):
-        return
-    form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
-    needs = "\nA Plugin without handlers needs a state, or declares in asks what functions on the bus request."
-    tail = needs if isinstance(plugin, Plugin) else ""
-    raise TypeError(f"{plugin!r} is not a plugin: register {form}{tail}")
+    return hint(word, "hooks").strip()
 
 
 class HandlerOrder:

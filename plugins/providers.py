@@ -1,4 +1,4 @@
-"""The first-party packages, and what to use or install instead of a missing name: a package, or an equivalent."""
+"""What to use or install instead of a missing name or a wrong plugin: a package, or an equivalent."""
 
 from __future__ import annotations
 
@@ -7,22 +7,14 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.util import find_spec
-from inspect import Parameter, signature
+from inspect import Parameter, getmembers, isfunction, signature
 from opcode import opname
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ..events.checks import did_you_mean
-
-PACKAGES = ("bridges", "cli", "export", "optuna", "ray", "recorder", "rules", "storage", "testing", "trackers")
-"""The packages in this repository, by their folders in `packages/`."""
-
-DISTRIBUTIONS = frozenset({"heliograph", *(f"heliograph-{name}" for name in PACKAGES)})
-"""Their plugins need no `package:` prefix, and `HELIOGRAPH_PLUGINS=-all` keeps them."""
-
-MODULES = frozenset(name.replace("-", "_") for name in DISTRIBUTIONS)
-"""Their import packages. Not a prefix: the package of a user may be called `heliograph_mine`."""
+from .first_party import BRIDGES
 
 KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -30,11 +22,6 @@ KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 SECTIONS = dict.fromkeys(("validate", "test", "predict"), "evaluation") | dict.fromkeys(
     ("fit", "run", "standard", "Supervised"), "arguments"
 )
-
-
-def is_first_party(module: str | None) -> bool:
-    """True if a module, by its dotted name, belongs to a first-party package."""
-    return (module or "").partition(".")[0] in MODULES
 
 
 def missing_name(name: str, names: Iterable[str], caller: FrameType) -> AttributeError | ImportError:
@@ -94,6 +81,30 @@ def explain_call(error: TypeError, function: Callable[..., Any], count: int, opt
     by_place = [name for name in parameters if parameters[name].kind is Parameter.POSITIONAL_OR_KEYWORD]
     form = ", ".join(name if name in by_place else f"{name}=..." for name in named)
     return f"{error}.{' Pass the others by name.' * (count > len(by_place))} Arguments: {form or 'none'}."
+
+
+def check_without_handlers(plugin: object, *, is_plugin: bool, does_more: bool) -> None:
+    """Raise TypeError for an object without handlers, unless it is a `Plugin` that has a state or makes requests."""
+    kind = type(plugin)
+    for name, method in getmembers(kind, isfunction):
+        if list(signature(method).parameters)[1:] == ["run", "event"]:
+            raise TypeError(
+                f"No event calls {kind.__name__}.{name}(run, event): mark it with an event, as in\n"
+                f"    @on(EpochEnd)\n"
+                f"    def {name}(self, run, event): ..."
+            )
+    packages = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    if bridge := next((BRIDGES[package] for package in sorted(packages & BRIDGES.keys())), None):
+        install = "pip install ./packages/bridges"
+        raise TypeError(f"{kind.__name__} is a callback of another framework: register {bridge} ({install}).")
+    if isinstance(plugin, Iterable):
+        raise TypeError(f"{kind.__name__} is not a plugin but a collection: pass it without brackets, or unpack it.")
+    if is_plugin and does_more:
+        return
+    form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
+    needs = "\nA Plugin without handlers needs a state, or declares in asks what functions on the bus request."
+    tail = needs if is_plugin else ""
+    raise TypeError(f"{plugin!r} is not a plugin: register {form}{tail}")
 
 
 def how_to_import(name: str) -> str:

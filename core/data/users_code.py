@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, Final
 
-from ...plugins.providers import is_first_party
+from ...plugins.first_party import is_first_party
 from .rng import KINDS
 
 

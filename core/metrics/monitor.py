@@ -18,7 +18,7 @@ from ...events import (
     ValidationStart,
 )
 from ...events.checks import check_number, known_names
-from ...plugins.providers import PACKAGES
+from ...plugins.first_party import PACKAGES
 
 # Plugins in these modules add no metrics; bridges host callbacks that may.
 BUILT_INS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from heliograph.plugins.providers import MODULES, is_first_party
+from heliograph.plugins.first_party import MODULES, is_first_party
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
