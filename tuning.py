@@ -6,8 +6,7 @@ from typing import Any
 
 from .core.data.batch_size import find_executable_batch_size as find_executable_batch_size
 from .core.data.loaders import LoaderParams
-from .core.data.module import DataModule
-from .core.data.module_life import open_module
+from .core.data.module import DataModule, open_module
 from .core.data.training_data import TrainingData
 from .core.length import Length
 from .core.rehearsal.probes import LearningRateSearch as LearningRateSearch

@@ -28,8 +28,7 @@ from .lifetimes import Checkpoints, EpochWork, Hooks, Report, check_within
 from .metrics import Metrics
 from .result import RunResult, check_line
 from .settings import Settings
-from .stepping.optimizers import switched
-from .stepping.windows import Windows
+from .stepping.windows import Windows, switched
 
 if TYPE_CHECKING:
     from .engines.contract import LoopEngine
@@ -410,7 +409,7 @@ class RunContext(RunVerbs):
         if not self.bus.receiver_count:
             yield
         else:
-            from .run_start import InitialModules  # imported when there are handlers
+            from .shortfall import InitialModules  # imported when there are handlers
 
             modules = InitialModules(self.task)
             with self.isolating():
@@ -422,7 +421,7 @@ class RunContext(RunVerbs):
 
     def isolating(self) -> AbstractContextManager[None]:
         """Run handlers of observers in the context that a plugin may set at `TrainStart`."""
-        from .run_start import isolating
+        from ..plugins.states import isolating
 
         return isolating(self)
 

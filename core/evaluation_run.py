@@ -18,8 +18,7 @@ from .checkpoint.weights import load_for_run
 from .context import RunContext
 from .data.evaluation_data import check_in_order
 from .data.loaders import LoaderParams, check_params, named_sets, params_of_one_process, plain_sets, shared_params
-from .data.module import DataModule
-from .data.module_life import complete_options, data_of_phase, open_module
+from .data.module import DataModule, complete_options, data_of_phase, open_module
 from .evaluation import Evaluation, evaluating
 from .outputs import OutputParts
 from .result import RunResult

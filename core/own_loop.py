@@ -14,8 +14,7 @@ from torch import Tensor
 from ..events.checks import known_names
 from . import loop
 from .context import RunContext
-from .stepping.optimizers import trained_parameters
-from .stepping.windows import OptimizerWindow
+from .stepping.windows import OptimizerWindow, trained_parameters
 
 
 def check_stepped(run: RunContext, batches: Iterator[Any], *, must_step: bool) -> Iterator[Any]:

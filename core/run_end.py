@@ -16,7 +16,7 @@ from . import loop
 from .context import RunContext
 from .host import is_preempted
 from .result import ResumeReport, RunResult
-from .stepping.optimizers import held_parameters
+from .stepping.windows import held_parameters
 
 Failures = list[tuple[str, str, BaseException]]  # owner, event, error
 EXIT_STATUSES = {"interrupted": 130, "failed": 1}  # as shells and Python report an interrupt and an exception
@@ -201,6 +201,11 @@ def warn_of_shortfall(run: RunContext) -> None:
         from .shortfall import shortfall_warnings  # imported when there are plugins
 
         for sentence in shortfall_warnings(run):
+            run.warn(sentence)
+    if saved and not run.plugins.writes_saves():
+        from .snapshot import unwritten
+
+        for sentence in unwritten(run):
             run.warn(sentence)
     for sentence in (*_without_gradient(run), *_without_optimizer(run)):
         run.warn(sentence)

@@ -14,7 +14,7 @@ from ..events import Phase
 from ..events.checks import check_flag, check_number, check_whole_number, known_names
 from ..plugins import Plugins
 from .engines.options import modules_of
-from .stepping.optimizers import SINGLE, Optimizers, make_optimizer
+from .stepping.windows import SINGLE, Optimizers, make_optimizer
 from .task import check_parts, check_step, check_task
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from ..events.checks import check_flag
 from ..plugins import Plugins
 from ..plugins.hints import OF_RUN, explains_arguments, explains_attributes
 from . import loop, settings
-from .data.module import DataModule
 from .engines.engine_choice import make_engine
 from .engines.options import EngineOptions
 from .host import current_host
@@ -155,7 +154,7 @@ class Trainer:
             host.prepare(self.plugins)
         with ExitStack() as life:
             life.enter_context(isolated_from_outer_runs())
-            if isinstance(train, DataModule):
+            if _is_data_module(train):
                 from .evaluation_run import open_training_data
 
                 train = open_training_data(self.bus, self.plugins, engine, train, task, options, life)
@@ -281,3 +280,11 @@ class Trainer:
         run = evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, **options)
         run.report.is_strict = self.strict
         return run
+
+
+def _is_data_module(data: Any) -> bool:
+    if type(data) in (list, tuple):  # of batches
+        return False
+    from .data.module import DataModule  # imported for other data
+
+    return isinstance(data, DataModule)

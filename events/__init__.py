@@ -22,9 +22,9 @@ from .progress import Position, Progress, Rates, ResumeFacts
 
 if TYPE_CHECKING:
     from .alarms import Alarm as Alarm
-    from .engine import Engine as Engine
-    from .engine import Reduction as Reduction
     from .run import CheckpointSource as CheckpointSource
+    from .run import Engine as Engine
+    from .run import Reduction as Reduction
     from .run import Run as Run
 
 __all__ = [kind.__name__ for kind in CATALOGUE]
@@ -32,7 +32,7 @@ __all__ += ["CATALOGUE", "CHANGES", "Alarm", "Bus", "CheckpointSource", "Control
 __all__ += ["Lane", "LogCurve", "LogFile", "LogHistogram", "LogImage", "LogText", "OrderedSignal", "Pending", "Phase", "PluginName", "Position", "Progress", "Rates", "Receiver", "Reduction", "Request", "ResumeFacts", "Run", "Status", "Subscription", "Verb", "current_owner", "is_within"]  # fmt: skip  # noqa: E501, F405
 
 # Protocols that a run itself does not need: imported when they are first used.
-_LAZY = {"Alarm": "alarms", "CheckpointSource": "run", "Engine": "engine", "Reduction": "engine", "Run": "run"}
+_LAZY = {"Alarm": "alarms", "CheckpointSource": "run", "Engine": "run", "Reduction": "run", "Run": "run"}
 
 
 def __getattr__(name: str) -> Any:

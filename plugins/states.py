@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from .entry import Handler, PluginEntry
 from .filters import Filter
 
 if TYPE_CHECKING:
+    from ..events.bus import Receiver
     from .conditions import ConditionGate
 
 # A handler of these events need not be called in a training.
@@ -102,6 +103,28 @@ def _reason(events: list[type[Event]], asked: Container[str]) -> str:
 
 def _event_names(events: list[type[Event]]) -> str:
     return " or ".join(event.name for event in events)
+
+
+@contextmanager
+def isolating(run: Any) -> Iterator[None]:
+    """Run handlers of observers in the context that a plugin may set at `TrainStart`."""
+    Filter.plan_all(run)
+
+    def isolate(receiver: Receiver, owner: str) -> Receiver:
+        if not run.plugins.runs_apart(owner):
+            return receiver
+
+        def isolated(sender: Run, *, event: Event) -> None:
+            with run.hooks.apart():
+                receiver(sender, event=event)
+
+        return isolated
+
+    remove = run.bus.intercept(isolate)
+    run.hooks.closing.callback(remove)
+    yield
+    if run.hooks.apart is nullcontext:
+        remove()
 
 
 class Lines(str):

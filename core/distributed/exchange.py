@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from ...events.engine import Reduction
+from ...events.run import Reduction
 
 NAME_BYTES = 64  # of a collective's name that are sent
 KIND = Struct(f"<{NAME_BYTES}sIq")  # the header of a collective: its name, a checksum of the name, its size

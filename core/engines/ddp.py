@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...events.checks import check_number
-from ...events.engine import Reduction
+from ...events.run import Reduction
 from ..distributed.collective_errors import release_groups
 from ..distributed.exchange import Collective, average_gradients, broadcast_tensors
 from ..distributed.group import Board, Group

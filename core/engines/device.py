@@ -14,7 +14,7 @@ from .options import PrecisionName
 from .precision import Precision
 
 if TYPE_CHECKING:
-    from ...events.engine import Reduction
+    from ...events.run import Reduction
     from ..distributed.watch import Watch
     from .numerics import Determinism
 

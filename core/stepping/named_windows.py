@@ -14,8 +14,15 @@ from ...events import Control
 from ...events.checks import known_names
 from ..engines.contract import LoopEngine
 from ..engines.options import modules_of
-from .optimizers import Optimizer, check_optimizer, held_parameters, trained_parameters
-from .windows import OptimizerWindow, Windows, check_taken
+from .windows import (
+    Optimizer,
+    OptimizerWindow,
+    Windows,
+    check_optimizer,
+    check_taken,
+    held_parameters,
+    trained_parameters,
+)
 
 END = object()
 

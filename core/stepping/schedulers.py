@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...events.checks import check_number, check_whole_number, describe, known_names
-from .optimizers import SINGLE
+from .windows import SINGLE
 
 FORMS = (
     "scheduler= takes a scheduler, or a function, such as lambda optimizer, steps: OneCycleLR(optimizer, 0.1, steps)"
