@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import heliograph
 from heliograph.plugins import Discovered, Plugin, discover
-from heliograph.plugins.providers import DISTRIBUTIONS
+from heliograph.plugins.first_party import DISTRIBUTIONS
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 

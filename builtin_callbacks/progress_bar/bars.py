@@ -9,18 +9,8 @@ from typing import Any
 from ...core.system.extras import require
 from ...events import Run, Status
 from ...events.checks import printable
-from .lines import (
-    WIDTH,
-    columns,
-    duration,
-    in_order,
-    metric_texts,
-    position_of,
-    verdict,
-    warning_lines,
-    whole_speed,
-    wrapped,
-)
+from . import texts
+from .texts import WIDTH, columns, in_order, metric_texts
 
 NAME = 20  # columns of a run's name next to a bar
 EPOCHS = "{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
@@ -100,11 +90,11 @@ class Bars:
 
     def finish(self, run: Run, status: Status) -> None:
         width = self._columns()
-        facts = [run.name, *position_of(run), duration(run.progress.seconds), *whole_speed(run)]
+        facts = [run.name, *texts.position_of(run), texts.duration(run.progress.seconds), *texts.whole_speed(run)]
         metrics = metric_texts(in_order(self._metrics))
         self.restart()
-        ending = wrapped(f"{run.name}  {verdict(run, status)}", width)
-        self.show([*joined_lines([*facts, *metrics], width), *ending, *warning_lines(run, width)])
+        ending = texts.wrapped(f"{run.name}  {texts.verdict(run, status)}", width)
+        self.show([*joined_lines([*facts, *metrics], width), *ending, *texts.warning_lines(run, width)])
 
     def close(self) -> None:
         self.restart()

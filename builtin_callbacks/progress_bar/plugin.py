@@ -13,7 +13,7 @@ from ...events import catalogue as ev
 from ...events.checks import check_flag, check_number
 from ...events.progress import verified
 from ...plugins import Plugin, on
-from .lines import PlainLines, columns
+from .texts import PlainLines, columns
 
 if TYPE_CHECKING:
     from .bars import Bars

@@ -17,18 +17,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    ConcatDataset,
-    Dataset,
-    IterableDataset,
-    StackDataset,
-    Subset,
-    TensorDataset,
-    default_collate,
-    default_convert,
-    get_worker_info,
-)
+from torch.utils.data import Dataset, IterableDataset, default_collate, default_convert, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data.dataset import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from ...events.checks import describe_error
 from ..objects.equality import VALUES, same

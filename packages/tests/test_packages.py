@@ -17,9 +17,9 @@ from typing import Any
 import heliograph
 import pytest
 from heliograph.packages.tests.facts import assert_facts
+from heliograph.plugins.first_party import PACKAGES as FIRST_PARTY
 from heliograph.plugins.providers import ENTRY_POINTS, NEEDS
 from heliograph.plugins.providers import NAMES as PROVIDED
-from heliograph.plugins.providers import PACKAGES as FIRST_PARTY
 
 PACKAGES = Path(__file__).parents[1]
 ROOT = PACKAGES.parent

@@ -13,7 +13,7 @@ from zipfile import ZipFile
 
 import heliograph
 import pytest
-from heliograph.plugins.providers import DISTRIBUTIONS, PACKAGES
+from heliograph.plugins.first_party import DISTRIBUTIONS, PACKAGES
 
 ROOT = Path(heliograph.__file__).parent
 README = re.findall(

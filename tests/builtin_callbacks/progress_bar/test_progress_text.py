@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from heliograph.builtin_callbacks.progress_bar.bars import fitted, joined_lines
-from heliograph.builtin_callbacks.progress_bar.lines import duration, in_order, metric_texts, speed, wrapped
+from heliograph.builtin_callbacks.progress_bar.texts import duration, in_order, metric_texts, speed, wrapped
 
 METRICS = {"train/loss": 0.65321, "validation/loss": 0.6164, "validation/accuracy": 2 / 3, "rate": 0.1}
 
