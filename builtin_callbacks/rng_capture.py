@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ..core.data import rng
 from ..core.data.generator_search import search
-from ..events import Lane, Run
+from ..events import Lane
 from ..events import catalogue as ev
 from ..events.checks import check_flag, check_whole_number
 from ..plugins import Plugin, on
+
+if TYPE_CHECKING:
+    from ..events import Run
 
 State = dict[str, Any]
 DEFAULT = 6691

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from ..core.host import is_preempted
-from ..events import Lane, Progress, Run
+from ..events import Lane, Progress
 from ..events import catalogue as ev
 from ..events.checks import check_flag
 from ..plugins import Plugin, on
 from ..plugins.filters import Filter, Recurrence, is_unsaved, make_filter, moment
 
 if TYPE_CHECKING:
+    from ..events import Run
     from ..events.alarms import Alarm
 
 

@@ -16,16 +16,19 @@ from itertools import count as counter
 from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic, perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from ..core.checkpoint.storage import clean
 from ..core.system.extras import require
-from ..events import Event, Lane, LogCurve, LogFile, LogHistogram, LogImage, LogText, Run
+from ..events import Event, Lane, LogCurve, LogFile, LogHistogram, LogImage, LogText
 from ..events import catalogue as ev
 from ..events.checks import describe_error
 from ..events.progress import Rates
 from ..plugins import Plugin, on
+
+if TYPE_CHECKING:
+    from ..events import Run
 
 SAVED = ("scalars", "text", "hyper_parameters")  # kinds of unwritten records that a checkpoint contains
 

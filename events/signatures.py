@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 from os import PathLike
 from reprlib import Repr
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from .catalogue import Event
@@ -82,8 +82,9 @@ def _check_signature(receiver: Callable[..., Any], event: type[Event]) -> None:
 
 def _annotated_event(receiver: Callable[..., Any]) -> tuple[type, ...]:
     function = receiver if inspect.isroutine(receiver) else getattr(type(receiver), "__call__", receiver)  # noqa: B004
-    try:
-        hint = get_type_hints(function).get("event")
+    only = SimpleNamespace(__annotations__={"event": getattr(function, "__annotations__", {}).get("event", Any)})
+    try:  # the names of the other annotations may exist for the type checker only
+        hint = get_type_hints(only, getattr(inspect.unwrap(function), "__globals__", {}))["event"]
     except (NameError, TypeError, AttributeError, SyntaxError):  # an annotation for the type checker only
         return ()
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from inspect import isfunction, signature
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..events import CATALOGUE, Bus, Event, PluginFailed, PluginName, Run, Subscription, Verb
+from ..events import CATALOGUE, Bus, Event, PluginFailed, PluginName, Subscription, Verb
 from ..events.bus import Position
 from ..events.checks import check_whole_number, describe_error, is_interrupt, known_names
 from ..events.signatures import check_receiver
@@ -20,6 +20,7 @@ from .first_party import BRIDGES, is_first_party
 from .plugin import Marker, Plugin, marked_methods, snake_case
 
 if TYPE_CHECKING:
+    from ..events import Run
     from .conditions import ConditionGate
 
 logger = logging.getLogger("heliograph")

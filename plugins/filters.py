@@ -15,10 +15,11 @@ from math import ceil, floor, inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
-from ..events import Progress, Run
+from ..events import Progress
 from ..events.checks import check_number, check_whole_number, known_names
 
 if TYPE_CHECKING:
+    from ..events import Run
     from ..events.alarms import Alarm, Idle
 
 COUNTERS = {

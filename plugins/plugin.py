@@ -13,13 +13,14 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
-from ..events import Event, Lane, Run
+from ..events import Event, Lane
 from ..events.bus import When
 from ..events.checks import PLAIN, check_event
 from ..events.signatures import check_filter, check_lane, show_value
 from .hints import OF_SELF, explains_arguments, explains_attributes
 
 if TYPE_CHECKING:
+    from ..events import Run
     from .conditions import Condition
 
 P = TypeVar("P")

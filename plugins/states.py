@@ -8,13 +8,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..events import Bus, Event, Lane, Progress, Run
+from ..events import Bus, Event, Lane, Progress
 from ..events import catalogue as ev
 from ..events.checks import describe_error, known_names
 from .entry import Handler, PluginEntry
 from .filters import Filter
 
 if TYPE_CHECKING:
+    from ..events import Run
     from ..events.bus import Receiver
     from .conditions import ConditionGate
 

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from ...core.system.extras import require
-from ...events import Lane, Run
+from ...events import Lane
 from ...events import catalogue as ev
 from ...events.checks import check_flag, check_number
 from ...events.progress import verified
@@ -16,6 +16,7 @@ from ...plugins import Plugin, on
 from .texts import PlainLines, columns
 
 if TYPE_CHECKING:
+    from ...events import Run
     from .bars import Bars
 
 

@@ -6,12 +6,15 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from textwrap import wrap
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ...core.host import is_preempted
-from ...events import Run, Status
+from ...events import Status
 from ...events.checks import count, printable
 from ...events.progress import Rates
+
+if TYPE_CHECKING:
+    from ...events import Run
 
 WIDTH = 80  # columns without a terminal
 SPLITS = ("train", "validation", "test", "predict")

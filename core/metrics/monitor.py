@@ -5,20 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from ...events import (
-    Event,
-    LateResult,
-    Log,
-    Run,
-    ValidationBatchEnd,
-    ValidationBatchStart,
-    ValidationEnd,
-    ValidationStart,
-)
+from ...events import Event, LateResult, Log, ValidationBatchEnd, ValidationBatchStart, ValidationEnd, ValidationStart
 from ...events.checks import check_number, known_names
 from ...plugins.first_party import PACKAGES
+
+if TYPE_CHECKING:
+    from ...events import Run
 
 # Plugins in these modules add no metrics; bridges host callbacks that may.
 BUILT_INS = (

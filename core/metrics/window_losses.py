@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
 
-from ...events import Run
+if TYPE_CHECKING:
+    from ...events import Run
 
 
 class WindowLosses:
