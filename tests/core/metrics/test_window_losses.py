@@ -10,12 +10,13 @@ from typing import Any, cast
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.metrics import window_losses
+from heliograph.builtin_callbacks import non_finite_losses
+from heliograph.core.metrics.window_losses import Fetched
 from heliograph.tests.kit import class_batches, fit, sgd
 from torch import Tensor, nn
 
 
-class Watched(window_losses.Fetched):
+class Watched(Fetched):
     """Writes down when it is made and read, and when the backward pass of its loss begins."""
 
     seen: list[str]
@@ -32,7 +33,7 @@ class Watched(window_losses.Fetched):
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(window_losses, "Fetched", Watched)
+    monkeypatch.setattr(non_finite_losses, "Fetched", Watched)
     Watched.seen = []
     return Watched.seen
 
@@ -67,7 +68,7 @@ def test_each_loss_of_several_optimizers_is_copied_once(window: int, seen: list[
 
 
 def test_a_host_without_the_moment_before_the_backward_pass_copies_after_it(seen: list[str]) -> None:
-    losses = window_losses.WindowLosses()
+    losses = non_finite_losses.WindowLosses()
     run = SimpleNamespace(
         progress=SimpleNamespace(batch=0), stepping=SimpleNamespace(optimizer_name="optimizer", window=0)
     )
@@ -84,6 +85,6 @@ def test_a_host_without_the_moment_before_the_backward_pass_copies_after_it(seen
 
 def test_a_loss_is_not_kept_alive() -> None:
     loss = torch.ones(3, requires_grad=True).sum()
-    copy = window_losses.Fetched(loss)
+    copy = Fetched(loss)
     assert copy._copy.grad_fn is None
     assert copy.read() == 3.0
