@@ -75,7 +75,7 @@ from .plugins import on as on
 
 # Filters
 from .plugins.filters import At as At
-from .plugins.filters import Between as Between
+from .plugins.conditions import Between as Between
 from .plugins.filters import Every as Every
 from .plugins.filters import Filter as Filter
 from .plugins.filters import Once as Once

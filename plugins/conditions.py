@@ -1,9 +1,10 @@
-"""Conditions of plugins, such as `EMA().when(Between(epochs=(2, 5)))`."""
+"""Conditions of plugins, such as `EMA().when(Between(epochs=(2, 5)))`, and the filter of a range."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from math import inf
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +13,7 @@ from ..events import catalogue as ev
 from ..events.bus import Gate, When
 from ..events.checks import describe, known_names
 from ..events.signatures import check_filter
-from .filters import Between, Filter
+from .filters import FRACTION, Filter
 
 ALWAYS = frozenset({ev.TrainStart, ev.CheckpointLoaded, ev.RunFailed, ev.RunClosed})  # to set up, continue, clean up
 AFTER_BACKWARD = (ev.BackwardEnd, ev.GradientsReady, ev.StepEnd)
@@ -26,6 +27,47 @@ OF_LOOP = frozenset({
     ev.EpochStart, ev.BatchEnd, ev.Log, ev.SavePoint, ev.ShouldStop, ev.EpochEnd, ev.LastBoundary, ev.TrainEnd,
 })  # fmt: skip
 SHARED = OF_LOOP | OF_EVALUATIONS | set(OF_WINDOWS)  # emitted on every rank, in the same order
+
+
+class Between(Filter):
+    """While a counter is in a range, both ends included: `Between(epochs=(2, 5))`.
+
+    Args:
+        **counter: a counter of `Every` with the lower and the upper end.
+    """
+
+    def __init__(self, **counter: tuple[float, float]) -> None:
+        super().__init__(dict(counter))
+        if len(self.values) != 2:
+            raise ValueError(f"Between({self.unit}=...) takes two numbers, got {self.values}.")
+
+    def _check(self, argument: str, values: Iterable[Any]) -> list[float]:
+        checked = super()._check(argument, values)
+        if checked != sorted(checked):
+            raise ValueError(f"{argument} takes the lower count first; got {tuple(checked)}.")
+        return checked
+
+    def __call__(self, run: Run) -> bool:
+        """Return whether the event passes."""
+        if run.origin is not self._origin:
+            self._begin(run)
+        low, high = self.values
+        if self.unit == FRACTION:
+            low, high = (round(value, 6) for value in self.in_units(self.values))
+        passes = low <= self._count(run.progress) <= high
+        self.passed = self.passed or passes
+        return passes
+
+    def due_after(self, count: float) -> float:
+        """Return the lower end."""
+        return self.values[0]
+
+    def shorten(self) -> None:
+        """Pass every event."""
+        self.values = [0, inf]
+
+    def times(self, totals: Mapping[str, float]) -> None:
+        """Return None: the number of events is unknown."""
 
 
 class Condition:
@@ -113,6 +155,26 @@ class ConditionGate:
     def reset(self) -> None:
         self.passed, self._noted = False, False
         self.seen.clear()
+
+    def unmet(self, name: str, note: Callable[[str], None]) -> Iterator[str]:
+        """Yield a sentence for each reason why the plugin of this name was not called in a training.
+
+        Args:
+            name: of the plugin.
+            note: called with a line if the condition never held and was not expected to.
+        """
+        if not self.passed:
+            said = f"Plugin {name!r} was never on: it is called {self.condition}"
+            if self.condition.is_planned:
+                yield f"{said}."
+            else:
+                note(said)
+        for dataset in self.condition.sets if self.seen else ():
+            if dataset not in self.seen:
+                yield (
+                    f"Plugin {name!r} waits for batches of the set {dataset!r}, which came in no evaluation."
+                    + known_names(dataset, self.seen)
+                )
 
     def gate_for(self, event: type[Event]) -> Gate | None:
         if event in ALWAYS:

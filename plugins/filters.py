@@ -288,47 +288,6 @@ class At(Filter):
         return dues[index] if index < len(dues) else inf
 
 
-class Between(Filter):
-    """While a counter is in a range, both ends included: `Between(epochs=(2, 5))`.
-
-    Args:
-        **counter: a counter of `Every` with the lower and the upper end.
-    """
-
-    def __init__(self, **counter: tuple[float, float]) -> None:
-        super().__init__(dict(counter))
-        if len(self.values) != 2:
-            raise ValueError(f"Between({self.unit}=...) takes two numbers, got {self.values}.")
-
-    def _check(self, argument: str, values: Iterable[Any]) -> list[float]:
-        checked = super()._check(argument, values)
-        if checked != sorted(checked):
-            raise ValueError(f"{argument} takes the lower count first; got {tuple(checked)}.")
-        return checked
-
-    def __call__(self, run: Run) -> bool:
-        """Return whether the event passes."""
-        if run.origin is not self._origin:
-            self._begin(run)
-        low, high = self.values
-        if self.unit == FRACTION:
-            low, high = (round(value, 6) for value in self.in_units(self.values))
-        passes = low <= self._count(run.progress) <= high
-        self.passed = self.passed or passes
-        return passes
-
-    def due_after(self, count: float) -> float:
-        """Return the lower end."""
-        return self.values[0]
-
-    def shorten(self) -> None:
-        """Pass every event."""
-        self.values = [0, inf]
-
-    def times(self, totals: Mapping[str, float]) -> None:
-        """Return None: the number of events is unknown."""
-
-
 class Once(Filter):
     """The first event of a run."""
 

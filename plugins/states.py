@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..events import Bus, Event, Lane, Progress
 from ..events import catalogue as ev
-from ..events.checks import describe_error, known_names
+from ..events.checks import describe_error
 from .entry import Handler, PluginEntry
 from .filters import Filter
 
 if TYPE_CHECKING:
     from ..events import Run
     from ..events.bus import Receiver
-    from .conditions import ConditionGate
 
 # A handler of these events need not be called in a training.
 OPTIONAL = frozenset({
@@ -55,7 +54,7 @@ def uncalled(
         if not entry.is_active:
             continue
         if entry.gate is not None:
-            yield from _unmet_conditions(entry.name, entry.gate, note)
+            yield from entry.gate.unmet(entry.name, note)
             if not entry.gate.passed:
                 continue
         methods: dict[str, list[tuple[type[Event], Handler]]] = {}
@@ -70,22 +69,6 @@ def uncalled(
                 yield f"{said}: {_reason(events, asked)}."
             elif not any(_has_passed(handler.when) for event, handler in handlers if event in emitted):
                 yield f"{said}: its filter {handlers[0][1].when} let no {_event_names(events)} through."
-
-
-def _unmet_conditions(name: str, gate: ConditionGate, note: Callable[[str], None]) -> Iterator[str]:
-    condition = gate.condition
-    if not gate.passed:
-        said = f"Plugin {name!r} was never on: it is called {condition}"
-        if condition.is_planned:
-            yield f"{said}."
-        else:
-            note(said)
-    for dataset in condition.sets if gate.seen else ():
-        if dataset not in gate.seen:
-            yield (
-                f"Plugin {name!r} waits for batches of the set {dataset!r}, which came in no evaluation."
-                + known_names(dataset, gate.seen)
-            )
 
 
 def _has_passed(when: object) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from heliograph.plugins.filters import At, Between, Every, Filter, Once
+from heliograph.plugins.conditions import Between
+from heliograph.plugins.filters import At, Every, Filter, Once
 from heliograph_cli.parser import filter_of, plain_form
 
 FORMS: list[tuple[dict[str, Any], type[Filter], str]] = [
