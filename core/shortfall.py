@@ -49,10 +49,10 @@ def _disabled_plugins(run: Any) -> Iterator[str]:
             yield f"While plugin {off[word]!r} was disabled, no plugin {lack}{effect}."
 
 
-def _uncalled_handlers(run: Any) -> list[str]:
+def _uncalled_handlers(run: Any) -> Iterator[str]:
     # The remainder of a resumed run may be too short for some handlers.
     if run.checkpoints.resumed_at is not None and run.progress.epoch <= run.checkpoints.resumed_at.epoch + 1:
-        return []
+        return
     progress, emitted = run.progress, set(run.report.emitted)
     for happened, events in (
         (progress.batches, BATCH_EVENTS),
@@ -62,7 +62,7 @@ def _uncalled_handlers(run: Any) -> list[str]:
         (ev.ValidationStart in emitted, VALIDATION_BATCH_EVENTS),
     ):
         emitted |= events if happened else set()
-    return run.plugins.uncalled(emitted, run.note)
+    yield from run.plugins.uncalled(emitted, run.note)
 
 
 def _frequent_skips(run: Any) -> Iterator[str]:

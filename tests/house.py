@@ -25,11 +25,11 @@ NAME_PARTS = re.compile(r"_|(?<=[a-z0-9])(?=[A-Z])")
 PARTS = "settings|work|hot|means|modes"
 DOOR = re.compile(rf'\brun\.({PARTS})\b|\bcast\("?(RunContext|LoopEngine)\b')
 PRIVATE = {"heliograph.core.context.RunContext", "heliograph.core.loop"}
-MINIMAL = """
-import sys, torch, heliograph as h
+TRAINING = """
+import sys, tempfile, torch, heliograph as h
 batches = [(torch.randn(4, 3), torch.randn(4, 1))] * 4
 task = h.Supervised(torch.nn.Linear(3, 1), torch.nn.functional.mse_loss)
-h.Trainer(device="cpu").fit(task, batches, optimizer=torch.optim.SGD, epochs=1)
+h.Trainer(PLUGINS, device="cpu").fit(task, batches, optimizer=torch.optim.SGD, epochs=1)
 names = [name for name in sys.modules if name.split(".")[0] == "heliograph"]
 print("\\n".join(sys.modules[name].__file__ for name in names if getattr(sys.modules[name], "__file__", None)))
 """
@@ -116,9 +116,10 @@ def code_lines(path: Path) -> int:
 
 
 @cache
-def loaded_by_a_minimal_training() -> dict[str, int]:
-    """Return the files of the package that a fresh interpreter loads for the smallest `fit`, with their code lines."""
-    done = subprocess.run([sys.executable, "-c", MINIMAL], capture_output=True, text=True, check=True, cwd="/")
+def loaded_by_a_training(plugins: str) -> dict[str, int]:
+    """Return the files of the package that a fresh interpreter loads for a small `fit`, with their code lines."""
+    program = TRAINING.replace("PLUGINS", plugins)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/")
     return {str(Path(line).relative_to(ROOT)): code_lines(Path(line)) for line in done.stdout.split()}
 
 

@@ -24,7 +24,7 @@ from heliograph.tests.house import (
     gerunds,
     imported_modules,
     imported_names,
-    loaded_by_a_minimal_training,
+    loaded_by_a_training,
     modules,
     modules_that_name,
     private_doors,
@@ -116,10 +116,13 @@ def test_no_circle_of_imports() -> None:
     assert found == [["heliograph.events.bus", "heliograph.events.control", "heliograph.events.run"]]
 
 
-def test_what_a_minimal_training_loads() -> None:
-    loaded = loaded_by_a_minimal_training()
-    assert sum(loaded.values()) <= 4050
-    assert len(loaded) <= 46
+@pytest.mark.parametrize(
+    ("plugins", "lines", "count"), [("[]", 3950, 36), ("h.standard(tempfile.mkdtemp())", 13750, 99)]
+)
+def test_what_a_training_loads(plugins: str, lines: int, count: int) -> None:
+    loaded = loaded_by_a_training(plugins)
+    assert sum(loaded.values()) <= lines
+    assert len(loaded) <= count
 
 
 def test_tests_mirror_the_rooms() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from heliograph.core.data import generators
 from heliograph.core.data.generators import MemoryState, MethodState
+from heliograph.core.data.rng import LEGACY
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def test_torchs_engine_is_all_that_it_draws_from(before: int, between: int, norm
 @pytest.mark.parametrize("normals", [0, 1, 2, 3])
 def test_the_normal_number_that_numpy_has_in_hand(make: Any, normals: int) -> None:
     kept: Any = make() or MethodState(
-        lambda: generators._normal(generators.LEGACY), lambda state: generators._set_normal(generators.LEGACY, state)
+        lambda: generators._normal(LEGACY), lambda state: generators._set_normal(LEGACY, state)
     )
     before = np.random.get_state(legacy=False)
     try:
