@@ -17,21 +17,9 @@ import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from ..system.extras import kind_of
+from . import keyed
 from .dealt import Order
 from .generators import isolated
-from .keyed import (
-    BEGIN,
-    LEFT_OUT,
-    DatasetWrapper,
-    KeyedDataset,
-    KeyedGenerators,
-    KeyedIterable,
-    LoadProbe,
-    identity,
-    is_plain_data,
-    outline,
-    set_epoch,
-)
 from .sizes import ALONE, Share
 from .source import SEEKED, Certainty, FactsDataset, Reading, Source
 
@@ -42,10 +30,10 @@ class Rewired(Source):
     _copy: DataLoader[Any]
     _outline: bytes = b""  # of the dataset in the persistent workers
 
-    def _begun(self, reading: Reading, dataset: DatasetWrapper) -> Iterator[Any]:
+    def _begun(self, reading: Reading, dataset: keyed.DatasetWrapper) -> Iterator[Any]:
         # Persistent workers have copies of the dataset, so they restart if it has changed.
         if self._copy.persistent_workers:
-            now = outline(dataset.keyed_inner)
+            now = keyed.outline(dataset.keyed_inner)
             if now != self._outline:
                 self.close()
             self._outline = now
@@ -81,16 +69,16 @@ class MapSource(Rewired):
         self.common = order.common and not self._has_own_iter
         collate = None if self._has_own_iter else loader.collate_fn
         is_batched = loader.batch_sampler is not None
-        self.dataset = KeyedDataset(
+        self.dataset = keyed.KeyedDataset(
             loader.dataset, collate, per_sample=per_sample, is_batched=is_batched, has_epoch=trains
         )
-        collated = {} if self._has_own_iter else {"collate_fn": identity}
+        collated = {} if self._has_own_iter else {"collate_fn": keyed.identity}
         self._copy = copy_loader(loader, dataset=self.dataset, batch_sampler=order, **collated)
         self._here = not loader.num_workers or not order.is_own
         self._may_be_plain = type(loader) is DataLoader and not loader.num_workers and order.is_own and is_batched
         if self._may_be_plain:  # no code of the user runs, except for the dataset's
             self._here, self.dataset.keyed_isolation = False, isolated()
-        self._probe: LoadProbe | None = None
+        self._probe: keyed.LoadProbe | None = None
         self._is_armed, self._trains = False, trains
         if share.world_size > 1:
             self.length = None if self._has_own_iter else order.length
@@ -98,7 +86,7 @@ class MapSource(Rewired):
             self.even = order.even and plain and not self._has_own_iter
 
     def open(self, reading: Reading) -> Iterator[Any]:
-        set_epoch(self.loader, reading.epoch)
+        keyed.set_epoch(self.loader, reading.epoch)
         is_keyed = not (self._may_be_plain and (not self._must_key(reading) or self._is_plain))
         if is_keyed:
             with isolated():
@@ -109,7 +97,7 @@ class MapSource(Rewired):
             return start_iterator(copy_loader(self.loader, batch_sampler=self.order), reading)
         batches = self._begun(reading, self.dataset)
         if self._has_own_iter:
-            return read_again(isolated_batches(batches, reading, KeyedGenerators(), self.share.rank), reading)
+            return read_again(isolated_batches(batches, reading, keyed.KeyedGenerators(), self.share.rank), reading)
         return isolated_batches(batches) if self._here else batches
 
     def _must_key(self, reading: Reading) -> bool:
@@ -121,7 +109,7 @@ class MapSource(Rewired):
 
     @cached_property
     def _is_plain(self) -> bool:
-        return is_plain_data(self.loader.dataset, self.loader.collate_fn)
+        return keyed.is_plain_data(self.loader.dataset, self.loader.collate_fn)
 
     def _arm(self, reading: Reading) -> None:
         self.dataset.keyed_probe = None
@@ -130,11 +118,11 @@ class MapSource(Rewired):
         self._is_armed = True
         if not self._is_plain:
             name, workers = type(self.loader.dataset).__name__, bool(self.loader.num_workers)
-            self._probe = LoadProbe(name, shared=workers)
+            self._probe = keyed.LoadProbe(name, shared=workers)
         if reading.probes:
             self.dataset.keyed_probe = self._probe
         elif self._probe is not None:
-            self._probe.leave_out(LEFT_OUT, self.dataset.keyed_generators)
+            self._probe.leave_out(keyed.LEFT_OUT, self.dataset.keyed_generators)
 
     def certainty(self) -> Certainty:
         if self._has_own_iter:
@@ -153,11 +141,11 @@ class IterableSource(Rewired):
     def __init__(self, loader: DataLoader[Any], share: Share = ALONE) -> None:
         super().__init__(loader, {"source": "iterable", "workers": loader.num_workers}, share)
         self.batch_size = loader.batch_size
-        self.dataset = KeyedIterable(loader.dataset, loader.collate_fn, loader.batch_size or 1, share.rank)
+        self.dataset = keyed.KeyedIterable(loader.dataset, loader.collate_fn, loader.batch_size or 1, share.rank)
         self._copy = copy_loader(loader, dataset=self.dataset)
 
     def open(self, reading: Reading) -> Iterator[Any]:
-        set_epoch(self.loader, reading.epoch)
+        keyed.set_epoch(self.loader, reading.epoch)
         self.dataset.keyed_begin(reading.seed, reading.epoch)
         batches = self._begun(reading, self.dataset)
         return read_again(batches if self._copy.num_workers else isolated_batches(batches), reading)
@@ -173,10 +161,10 @@ class OpaqueSource(Source):
         super().__init__(loader, {"source": "iterator", "loader": type(loader).__name__}, share)
 
     def open(self, reading: Reading) -> Iterator[Any]:
-        set_epoch(self.loader, reading.epoch)
+        keyed.set_epoch(self.loader, reading.epoch)
         if not reading.isolated:
             return read_again(iter(self.loader), reading)
-        generators, rank = KeyedGenerators(self.loader), self.share.rank
+        generators, rank = keyed.KeyedGenerators(self.loader), self.share.rank
         return read_again(
             isolated_batches(start_iterator(self.loader, reading, generators, rank), reading, generators, rank), reading
         )
@@ -194,12 +182,12 @@ def copy_loader(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 
 
 def start_iterator(
-    loader: Iterable[Any], reading: Reading, generators: KeyedGenerators | None = None, rank: int = 0
+    loader: Iterable[Any], reading: Reading, generators: keyed.KeyedGenerators | None = None, rank: int = 0
 ) -> Iterator[Any]:
     # Making an iterator may draw.
     with isolated():
         if generators is not None:
-            generators.seed(reading.seed, reading.epoch, rank, BEGIN)
+            generators.seed(reading.seed, reading.epoch, rank, keyed.BEGIN)
         if isinstance(loader, DataLoader) and isinstance(loader.generator, torch.Generator) and generators is None:
             loader.generator.manual_seed((reading.seed + reading.epoch) % 2**63)
         return iter(loader)
@@ -208,7 +196,7 @@ def start_iterator(
 def isolated_batches(
     batches: Iterator[Any],
     reading: Reading | None = None,
-    generators: KeyedGenerators | None = None,
+    generators: keyed.KeyedGenerators | None = None,
     rank: int = 0,
     first: int = 0,
 ) -> Iterator[Any]:

@@ -11,19 +11,9 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from ..objects.equality import same
 from ..system.extras import kind_of
+from . import keyed
 from .dataloader import isolated_batches, start_iterator
 from .generators import isolated
-from .keyed import (
-    BEGIN,
-    LEFT_OUT,
-    KeyedDataset,
-    KeyedGenerators,
-    KeyedPosition,
-    LoadProbe,
-    is_plain_data,
-    keyed_batch,
-    set_epoch,
-)
 from .sizes import ALONE, Share
 from .source import SEEKED, Certainty, Reading, Source
 
@@ -35,9 +25,11 @@ class StatefulSource(Source):
         super().__init__(loader, {"source": "stateful", "loader": type(loader).__name__}, share)
         # New keys within an epoch would invalidate the saved state of the loader's generators.
         is_dataloader = isinstance(loader, DataLoader)
-        self._at_begin = KeyedGenerators(loader) if is_dataloader else KeyedGenerators()
-        self._at_batch = KeyedGenerators(loader.dataset, loader.collate_fn) if is_dataloader else KeyedGenerators()
-        self._probe: LoadProbe | None = None
+        self._at_begin = keyed.KeyedGenerators(loader) if is_dataloader else keyed.KeyedGenerators()
+        self._at_batch = (
+            keyed.KeyedGenerators(loader.dataset, loader.collate_fn) if is_dataloader else keyed.KeyedGenerators()
+        )
+        self._probe: keyed.LoadProbe | None = None
         self._exhausted = False
         self._loaded: Mapping[str, Any] | None = None
         self._before: Mapping[str, Any] | None = None
@@ -65,18 +57,18 @@ class StatefulSource(Source):
                 with isolated():
                     next(iter(self.loader), None)
                 self.loader.restart_on_stop_iteration = restarts
-        set_epoch(self.loader, reading.epoch)
+        keyed.set_epoch(self.loader, reading.epoch)
         if isinstance(
             self.loader, DataLoader
         ):  # a dataset of `datasets` would start each epoch at the resumed position
-            set_epoch(self.loader.dataset, reading.epoch)
+            keyed.set_epoch(self.loader.dataset, reading.epoch)
         loaded = state["loader"] if state is not None and reading.batch else None
         if not reading.isolated:
             return self._follow(iter(self.loader), reading, loaded)
         if state is not None and not reading.batch:
             with isolated():
                 self.loader.state_dict()  # torchdata applies a loaded state only now, and would overwrite the keys
-        generators = KeyedGenerators() if reading.batch else self._at_begin
+        generators = keyed.KeyedGenerators() if reading.batch else self._at_begin
         batches = start_iterator(self.loader, reading, generators, self.share.rank)
         batches = isolated_batches(batches, reading, self._at_batch, self.share.rank, first=reading.batch)
         return self._follow(batches, reading, loaded)
@@ -162,20 +154,20 @@ def is_stateful(loader: Any) -> bool:
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
-def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> LoadProbe:
+def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> keyed.LoadProbe:
     # The dataset's first samples: which ones the loader reads first is unknown before it does.
     size = loader.batch_size
-    dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False, is_batched=size is not None)
-    probe = LoadProbe(type(loader.dataset).__name__, shared=False)
-    if is_plain_data(loader.dataset, loader.collate_fn):
+    dataset = keyed.KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False, is_batched=size is not None)
+    probe = keyed.LoadProbe(type(loader.dataset).__name__, shared=False)
+    if keyed.is_plain_data(loader.dataset, loader.collate_fn):
         return probe
     if not reading.probes:
-        probe.leave_out(LEFT_OUT)
+        probe.leave_out(keyed.LEFT_OUT)
         return probe
-    dataset.keyed_probe, position = probe, KeyedPosition((reading.seed, reading.epoch, BEGIN), 0, 1)
+    dataset.keyed_probe, position = probe, keyed.KeyedPosition((reading.seed, reading.epoch, keyed.BEGIN), 0, 1)
     try:
         with isolated():
-            dataset.__getitems__(keyed_batch(range(min(size or 1, len(dataset))), position))
+            dataset.__getitems__(keyed.keyed_batch(range(min(size or 1, len(dataset))), position))
     except Exception as error:  # noqa: BLE001  # it may not accept integers; the run reads it through the loader
         probe.leave_out(f"{type(error).__name__}: {error}")
     return probe
