@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Literal, Protocol, TypedDict, cast
@@ -309,7 +309,7 @@ def split_params(params: Any, phases: Iterable[Any]) -> tuple[Any, dict[str, Any
 
 
 def _check_params(common: Any, named: Named, phases: Iterable[Any], validation_sets: list[Any]) -> None:
-    data_by_stream = list(_data_by_stream(phases))
+    data_by_stream = [pair for phase in phases for pair in loaders_of(phase).items()]
     check_params(common, [*(data for _, data in data_by_stream), *validation_sets])
     for name, params in named.items():
         check_params(params, [data for stream, data in data_by_stream if stream == name])
@@ -320,12 +320,6 @@ def _check_params(common: Any, named: Named, phases: Iterable[Any], validation_s
                     f"loader_params[{name!r}] is for a training dataset, but train is already a loader: set it in the "
                     f"loader."
                 )
-
-
-def _data_by_stream(phases: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    # (name, data) of each stream; ("", data) of a phase without streams.
-    for phase in phases:
-        yield from loaders_of(phase).items()
 
 
 def _make_phase(phase: Any, params: LoaderParams | None, named: Named, limit: Any) -> Any:
