@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..core.data import rng
-from ..core.data.generator_search import search
+from ..core.data.users_code import search
 from ..events import Lane
 from ..events import catalogue as ev
 from ..events.checks import check_flag, check_whole_number

@@ -24,10 +24,9 @@ from torch.utils.data.dataset import ConcatDataset, StackDataset, Subset, Tensor
 from ...events.checks import describe_error
 from ..objects.equality import VALUES, same
 from ..system.extras import with_article
-from .generator_search import search
 from .generators import Isolation, generator_states, isolated, key_generators, seed_all
 from .rng import generator_state
-from .users_code import attributes, is_by_user, set_by_epoch
+from .users_code import attributes, is_by_user, search, set_by_epoch
 
 _DATA: Final = frozenset(
     {NoneType, range, bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter, np.ndarray}

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.generator_search import search
 from heliograph.core.data.keyed import KeyedGenerators
 from heliograph.core.data.training_data import TrainingData
+from heliograph.core.data.users_code import search
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
