@@ -325,7 +325,9 @@ class Plugins:
         Raises:
             ValueError: a plugin cannot load its state; the message says why and how to fix it.
         """
-        return self._states.load(states, versions or {}, path, goes_back=goes_back)
+        from .state_loader import StateLoader  # imported at a resume
+
+        return StateLoader(self._states).load(states, versions or {}, path, goes_back=goes_back)
 
     def filter_states(self, origin: Progress, check: Check | None = None) -> dict[str, Any]:
         """Return the state of every handler's filter, by plugin and `<method>/<event>`."""
@@ -336,7 +338,9 @@ class Plugins:
 
         A filter without a saved state counts from the start of the run.
         """
-        self._states.load_filters(origin, states)
+        from .state_loader import StateLoader  # imported at a resume
+
+        StateLoader(self._states).load_filters(origin, states)
 
     def ranks_of(self, owner: str) -> str:
         """Return on which ranks the handlers of this owner run."""
