@@ -40,7 +40,7 @@ from .core.objects.program import encode as encode
 from .core.program import TrainerFactory as TrainerFactory
 from .core.program import UsageError as UsageError
 from .core.program import find_function as find_function
-from .core.system.extras import as_json as as_json
+from .core.result_views import as_json as as_json
 from .core.system.extras import printable_lines as printable_lines
 from .core.system.extras import require as require
 from .core.system.extras import version as version

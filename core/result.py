@@ -156,9 +156,9 @@ class RunResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields for `json.dump`; paths become text, and so do numbers that JSON lacks, such as NaN."""
-        from .result_views import as_json
+        from .result_views import json_value
 
-        return {item.name: as_json(getattr(self, item.name)) for item in fields(self)}
+        return {item.name: json_value(getattr(self, item.name)) for item in fields(self)}
 
     def plot(self, path: str | Path | None = None, *, names: Sequence[str] = ()) -> Any:
         """Draw the curves of `log_history`; return the matplotlib figure.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from html import escape
@@ -82,17 +83,22 @@ def _predicted(result: Any) -> list[str]:
     return [f"predictions {shape_of(result.predictions)}"]
 
 
-def as_json(value: Any) -> Any:
+def as_json(facts: Mapping[str, Any]) -> str:
+    """Return facts as JSON; NaN and infinity, which JSON lacks, become texts."""
+    return json.dumps(json_value(facts), indent=1, allow_nan=False)
+
+
+def json_value(value: Any) -> Any:
     # Objects become their public fields; NaN, infinities and other objects become text.
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value)):
         return value
     if is_dataclass(value) and not isinstance(value, type):
         names = (item.name for item in fields(value) if not item.name.startswith("_"))
-        return {name: as_json(getattr(value, name)) for name in names}
+        return {name: json_value(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, Iterable):
-        return [as_json(item) for item in value]
+        return [json_value(item) for item in value]
     return str(value)
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import json
-import math
 import re
 import tomllib
-from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -56,19 +53,6 @@ def version() -> str:
 def printable_lines(text: str) -> str:
     """Return a text of several lines with escaped control characters."""
     return "\n".join(map(printable, text.split("\n")))
-
-
-def as_json(facts: Mapping[str, Any]) -> str:
-    """Return facts as JSON; NaN and infinity, which JSON lacks, become texts."""
-    return json.dumps(_finite(facts), indent=1, default=str, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [*map(_finite, value)] if isinstance(value, list | tuple) else value
 
 
 _VOWEL = re.compile(r"[AEIOaeio]|[Uu]n(?![ie])|[FHLMNRSX](?=[A-Z])")  # the last part is for spelled names: an LSTM
