@@ -15,16 +15,8 @@ from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
+from . import samplers
 from .keyed import BEGIN, KeyedBatch, KeyedGenerators, KeyedPosition, keyed_batch
-from .samplers import (
-    DistributedSampler,
-    RandomSampler,
-    SeekableSampler,
-    SequentialSampler,
-    algorithm_of,
-    is_seekable,
-    seed_of,
-)
 from .sizes import ALONE, Share, length_of
 from .users_code import is_by_user
 
@@ -69,16 +61,16 @@ class SeekableOrder(Order):
     even = common = True
 
     def __init__(
-        self, sampler: SeekableSampler, batch_size: int, *, drop_last: bool, rank: int = 0, world_size: int = 1
+        self, sampler: samplers.SeekableSampler, batch_size: int, *, drop_last: bool, rank: int = 0, world_size: int = 1
     ) -> None:
         super().__init__(rank, world_size)
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
         self.length = full_batches(len(sampler), batch_size, drop_last=drop_last)
         inner = sampler
-        while isinstance(inner, DistributedSampler):  # the facts are without the part of a rank
+        while isinstance(inner, samplers.DistributedSampler):  # the facts are without the part of a rank
             inner = inner.sampler
-        self.is_own = type(inner) in (RandomSampler, SequentialSampler)
-        facts = {"order": algorithm_of(sampler), "seed": seed_of(sampler), "samples": len(inner)}
+        self.is_own = type(inner) in (samplers.RandomSampler, samplers.SequentialSampler)
+        facts = {"order": samplers.algorithm_of(sampler), "seed": samplers.seed_of(sampler), "samples": len(inner)}
         self.kind = {**facts, "drop_last": drop_last}
 
     def __iter__(self) -> Iterator[KeyedBatch]:
@@ -168,7 +160,7 @@ def _facts(sampler: Any) -> dict[str, Any]:
     # Without the part of a rank.
     if type(sampler) is BatchSampler:
         return {**_facts(sampler.sampler), "drop_last": sampler.drop_last}
-    facts: dict[str, Any] = {"order": type(sampler).__name__, "seed": seed_of(sampler)}
+    facts: dict[str, Any] = {"order": type(sampler).__name__, "seed": samplers.seed_of(sampler)}
     if knows_ranks(sampler):
         return {**facts, "samples": length_of(getattr(sampler, "dataset", None))}
     return {**facts, "length": length_of(sampler)}
@@ -181,7 +173,7 @@ def _unknown(sampler: Any) -> Any:
     """
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     is_torchs = type(inner).__module__.startswith("torch.utils.data")
-    return None if is_torchs or is_by_user(type(inner)) or is_seekable(inner) else inner
+    return None if is_torchs or is_by_user(type(inner)) or samplers.is_seekable(inner) else inner
 
 
 def filled_rounds(items: Iterator[Any], size: int, ranks: int, *, drop_last: bool) -> Iterator[list[Any]]:
@@ -234,8 +226,8 @@ class DealtBatches(OpaqueSampler):
     def __init__(self, inner: Any, share: Share, *, batched: bool) -> None:
         super().__init__(inner, share)
         self.batched, self._drop_last = batched, bool(getattr(inner, "drop_last", False))
-        if is_seekable(inner):
-            self.kind["order"] = algorithm_of(inner)
+        if samplers.is_seekable(inner):
+            self.kind["order"] = samplers.algorithm_of(inner)
         batches = length_of(inner)
         self.length = None if batches is None else full_batches(batches, share.world_size, drop_last=self._drop_last)
 
@@ -248,7 +240,7 @@ class DealtBatches(OpaqueSampler):
 
     def _indices(self) -> Iterator[Any]:
         # All of an epoch: positions count samples, so the batches before a position are counted, not loaded.
-        seeks = is_seekable(self.inner)
+        seeks = samplers.is_seekable(self.inner)
         chosen = self.inner.indices(self.seed, self.epoch, 0) if seeks else self.iterate_keyed(self.inner)
         return iter(chosen) if self.batched else ([index] for index in chosen)
 
@@ -292,27 +284,27 @@ def order_of(loader: DataLoader[Any], share: Share = ALONE) -> Order:
     return DealtBatches(inner, share, batched=batch_sampler is not None)
 
 
-def _seekable_order(sampler: SeekableSampler, size: int | None, *, drop_last: bool, share: Share) -> Order:
+def _seekable_order(sampler: samplers.SeekableSampler, size: int | None, *, drop_last: bool, share: Share) -> Order:
     rank, world_size = share.rank, share.world_size
     if world_size > 1 and not knows_ranks(sampler):
-        sampler = DistributedSampler(sampler, rank, world_size, drop_last=drop_last)
+        sampler = samplers.DistributedSampler(sampler, rank, world_size, drop_last=drop_last)
     order = SeekableOrder(sampler, size or 1, drop_last=drop_last, rank=rank, world_size=world_size)
     order.even = size is not None  # otherwise the samples are complete batches of any size
-    if not isinstance(sampler, DistributedSampler) and world_size > 1:  # its division is unknown
+    if not isinstance(sampler, samplers.DistributedSampler) and world_size > 1:  # its division is unknown
         order.even = order.common = False
     return order
 
 
-def seekable(sampler: Sampler[Any] | Iterable[Any]) -> SeekableSampler | None:
+def seekable(sampler: Sampler[Any] | Iterable[Any]) -> samplers.SeekableSampler | None:
     """Return the seekable equivalent of a sampler, None if there is none.
 
     torch's shuffle without replacement becomes ours, with another permutation; the seed of its generator is used.
     """
-    if is_seekable(sampler):
+    if samplers.is_seekable(sampler):
         return sampler
     if type(sampler) is TorchSequentialSampler:
-        return SequentialSampler(len(sampler))
+        return samplers.SequentialSampler(len(sampler))
     if type(sampler) is TorchRandomSampler and not sampler.replacement and sampler._num_samples is None:
         generator = sampler.generator
-        return RandomSampler(len(sampler), seed=None if generator is None else generator.initial_seed())
+        return samplers.RandomSampler(len(sampler), seed=None if generator is None else generator.initial_seed())
     return None
