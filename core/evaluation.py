@@ -61,7 +61,7 @@ class Evaluation:
         if run.control.is_shared:
             run.data.agree_on_seed()
         self._lengths = {
-            dataset: run.data.evaluation_length(loader, self._limits.get(dataset))
+            dataset: run.data.evaluations.length(loader, self._limits.get(dataset))
             for dataset, loader in loaders.items()
         }
         for dataset, loader in loaders.items():
@@ -83,7 +83,7 @@ class Evaluation:
             if is_cut():
                 return
             run.means = means = self._means[dataset]
-            collection.dataset, collection.is_dealt = dataset, run.data.deals_out(loader)
+            collection.dataset, collection.is_dealt = dataset, run.data.evaluations.deals_out(loader)
             place = self._numbers[dataset], run.progress.validations, self._limits.get(dataset)
             collection.batch = means.batch = count = 0
             for batch in run.engine.feed(run.data.evaluate(loader, *place)):

@@ -17,16 +17,18 @@ from . import loop
 from .checkpoint.weights import load_for_run
 from .context import RunContext
 from .data.evaluation_data import check_in_order
-from .data.loaders import LoaderParams, check_params, named_sets, params_of_one_process, plain_sets, shared_params
+from .data.loaders import check_params, evaluation_sets, named_sets, params_of_one_process, plain_sets, shared_params
 from .data.module import DataModule, complete_options, data_of_phase, open_module
 from .evaluation import Evaluation, evaluating
 from .outputs import OutputParts
 from .result import RunResult
 from .run import TrainRun, is_in_run, isolated_from_outer_runs
 from .run_end import close_run
-from .settings import FitOptions, Settings, check_name, evaluation
+from .settings import FitOptions, Settings, check_name
+from .task import check_step
 
 if TYPE_CHECKING:
+    from .data.loaders import LoaderParams
     from .engines.contract import LoopEngine
 
 
@@ -151,7 +153,9 @@ def evaluation_run(
         loaders = plain_sets(named_sets(loaders))  # periodic sets, too: this run reads them all
         check_params(loader_params, loaders.values())
         params = params_of_one_process(loader_params, engine.world_size)
-        checked = evaluation(task, loaders, phase, name, params, limit)
+        check_step(task, f"{phase}_step")
+        sets, limits, _ = evaluation_sets(loaders, phase, params, limit, "limit")
+        checked = Settings(name=check_name(name), task=task, evaluations={phase: sets}, limits=limits)
         if phase == "predict":
             for loader in checked.evaluations[phase].values():
                 check_in_order(loader)

@@ -205,17 +205,6 @@ def _validation_sets(task: Any, options: FitOptions, params: LoaderParams | None
     return evaluation_sets(validation, "validation", params, limit, "limit_validation")
 
 
-def evaluation(
-    task: Any, loaders: Loaders, phase: Phase, name: str, params: LoaderParams | None = None, limit: Any = None
-) -> Settings:
-    """Return the settings of a validation, test or prediction; a single set has the empty name."""
-    from .data.loaders import evaluation_sets
-
-    check_step(task, f"{phase}_step")
-    sets, limits, _ = evaluation_sets(loaders, phase, params, limit, "limit")
-    return Settings(name=check_name(name), task=task, evaluations={phase: sets}, limits=limits)
-
-
 def check_needs(settings: Settings, plugins: Plugins) -> None:
     """Raise ValueError if something that the user requested would never happen."""
     off = plugins.declared("asks", enabled=False)  # it may be enabled during the run, or be disabled on purpose

@@ -41,6 +41,8 @@ class EvaluationData:
         self._undealt: set[int] = set()  # loaders that every rank reads completely, or that are distributed already
 
     def deals_out(self, loader: Any) -> bool:
+        if self._engine is None:
+            return True
         self._source(loader)
         return id(loader) not in self._undealt
 

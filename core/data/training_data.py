@@ -202,13 +202,7 @@ class TrainingData:
             limit: the number or fraction of its batches to read; None for all.
         """
         seed = self.seed if self._captured or self._engine is not None else None
-        return self._evaluations.open(loader, number, validations, seed, limit)
-
-    def evaluation_length(self, loader: Any, limit: float | None = None) -> int | None:
-        return self._evaluations.length(loader, limit)
-
-    def deals_out(self, loader: Any) -> bool:
-        return self._engine is None or self._evaluations.deals_out(loader)
+        return self.evaluations.open(loader, number, validations, seed, limit)
 
     def sum_of_all_ranks(self, size: int) -> int:
         return size * self._share.world_size if self.together is None else self.together
@@ -264,11 +258,11 @@ class TrainingData:
     def close(self) -> None:
         for source in self._sources:
             source.close()
-        if "_evaluations" in vars(self):
-            self._evaluations.close()
+        if "evaluations" in vars(self):
+            self.evaluations.close()
 
     @cached_property
-    def _evaluations(self) -> EvaluationData:
+    def evaluations(self) -> EvaluationData:
         from .evaluation_data import EvaluationData
 
         return EvaluationData(self._share, self.note_once, self._engine)

@@ -176,7 +176,7 @@ class Planned:
 def plan_of(run: Any) -> Planned:
     phases, limits = len(run.settings.train), run.settings.limits
     loaders = run.data.validation_loaders.items()
-    lengths = [run.data.evaluation_length(loader, limits.get(name)) for name, loader in loaders]
+    lengths = [run.data.evaluations.length(loader, limits.get(name)) for name, loader in loaders]
     short: dict[str, int | None] = {"epochs": phases}
     if (
         run.length.max_epochs is None and None in run.data.lengths
