@@ -135,7 +135,7 @@ class RunContext(RunVerbs):
     ) -> None:
         self.settings, self.bus, self.plugins, self.engine = settings, bus, plugins, engine
         self.name, self.phase = settings.name, phase
-        self.size_of = size_counter(settings.task, SampleCounter(self.warn, settings.streams))
+        self.size_of = size_counter(settings.task, SampleCounter(self.warn, settings.streams).count)
         self.hot = HotSignals(bus)
         self.checkpoints, self.report, self.hooks = Checkpoints(), Report(self), Hooks()
         self._begin_work()

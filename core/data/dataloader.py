@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 from ..system.extras import kind_of
 from . import keyed
 from .dealt import Order
-from .generators import isolated
+from .generators import Isolation, OwnStream, isolated
 from .sizes import ALONE, Share
 from .source import SEEKED, Certainty, FactsDataset, Reading, Source
 
@@ -97,7 +97,8 @@ class MapSource(Rewired):
             return start_iterator(copy_loader(self.loader, batch_sampler=self.order), reading)
         batches = self._begun(reading, self.dataset)
         if self._has_own_iter:
-            return read_again(isolated_batches(batches, reading, keyed.KeyedGenerators(), self.share.rank), reading)
+            stream = OwnStream(reading.seed, reading.epoch, self.share.rank)
+            return read_again(isolated_batches(batches, stream), reading)
         return isolated_batches(batches) if self._here else batches
 
     def _must_key(self, reading: Reading) -> bool:
@@ -148,7 +149,9 @@ class IterableSource(Rewired):
         keyed.set_epoch(self.loader, reading.epoch)
         self.dataset.keyed_begin(reading.seed, reading.epoch)
         batches = self._begun(reading, self.dataset)
-        return read_again(batches if self._copy.num_workers else isolated_batches(batches), reading)
+        if not self._copy.num_workers:
+            batches = isolated_batches(batches, OwnStream(reading.seed, reading.epoch, self.share.rank))
+        return read_again(batches, reading)
 
     def certainty(self) -> Certainty:
         return "replayed", ()
@@ -164,10 +167,12 @@ class OpaqueSource(Source):
         keyed.set_epoch(self.loader, reading.epoch)
         if not reading.isolated:
             return read_again(iter(self.loader), reading)
-        generators, rank = keyed.KeyedGenerators(self.loader), self.share.rank
-        return read_again(
-            isolated_batches(start_iterator(self.loader, reading, generators, rank), reading, generators, rank), reading
-        )
+        key, generators = (reading.seed, reading.epoch, self.share.rank), keyed.KeyedGenerators(self.loader)
+        stream = OwnStream(*key)
+        with stream:
+            generators.seed_own(*key, keyed.BEGIN)
+            batches = iter(self.loader)
+        return read_again(isolated_batches(batches, stream, partial(generators.seed_own, *key)), reading)
 
     def certainty(self) -> Certainty:
         return "replayed", ()
@@ -195,16 +200,16 @@ def start_iterator(
 
 def isolated_batches(
     batches: Iterator[Any],
-    reading: Reading | None = None,
-    generators: keyed.KeyedGenerators | None = None,
-    rank: int = 0,
+    isolation: Isolation | None = None,
+    seed: Callable[[int], object] | None = None,
     first: int = 0,
 ) -> Iterator[Any]:
-    isolation = isolated()
+    # `seed` gets the number of each batch, from `first`, before it is loaded.
+    isolation = isolation or isolated()
     for batch in count(first):
         with isolation:
-            if reading is not None and generators is not None:
-                generators.seed(reading.seed, reading.epoch, rank, batch)
+            if seed is not None:
+                seed(batch)
             try:
                 loaded = next(batches)
             except StopIteration:

@@ -306,6 +306,37 @@ class Isolation:
                 self.detects_draws = False
 
 
+class OwnStream(Isolation):
+    """Isolation of code with a random stream of its own, which continues in its next use.
+
+    Args:
+        key: of the stream.
+    """
+
+    def __init__(self, *key: int) -> None:
+        super().__init__(one_thread=True)
+        self._key = key
+        self._own: tuple[Any, ...] | None = None
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        if self._own is None:
+            mtrand.set_bit_generator(np.random.MT19937(0))
+            seed_all(*self._key)
+            return
+        bits, python, pytorch, normal, PYTHON.gauss_next, entropy = self._own
+        mtrand.set_bit_generator(bits)
+        _PYTHON.restore(python)
+        _TORCH.restore(pytorch)
+        _NORMAL.restore(normal)
+        _set_entropy(entropy)
+
+    def __exit__(self, *raised: object) -> None:
+        bits, entropy = mtrand.get_bit_generator(), _entropy()
+        self._own = bits, _PYTHON.save(), _TORCH.save(), _NORMAL.save(), PYTHON.gauss_next, entropy
+        super().__exit__(*raised)
+
+
 def _of_bits(bits: Any) -> State:
     if type(bits) is np.random.MT19937 and _has_addresses():
         return MemoryState(bits.ctypes.state_address, _MT_SIZE)

@@ -64,6 +64,11 @@ class KeyedGenerators:
     def seed(self, seed: int, epoch: int, *position: int) -> None:
         self.begin_epoch(seed, epoch)
         seed_all(seed, epoch, *position)
+        self.seed_own(seed, epoch, *position)
+
+    def seed_own(self, seed: int, epoch: int, *position: int) -> None:
+        # Without the global generators.
+        self.begin_epoch(seed, epoch)
         if self._findings.generators:
             key_generators(self._findings.generators, seed, epoch, *position)
 
@@ -255,7 +260,7 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
 
 
 class KeyedIterable(DatasetWrapper, IterableDataset[Any]):
-    """An iterable dataset that draws by (seed, epoch, worker, n-th batch).
+    """An iterable dataset that draws by (seed, epoch, worker), and with its own generators by the n-th batch, too.
 
     Seed and epoch are in shared memory, because persistent workers see no other change. Each worker seeds its copy.
     """
@@ -281,7 +286,7 @@ class KeyedIterable(DatasetWrapper, IterableDataset[Any]):
         items, count = iter(self.keyed_inner), 0
         while True:
             if count % size == 0:
-                generators.seed(*key, count // size)
+                generators.seed_own(*key, count // size)
             try:
                 item = next(items)
             except StopIteration:

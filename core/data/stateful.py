@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from functools import partial
 from itertools import count, islice
 from typing import Any
 
@@ -70,7 +71,8 @@ class StatefulSource(Source):
                 self.loader.state_dict()  # torchdata applies a loaded state only now, and would overwrite the keys
         generators = keyed.KeyedGenerators() if reading.batch else self._at_begin
         batches = start_iterator(self.loader, reading, generators, self.share.rank)
-        batches = isolated_batches(batches, reading, self._at_batch, self.share.rank, first=reading.batch)
+        seed = partial(self._at_batch.seed, reading.seed, reading.epoch, self.share.rank)
+        batches = isolated_batches(batches, seed=seed, first=reading.batch)
         return self._follow(batches, reading, loaded)
 
     def certainty(self) -> Certainty:

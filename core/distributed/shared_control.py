@@ -482,7 +482,7 @@ def read_together(
     data.together, source = None, data.source
     if remaining is not None and (mark_last is None or source is None or not source.as_it_is):
         batches, mark_last = islice(batches, max(0, remaining)), None
-        if source is not None and source.even and isinstance(size_of, SampleCounter):
+        if source is not None and source.even and isinstance(getattr(size_of, "__self__", None), SampleCounter):
             return batches  # the ranks have equally many batches of equal sizes, unless user code counts samples
     if mark_last is None:
         return _read_in_step(((batch, False) for batch in batches), data, engine, size_of, None)

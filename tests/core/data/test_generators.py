@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.data import generators
-from heliograph.core.data.generators import isolated, key_generators, seed_all
+from heliograph.core.data.generators import OwnStream, isolated, key_generators, seed_all
 from heliograph.core.data.rng import digest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -190,6 +190,38 @@ def test_isolation_leaves_the_streams_bit_exact(normals: int, inside: int) -> No
                 np.random.randn(inside)
 
     assert stream(load) == stream(lambda: None)
+
+
+def test_a_stream_of_its_own_continues_between_the_draws_of_training() -> None:
+    seed_all(1)
+    alone = [draw() for _ in range(4)]
+    seed_all(7, 3)
+    expected = [(draw(), draw_seedless()) for _ in range(4)]
+
+    seed_all(1)
+    stream, other = OwnStream(7, 3), OwnStream(7, 4)
+    training, loaded = [], []
+    for _ in range(4):
+        with other:
+            draw()
+        with stream:
+            loaded.append((draw(), draw_seedless()))
+        training.append(draw())
+
+    assert loaded == expected
+    assert training == alone
+
+
+def test_a_stream_of_its_own_keeps_the_bit_generator_of_the_user() -> None:
+    stream, twin = OwnStream(1), np.random.RandomState(np.random.PCG64(3))
+    outside = mtrand.get_bit_generator()
+    with stream:
+        mtrand.set_bit_generator(np.random.PCG64(3))
+        numbers = [np.random.rand()]
+    assert mtrand.get_bit_generator() is outside
+    with stream:
+        numbers.append(np.random.rand())
+    assert numbers == [twin.rand(), twin.rand()]
 
 
 def test_isolation_puts_the_very_objects_back() -> None:

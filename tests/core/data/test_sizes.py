@@ -99,8 +99,8 @@ AMBIGUOUS = [
 @pytest.mark.parametrize(("batch", "structure"), AMBIGUOUS)
 def test_an_ambiguous_batch_is_warned_of_once(batch: Any, structure: str) -> None:
     warnings: list[str] = []
-    counter = SampleCounter(warnings.append)
-    assert counter(batch) == counter(batch) == count_samples(batch)
+    count = SampleCounter(warnings.append).count
+    assert count(batch) == count(batch) == count_samples(batch)
     assert len(warnings) == 1
     assert structure in warnings[0]
     assert "batch_size(self, batch)" in warnings[0]
@@ -120,18 +120,18 @@ def test_an_ambiguous_batch_is_warned_of_once(batch: Any, structure: str) -> Non
 )
 def test_every_batch_is_counted_by_its_own_tensors(make: Callable[[int], Any]) -> None:
     warnings: list[str] = []
-    counter = SampleCounter(warnings.append)
-    assert [counter(make(size)) for size in (4, 4, 2)] == [4, 4, 2]
-    assert [counter({"other": torch.zeros(size)}) for size in (3, 1)] == [3, 1]
+    count = SampleCounter(warnings.append).count
+    assert [count(make(size)) for size in (4, 4, 2)] == [4, 4, 2]
+    assert [count({"other": torch.zeros(size)}) for size in (3, 1)] == [3, 1]
     assert not warnings
 
 
 def test_a_batch_of_streams_has_the_samples_of_all() -> None:
-    counter = SampleCounter(None, [["a", "b"]])
+    count = SampleCounter(None, [["a", "b"]]).count
     parts = [{"x": torch.zeros(3)}, Row(torch.zeros(4, 2), torch.zeros(4)), {"x": torch.zeros(2)}]
-    assert counter({"a": parts[0], "b": parts[1]}) == 7
-    assert counter({"a": parts[0], "b": None}) == 3
-    assert counter(parts[2]) == 2
+    assert count({"a": parts[0], "b": parts[1]}) == 7
+    assert count({"a": parts[0], "b": None}) == 3
+    assert count(parts[2]) == 2
 
 
 def test_length_of() -> None:

@@ -30,6 +30,7 @@ def replay(recording: str | Path | Recording, plugins: Iterable[Any]) -> Replaye
 
     A plugin that needs unrecorded data, such as the model, gets `NotRecorded` and is switched off for the rest of the
     replay. A plugin that raises another error would have failed the run, and is switched off until the next attempt.
+    Functions that a plugin passes to `run.hooks` are not called, because no process ends with the replay.
 
     Args:
         recording: the file that `Recorder` wrote, a folder of recordings (the newest is read), or a `Recording`.
