@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..checkpoint.packing import pack, unpack
 from ..data.generators import KINDS, is_global
 from ..data.rng import generator_state
 from ..data.users_code import attributes, cell_content, is_by_user, is_ours, slots_of, unwrapped
@@ -106,10 +107,16 @@ class Graph:
         # computed here if the path had changed before the walk; a checkpoint has no content of logs
         return str(self.nodes[number]["digest"]) or digest_of(self.contents.get(number))
 
-    def state_dict(self, needed: Iterable[int]) -> dict[str, Any]:
-        contents = {number: plain_content(self.contents[number]) for number in needed if number in self.contents}
-        facts = {"roots": self.roots, "untracked": self.untracked, "large": self.large}
-        return {"nodes": self.nodes, "contents": contents, **facts}
+    def pack(self) -> bytes:
+        # all but the contents
+        return pack([self.nodes, self.roots, self.untracked, self.large])
+
+    @classmethod
+    def unpack(cls, packed: bytes, contents: dict[int, Any]) -> Graph:
+        return cls(*unpack(packed), contents)
+
+    def plain_contents(self, needed: Iterable[int]) -> dict[int, Any]:
+        return {number: plain_content(self.contents[number]) for number in needed if number in self.contents}
 
 
 def plain_content(content: Any) -> Any:

@@ -81,9 +81,9 @@ class Slow:
 def saved(roots: Roots, changed: set[str], needed: set[int]) -> tuple[Graph, set[str]]:
     """Return a graph as it is read from a file."""
     graph, content = capture_graph(roots, changed), BytesIO()
-    torch.save(graph.state_dict(needed), content)
+    torch.save([graph.pack(), graph.plain_contents(needed)], content)
     content.seek(0)
-    return Graph(**torch.load(content, weights_only=True)), changed
+    return Graph.unpack(*torch.load(content, weights_only=True)), changed
 
 
 def resumed(make: Callable[[], Any], change: Callable[[Any], None]) -> tuple[Any, Any, dict[str, str]]:
@@ -552,10 +552,10 @@ if sys.argv[3] == "save":
         grow(source, made)
     graph = capture_graph(roots)
     difference = Comparison(baseline, graph)
-    torch.save([graph.state_dict(difference.needed), sorted(difference.paths)], path)
+    torch.save([graph.pack(), graph.plain_contents(difference.needed), sorted(difference.paths)], path)
 else:
-    state, paths = torch.load(path, weights_only=True)
-    graph = Graph(**state)
+    *state, paths = torch.load(path, weights_only=True)
+    graph = Graph.unpack(*state)
     restored, failed = restore(roots, graph, paths)
     print(sorted(Comparison(graph, capture_graph(roots)).paths), failed)
 """
