@@ -48,6 +48,7 @@ HARMLESS: Final = (
     torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo, np.dtype, np.ufunc, weakref.ref,
     weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
 )  # fmt: skip
+PROGRAM: Final = (types.ModuleType, types.BuiltinFunctionType, types.GenericAlias, types.UnionType)
 HARMLESS_MODULES: Final = frozenset({
     "__future__", "_abc", "_ctypes", "_frozen_importlib", "_frozen_importlib_external", "_pytest", "_queue", "_struct",
     "_thread", "abc", "argparse", "blinker", "concurrent", "contextlib", "ctypes", "datetime", "decimal", "enum",
@@ -127,19 +128,32 @@ def plain_content(content: Any) -> Any:
 
 
 class Namespace:
-    """Holds the variables of a module, or the attributes of an object that its `state_dict` lacks."""
+    """Holds the attributes of an object that its `state_dict` lacks."""
 
     def __init__(self, variables: dict[str, Any]) -> None:
         self.__dict__ = variables
 
 
+class ModuleVariables(Namespace):
+    """Holds the variables of a module of the user; imports, and functions without state, are no variables."""
+
+
 def type_name(value: object) -> str:
+    return _name_of(type(value))
+
+
+@functools.cache
+def _name_of(kind: type) -> str:
     # of a sharded module, the class that the user wrote
-    kind = type(value)
-    if isinstance(value, nn.Module) and kind.__name__.startswith("FSDP"):
+    if issubclass(kind, nn.Module) and kind.__name__.startswith("FSDP"):
         kind = next((base for base in kind.__mro__[1:] if not base.__module__.startswith("torch.distributed")), kind)
     module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__  # the script in a spawned process
     return f"{module}.{kind.__qualname__}"
+
+
+@functools.cache
+def is_harmless(kind: type) -> bool:
+    return issubclass(kind, HARMLESS)
 
 
 @functools.cache
@@ -147,7 +161,7 @@ def family(kind: type) -> str:
     slots = slots_of(kind)
     if kind in SCALARS:
         return "scalar"
-    if issubclass(kind, HARMLESS):
+    if is_harmless(kind):
         return "skip"
     for name, kinds in FAMILIES.items():
         if issubclass(kind, kinds):
@@ -268,10 +282,10 @@ class Walk:
         name = family(kind)
         if (name == "scalar" and is_scalar(value)) or (kind is tuple and all(map(is_scalar, value))):
             return value
-        if name in ("module", "function") and (inner := unwrap(value)) is not value:
-            return self.value(inner, path, depth)
         if name == "skip":
             return {"skip": type_name(value)}
+        if name in ("module", "function") and (inner := unwrap(value)) is not value:
+            return self.value(inner, path, depth)
         if (number := self.ids.get(id(value))) is not None:
             return {"ref": number}
         if id(value) in self.data:
@@ -371,6 +385,8 @@ class Walk:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         slots = [(f".<{name}>", cell_content(cell)) for name, cell in cells if name != "__class__"]
         slots += [(f".{name}", part) for name in FUNCTION_PARTS if (part := getattr(value, name))]
+        if slots and slots[-1][0] == ".__dict__" and all(family(type(part)) == "skip" for part in value.__dict__.values()):
+            slots.pop()  # such as the mark of a handler
         return Parts("function", slots) if slots else {"skip": "function"}
 
     def method(self, value: Any, path: str) -> Parts:
@@ -385,15 +401,17 @@ class Walk:
         slots = [
             (f".{name}", item)
             for name, item in vars(value).items()
-            if name[:2] != "__" and name != "_abc_impl" and not isinstance(item, HARMLESS)
+            if name[:2] != "__" and name != "_abc_impl" and not is_harmless(type(item)) and is_state(item)
         ]
         slots += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_by_user(base)]
         return Parts("class", slots) if slots else {"skip": "class"}
 
     def instance(self, value: Any, path: str) -> Parts:
         slots = attribute_slots(value)
-        if type(value) is Namespace:  # `torch.compile` adds such variables to modules
+        if isinstance(value, Namespace):  # `torch.compile` adds such variables to modules
             slots = [(key, item) for key, item in slots if key[:3] != ".__"]
+        if isinstance(value, ModuleVariables):
+            slots = [(key, item) for key, item in slots if is_state(item)]
         return Parts("object", slots + class_slots(value))
 
     def opaque(self, value: Any, path: str) -> Parts | Node:
@@ -488,6 +506,19 @@ def limited(parts: Parts, nbytes: int) -> Parts:
 
 def attribute_slots(value: object) -> list[tuple[str, Any]]:
     return [(f".{name}", item) for name, item in attributes(value)] if type(value) not in BUILT_IN else []
+
+
+def is_state(variable: Any) -> bool:
+    kind = type(variable)
+    if kind is types.FunctionType:
+        parts = variable.__closure__ or variable.__defaults__ or variable.__kwdefaults__
+        return bool(variable.__dict__ or (parts and is_by_user(variable)))
+    return is_by_user(variable) if issubclass(kind, type) else not _is_program(kind)
+
+
+@functools.cache
+def _is_program(kind: type) -> bool:
+    return issubclass(kind, PROGRAM) or kind.__module__ in ("__future__", "typing", "typing_extensions")
 
 
 def class_slots(value: object) -> list[tuple[str, Any]]:

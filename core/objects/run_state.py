@@ -21,7 +21,18 @@ from ...plugins.plugin import marked_methods
 from ..checkpoint.packing import pack, unpack
 from ..data.users_code import is_by_user, is_ours, is_users
 from .equality import sums
-from .graph import LISTENERS, Comparison, Graph, Namespace, Roots, capture_graph, describe, untracked, user_hooks
+from .graph import (
+    LISTENERS,
+    Comparison,
+    Graph,
+    ModuleVariables,
+    Namespace,
+    Roots,
+    capture_graph,
+    describe,
+    untracked,
+    user_hooks,
+)
 from .program import (
     MISSING,
     Value,
@@ -290,7 +301,7 @@ def find_roots(run: Run) -> Roots:
     objects[LISTENERS[:-1]] = Namespace(_connected_functions(run))
     if not isinstance(run.task, nn.Module):
         objects["run.task" if "task" in run.modules else "task"] = run.task
-    objects |= {MODULE + name: Namespace(vars(module)) for name, module in user_modules().items()}
+    objects |= {MODULE + name: ModuleVariables(vars(module)) for name, module in user_modules().items()}
     owned = {
         id(parameter)
         for optimizer in run.optimizers.values()

@@ -418,11 +418,9 @@ def test_a_function_that_was_edited_is_restored_as_far_as_it_has_the_variables()
     assert "it.value.<count>" in unlike
 
 
-def test_a_class_of_the_script_has_one_name_in_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = []
-    for module in ("__main__", "__mp_main__"):  # started by the user, or spawned by `launch`
-        monkeypatch.setattr(Thing, "__module__", module)
-        names.append(type_name(Thing()))
+def test_a_class_of_the_script_has_one_name_in_all_processes() -> None:
+    modules = ("__main__", "__mp_main__")  # started by the user, or spawned by `launch`
+    names = [type_name(type("Thing", (), {"__module__": module})()) for module in modules]
     assert names == ["__main__.Thing"] * 2
 
 
