@@ -90,8 +90,8 @@ def scalar_bits(value: Any) -> bytes:
 
 def tensor_bytes(value: Tensor) -> memoryview:
     dense = value.detach()
-    dense = (dense if dense.layout is torch.strided else dense.to_dense()).cpu()
-    return dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    dense = (dense if dense.layout is torch.strided else dense.to_dense()).cpu().resolve_conj().resolve_neg()
+    return dense.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def digest(content: bytes | memoryview) -> str:

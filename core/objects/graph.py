@@ -319,7 +319,7 @@ class Walk:
             else:
                 self.graph.contents[number] = parts.content
         for key, item in parts.slots:
-            slots[key] = self.value(item, path + key, depth + 1)
+            slots[key] = item if is_scalar(item) else self.value(item, path + key, depth + 1)
         return {"ref": number}
 
     # Each reader returns the parts of a value, or a slot without a node.
@@ -478,9 +478,12 @@ class Walk:
             return Parts("tensor", slots, [*place, saved_path, base is value])
         if base is not None and base is not value:
             return Parts("tensor view", [(".base", base), *slots], place)
-        data = value.detach()
-        if value.untyped_storage().nbytes() <= max(SMALL, 4 * value.nbytes):
-            data = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
+        data, size = value.detach(), value.untyped_storage().nbytes()
+        if size <= max(SMALL, 4 * value.nbytes):
+            if size == value.nbytes and value.is_contiguous():
+                data = data.view(-1)
+            else:
+                data = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
             self.storages[address] = "", value
         else:  # a small part of a large storage is saved without the storage
             place[2], place[3] = list(torch.empty(value.shape, device="meta").stride()), 0
