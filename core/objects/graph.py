@@ -135,7 +135,22 @@ class Namespace:
 
 
 class ModuleVariables(Namespace):
-    """Holds the variables of a module of the user; imports, and functions without state, are no variables."""
+    """Holds the variables of a module of the user. Imports, and functions without state, are no state."""
+
+    __slots__ = ("__program",)  # not a name of a variable
+
+    def __init__(self, variables: dict[str, Any]) -> None:
+        super().__init__(variables)
+        self.__program: dict[str, Any] = {}  # most variables: only their identity is checked again at the next save
+
+    def state(self) -> Iterator[tuple[str, Any]]:
+        for name, item in list(vars(self).items()):
+            if name[:2] == "__" or self.__program.get(name, MISSING) is item:  # `torch.compile` adds such names
+                continue
+            if type(item) not in SCALARS and is_program(item):
+                self.__program[name] = item
+            elif type(item) is not types.FunctionType or has_state(item):
+                yield f".{name}", item
 
 
 def type_name(value: object) -> str:
@@ -385,7 +400,11 @@ class Walk:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         slots = [(f".<{name}>", cell_content(cell)) for name, cell in cells if name != "__class__"]
         slots += [(f".{name}", part) for name in FUNCTION_PARTS if (part := getattr(value, name))]
-        if slots and slots[-1][0] == ".__dict__" and all(family(type(part)) == "skip" for part in value.__dict__.values()):
+        if (
+            slots
+            and slots[-1][0] == ".__dict__"
+            and all(family(type(part)) == "skip" for part in value.__dict__.values())
+        ):
             slots.pop()  # such as the mark of a handler
         return Parts("function", slots) if slots else {"skip": "function"}
 
@@ -401,18 +420,18 @@ class Walk:
         slots = [
             (f".{name}", item)
             for name, item in vars(value).items()
-            if name[:2] != "__" and name != "_abc_impl" and not is_harmless(type(item)) and is_state(item)
+            if name[:2] != "__"
+            and name != "_abc_impl"
+            and not is_harmless(type(item))
+            and (type(item) is not types.FunctionType or has_state(item))
         ]
         slots += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_by_user(base)]
         return Parts("class", slots) if slots else {"skip": "class"}
 
     def instance(self, value: Any, path: str) -> Parts:
-        slots = attribute_slots(value)
-        if isinstance(value, Namespace):  # `torch.compile` adds such variables to modules
-            slots = [(key, item) for key, item in slots if key[:3] != ".__"]
-        if isinstance(value, ModuleVariables):
-            slots = [(key, item) for key, item in slots if is_state(item)]
-        return Parts("object", slots + class_slots(value))
+        if type(value) is ModuleVariables:
+            return Parts("object", list(ModuleVariables.state(value)))  # `value.state` may be a variable
+        return Parts("object", attribute_slots(value) + class_slots(value))
 
     def opaque(self, value: Any, path: str) -> Parts | Node:
         # state in C cannot be restored, but a change shows in the pickle
@@ -511,17 +530,20 @@ def attribute_slots(value: object) -> list[tuple[str, Any]]:
     return [(f".{name}", item) for name, item in attributes(value)] if type(value) not in BUILT_IN else []
 
 
-def is_state(variable: Any) -> bool:
+def is_program(variable: Any) -> bool:
     kind = type(variable)
     if kind is types.FunctionType:
-        parts = variable.__closure__ or variable.__defaults__ or variable.__kwdefaults__
-        return bool(variable.__dict__ or (parts and is_by_user(variable)))
-    return is_by_user(variable) if issubclass(kind, type) else not _is_program(kind)
+        return not (variable.__dict__ or is_by_user(variable))
+    return not is_by_user(variable) if issubclass(kind, type) else _is_kind_of_program(kind)
 
 
 @functools.cache
-def _is_program(kind: type) -> bool:
+def _is_kind_of_program(kind: type) -> bool:
     return issubclass(kind, PROGRAM) or kind.__module__ in ("__future__", "typing", "typing_extensions")
+
+
+def has_state(function: types.FunctionType) -> bool:
+    return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__ or function.__dict__)
 
 
 def class_slots(value: object) -> list[tuple[str, Any]]:

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Final
 
 import torch
@@ -301,7 +301,7 @@ def find_roots(run: Run) -> Roots:
     objects[LISTENERS[:-1]] = Namespace(_connected_functions(run))
     if not isinstance(run.task, nn.Module):
         objects["run.task" if "task" in run.modules else "task"] = run.task
-    objects |= {MODULE + name: ModuleVariables(vars(module)) for name, module in user_modules().items()}
+    objects |= {MODULE + name: _variables(module) for name, module in user_modules().items()}
     owned = {
         id(parameter)
         for optimizer in run.optimizers.values()
@@ -346,6 +346,11 @@ def _is_users(receiver: Any) -> bool:
         receiver = receiver.func
     holder = getattr(receiver, "__self__", receiver)
     return is_by_user(holder if isinstance(holder, type | types.FunctionType) else type(holder))
+
+
+@cache
+def _variables(module: types.ModuleType) -> ModuleVariables:
+    return ModuleVariables(vars(module))
 
 
 def _write_back(run: Run, roots: Roots) -> None:
