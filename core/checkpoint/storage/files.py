@@ -43,6 +43,14 @@ class Files:
         while remaining:
             remaining = remaining[file.write(remaining) :]
 
+    def overwrite(self, path: Path, content: bytes) -> None:
+        # of a file of the same size: one write, so that a killed process leaves the old or the new content
+        handle = os.open(path, os.O_WRONLY | FOLLOW_NO_LINK)
+        try:
+            os.write(handle, content)
+        finally:
+            os.close(handle)
+
     def date(self, file: FileIO, nanoseconds: int) -> None:
         with suppress(OSError):  # some file systems keep no times
             os.utime(file.name, ns=(nanoseconds, nanoseconds))
@@ -80,10 +88,13 @@ class Files:
 
     def exists(self, path: Path) -> bool:
         try:
-            self.patiently(partial(self.try_status, path))
+            self.status(path)
         except NOT_THERE:
             return False
         return True
+
+    def status(self, path: Path) -> os.stat_result:
+        return self.patiently(partial(self.try_status, path))
 
     def read(self, path: Path, most: int) -> bytes:
         return self.read_range(path, 0, most)[0]

@@ -169,6 +169,7 @@ class Store:
             with suppress(OSError):  # the save is complete; the next start removes them
                 self._remove_shards(entry.former_shards)
         self._sequence = max(newest, entry.sequence)
+        self._manifests.add(entry)
         return entry
 
     def begin_shards(self, needed: int) -> Path:
@@ -308,7 +309,7 @@ class Store:
         if self.is_pinned(path):
             return False
         try:
-            entry = reader.read_manifest(path, files=self._files)
+            entry = self._manifests.read(path)
         except (ValueError, FileNotFoundError):  # its training is unknown, or it was just moved away
             return False
         if entry.training != (training or self.training_id or entry.training) or not entry.is_removable:
@@ -338,11 +339,14 @@ class Store:
             OSError: it could not be written.
         """
         pointer, name = pointer_path(self.folder, self.name, label), None if path is None else path.name
+        present, content = read_pointer(pointer), f"{name}\n".encode()
         if name is None:
             self._files.unlink(pointer)
-        elif read_pointer(pointer) != name:
+        elif label == "last" and present is not None and len(f"{present}\n".encode()) == len(content):
+            self._files.overwrite(pointer, content)
+        elif present != name:
             # `prune` spares the best. The pointer to the last is only a hint, so it is not synced.
-            write_small(self._files, self._hidden.small, f"{name}\n".encode(), syncs=label == "best")
+            write_small(self._files, self._hidden.small, content, syncs=label == "best")
             self._files.rename(self._hidden.small, pointer)
 
     def _sweep(self) -> list[str]:
