@@ -325,9 +325,12 @@ def _unsaved_attributes(part: Any, skipped: frozenset[str]) -> Namespace:
 
 def _connected_functions(run: Run) -> dict[str, Any]:
     plugins = dict(zip(run.plugins.names(), run.plugins, strict=True))
+    ours = {id(plugin) for plugin in run.plugins if is_ours(type(plugin).__module__)}
     functions: dict[str, Any] = {}
     for signal in run.bus.signals():
         for receiver, subscription in signal.listeners():
+            if id(getattr(receiver, "__self__", None)) in ours:  # nearly always
+                continue
             plugin = plugins.get(subscription.owner)  # a function connected in a handler has the plugin as owner, too
             if not _is_users(receiver) or (plugin is not None and not affects_training(plugin)):
                 continue
