@@ -17,7 +17,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any, TypeVar
 
-from .untrusted_files import FOLLOW_NO_LINK, LARGE, archive_digest, open_regular, read_range
+from .untrusted_files import FOLLOW_NO_LINK, LARGE, NO_WAIT, archive_digest, open_regular, read_range
 
 T = TypeVar("T")
 PAUSES = (0.1, 0.5, 2.0)  # seconds before reading is tried again
@@ -43,11 +43,14 @@ class Files:
         while remaining:
             remaining = remaining[file.write(remaining) :]
 
-    def overwrite(self, path: Path, content: bytes) -> None:
-        # of a file of the same size: one write, so that a killed process leaves the old or the new content
-        handle = os.open(path, os.O_WRONLY | FOLLOW_NO_LINK)
+    def overwrite(self, path: Path, content: bytes) -> bool:
+        # False unless a file of this size is there; one write, so a killed process leaves the old or the new content
         try:
-            os.write(handle, content)
+            handle = os.open(path, os.O_WRONLY | FOLLOW_NO_LINK | NO_WAIT)
+        except OSError:
+            return False
+        try:
+            return os.fstat(handle).st_size == len(content) == os.write(handle, content)
         finally:
             os.close(handle)
 

@@ -339,13 +339,12 @@ class Store:
             OSError: it could not be written.
         """
         pointer, name = pointer_path(self.folder, self.name, label), None if path is None else path.name
-        present, content = read_pointer(pointer), f"{name}\n".encode()
+        content = f"{name}\n".encode()
         if name is None:
             self._files.unlink(pointer)
-        elif label == "last" and present is not None and len(f"{present}\n".encode()) == len(content):
-            self._files.overwrite(pointer, content)
-        elif present != name:
-            # `prune` spares the best. The pointer to the last is only a hint, so it is not synced.
+        elif label == "last" and self._files.overwrite(pointer, content):  # only a hint, so it is not synced
+            return
+        elif read_pointer(pointer) != name:  # `prune` spares the best
             write_small(self._files, self._hidden.small, content, syncs=label == "best")
             self._files.rename(self._hidden.small, pointer)
 

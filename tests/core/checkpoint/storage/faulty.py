@@ -30,9 +30,9 @@ class Faulty(Files):
         self._step()
         return super().create(path)
 
-    def overwrite(self, path: Path, content: bytes) -> None:
+    def overwrite(self, path: Path, content: bytes) -> bool:
         self._step()
-        super().overwrite(path, content)
+        return super().overwrite(path, content)
 
     def sync(self, file: Any) -> None:
         self._step()

@@ -29,9 +29,10 @@ class Steps(Files):
         self.done.append(f"write {Path(str(file.name)).name}")
         super().write(file, content)
 
-    def overwrite(self, path: Path, content: bytes) -> None:
-        self.done.append(f"overwrite {path.name}")
-        super().overwrite(path, content)
+    def overwrite(self, path: Path, content: bytes) -> bool:
+        if is_done := super().overwrite(path, content):
+            self.done.append(f"overwrite {path.name}")
+        return is_done
 
     def sync(self, file: FileIO) -> None:
         self.done.append(f"sync {Path(str(file.name)).name}")
