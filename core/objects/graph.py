@@ -122,7 +122,7 @@ class Graph:
 
 def plain_content(content: Any) -> Any:
     if not isinstance(content, np.ndarray):
-        return content.detach() if isinstance(content, Tensor) else content
+        return content.detach().view(-1) if isinstance(content, Tensor) else content
     flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
     return torch.from_numpy(flat if flat.flags.writeable else flat.copy())
 
@@ -497,16 +497,14 @@ class Walk:
             return Parts("tensor", slots, [*place, saved_path, base is value])
         if base is not None and base is not value:
             return Parts("tensor view", [(".base", base), *slots], place)
-        data, size = value.detach(), value.untyped_storage().nbytes()
+        data, size = value, value.untyped_storage().nbytes()
         if size <= max(SMALL, 4 * value.nbytes):
-            if size == value.nbytes and value.is_contiguous():
-                data = data.view(-1)
-            else:
+            if size != value.nbytes or not value.is_contiguous() or value.is_conj() or value.is_neg():
                 data = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
             self.storages[address] = "", value
         else:  # a small part of a large storage is saved without the storage
             place[2], place[3] = list(torch.empty(value.shape, device="meta").stride()), 0
-            data = data.contiguous().view(-1)
+            data = value.detach().contiguous()
         parts = Parts("tensor", slots, [*place, "", True], data)
         return parts if type(value) is nn.Parameter else limited(parts, value.nbytes)
 
