@@ -342,9 +342,8 @@ class Store:
         content = f"{name}\n".encode()
         if name is None:
             self._files.unlink(pointer)
-        elif label == "last" and self._files.overwrite(pointer, content):  # only a hint, so it is not synced
-            return
-        elif read_pointer(pointer) != name:  # `prune` spares the best
+        elif read_pointer(pointer) != name and not (label == "last" and self._files.overwrite(pointer, content)):
+            # `prune` spares the best. The pointer to the last is only a hint, so it is not synced.
             write_small(self._files, self._hidden.small, content, syncs=label == "best")
             self._files.rename(self._hidden.small, pointer)
 
