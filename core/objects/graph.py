@@ -114,7 +114,8 @@ class Graph:
 
     @classmethod
     def unpack(cls, packed: bytes, contents: dict[int, Any]) -> Graph:
-        return cls(*unpack(packed), contents)
+        nodes, roots, untracked, large = unpack(packed)
+        return cls(nodes, roots, untracked, large, contents)
 
     def plain_contents(self, needed: Iterable[int]) -> dict[int, Any]:
         return {number: plain_content(self.contents[number]) for number in needed if number in self.contents}
@@ -149,12 +150,13 @@ class ModuleVariables(Namespace):
                 continue
             if type(item) not in SCALARS and is_program(item):
                 self.__program[name] = item
-            elif type(item) is not types.FunctionType or has_state(item):
+            elif has_state(item):
                 yield f".{name}", item
 
 
 def type_name(value: object) -> str:
-    return _name_of(type(value))
+    kind: type = type(value)
+    return _name_of(kind)
 
 
 @functools.cache
@@ -167,16 +169,11 @@ def _name_of(kind: type) -> str:
 
 
 @functools.cache
-def is_harmless(kind: type) -> bool:
-    return issubclass(kind, HARMLESS)
-
-
-@functools.cache
 def family(kind: type) -> str:
     slots = slots_of(kind)
     if kind in SCALARS:
         return "scalar"
-    if is_harmless(kind):
+    if issubclass(kind, HARMLESS):
         return "skip"
     for name, kinds in FAMILIES.items():
         if issubclass(kind, kinds):
@@ -395,17 +392,11 @@ class Walk:
         return self.give_up(value, path, "not empty") if is_filled else {"skip": "cache"}
 
     def function(self, value: Any, path: str) -> Parts | Node:
-        if not is_by_user(value):
+        if not is_by_user(value) or not has_state(value):
             return {"skip": "function"}
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         slots = [(f".<{name}>", cell_content(cell)) for name, cell in cells if name != "__class__"]
         slots += [(f".{name}", part) for name in FUNCTION_PARTS if (part := getattr(value, name))]
-        if (
-            slots
-            and slots[-1][0] == ".__dict__"
-            and all(family(type(part)) == "skip" for part in value.__dict__.values())
-        ):
-            slots.pop()  # such as the mark of a handler
         return Parts("function", slots) if slots else {"skip": "function"}
 
     def method(self, value: Any, path: str) -> Parts:
@@ -420,10 +411,7 @@ class Walk:
         slots = [
             (f".{name}", item)
             for name, item in vars(value).items()
-            if name[:2] != "__"
-            and name != "_abc_impl"
-            and not is_harmless(type(item))
-            and (type(item) is not types.FunctionType or has_state(item))
+            if name[:2] != "__" and name != "_abc_impl" and not is_harmless(item) and has_state(item)
         ]
         slots += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_by_user(base)]
         return Parts("class", slots) if slots else {"skip": "class"}
@@ -528,8 +516,14 @@ def attribute_slots(value: object) -> list[tuple[str, Any]]:
     return [(f".{name}", item) for name, item in attributes(value)] if type(value) not in BUILT_IN else []
 
 
+def is_harmless(value: object) -> bool:
+    kind: type = type(value)
+    return family(kind) == "skip" and issubclass(kind, HARMLESS)
+
+
 def is_program(variable: Any) -> bool:
-    kind = type(variable)
+    # of a module of the user
+    kind: type = type(variable)
     if kind is types.FunctionType:
         return not (variable.__dict__ or is_by_user(variable))
     return not is_by_user(variable) if issubclass(kind, type) else _is_kind_of_program(kind)
@@ -540,8 +534,17 @@ def _is_kind_of_program(kind: type) -> bool:
     return issubclass(kind, PROGRAM) or kind.__module__ in ("__future__", "typing", "typing_extensions")
 
 
-def has_state(function: types.FunctionType) -> bool:
-    return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__ or function.__dict__)
+def has_state(variable: Any) -> bool:
+    # False for a function that is only code, or has only attributes such as the mark of a handler
+    if type(variable) is not types.FunctionType:
+        return True
+    parts = variable.__closure__ or variable.__defaults__ or variable.__kwdefaults__
+    return bool(parts) or not all(map(_is_skipped, variable.__dict__.values()))
+
+
+def _is_skipped(value: object) -> bool:
+    kind: type = type(value)
+    return family(kind) == "skip"
 
 
 def class_slots(value: object) -> list[tuple[str, Any]]:
