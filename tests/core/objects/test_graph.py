@@ -20,11 +20,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
+import heliograph as h
 import numpy as np
 import pytest
 import torch
 from heliograph.core.objects.equality import same
-from heliograph.core.objects.graph import Comparison, Graph, Roots, capture_graph, type_name, untracked
+from heliograph.core.objects.graph import (
+    Comparison,
+    Graph,
+    ModuleVariables,
+    Roots,
+    capture_graph,
+    type_name,
+    untracked,
+)
 from heliograph.core.objects.restore import restore
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -638,3 +647,24 @@ def test_a_module_that_the_training_made_has_its_buffers() -> None:
     assert not failed
     assert same(after.teacher.state_dict(), before.teacher.state_dict())
     assert dict(after.teacher.named_buffers())["seen"].tolist() == [1.0]
+
+
+def test_imports_and_functions_without_state_are_no_variables() -> None:
+    def plain() -> None: ...
+
+    def marked() -> None: ...
+
+    variables = {"random": random, "Path": Path, "any": any, "Numbers": list[int], "plain": plain, "log": logging.root}
+    variables |= {"marked": h.on(h.BatchEnd)(marked), "count": 1, "state": None}
+    module = ModuleVariables(variables)
+
+    def slots() -> dict[str, Any]:
+        node: dict[str, Any] = capture_graph(Roots({"module m": module})).nodes[0]["slots"]
+        return node
+
+    assert slots() == {".log": {"skip": "logging.RootLogger"}, ".count": 1, ".state": None}
+    variables["random"], plain.calls = 2, 3  # type: ignore[attr-defined]
+    assert slots().keys() == {".random", ".plain", ".log", ".count", ".state"}
+    variables["random"] = random
+    del plain.calls  # type: ignore[attr-defined]
+    assert slots().keys() == {".log", ".count", ".state"}
