@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...events.checks import check_path, known_names
-from ..checkpoint.packing import pack, unpack
 from ..system.extras import require
+from ..system.plain_pickle import pack, unpack
 from .means import added
 
 LONGEST = 10_000  # rows: a few MB in memory, and about 9 bytes for each value in a checkpoint

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint.packing import pack, unpack
 from ..data.generators import KINDS, is_global
 from ..data.rng import generator_state
 from ..data.users_code import attributes, cell_content, is_by_user, is_ours, slots_of, unwrapped
 from ..engines.options import COMPILED
+from ..system.plain_pickle import pack, unpack
 from .equality import SCALARS, digest_of, is_scalar, scalar_bits
 
 Node = dict[str, Any]

@@ -18,8 +18,8 @@ from torch import nn
 from ...events import BatchEnd, EpochEnd, EpochStart, Handle, PluginName, Run
 from ...events.checks import describe as describe_function
 from ...plugins.plugin import marked_methods
-from ..checkpoint.packing import pack, unpack
 from ..data.users_code import is_by_user, is_ours, is_users
+from ..system.plain_pickle import pack, unpack
 from .equality import sums
 from .graph import (
     LISTENERS,

@@ -7,8 +7,8 @@ import pickle
 from pathlib import PurePath
 
 import pytest
-from heliograph.core.checkpoint.packing import pack, unpack
 from heliograph.core.objects.equality import scalar_bits
+from heliograph.core.system.plain_pickle import pack, unpack
 
 
 def test_plain_values_keep_types_and_bits() -> None:
