@@ -523,7 +523,7 @@ def is_harmless(value: object) -> bool:
 
 def is_program(variable: Any) -> bool:
     # of a module of the user
-    kind: type = type(variable)
+    kind: Any = type(variable)
     if kind is types.FunctionType:
         return not (variable.__dict__ or is_by_user(variable))
     return not is_by_user(variable) if issubclass(kind, type) else _is_kind_of_program(kind)

@@ -652,10 +652,11 @@ def test_a_module_that_the_training_made_has_its_buffers() -> None:
 def test_imports_and_functions_without_state_are_no_variables() -> None:
     def plain() -> None: ...
 
-    def marked() -> None: ...
+    @h.on(h.BatchEnd)
+    def marked(self: Any, run: h.Run, event: h.BatchEnd) -> None: ...
 
     variables = {"random": random, "Path": Path, "any": any, "Numbers": list[int], "plain": plain, "log": logging.root}
-    variables |= {"marked": h.on(h.BatchEnd)(marked), "count": 1, "state": None}
+    variables |= {"marked": marked, "count": 1, "state": None}
     module = ModuleVariables(variables)
 
     def slots() -> dict[str, Any]:
