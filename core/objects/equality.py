@@ -90,11 +90,8 @@ def scalar_bits(value: Any) -> bytes:
 
 def tensor_bytes(value: Tensor) -> memoryview:
     dense = value.detach()
-    if dense.layout is not torch.strided:
-        dense = dense.to_dense()
-    if dense.is_conj() or dense.is_neg():
-        dense = dense.resolve_conj().resolve_neg()
-    return dense.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+    dense = (dense if dense.layout is torch.strided else dense.to_dense()).cpu()
+    return dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def digest(content: bytes | memoryview) -> str:

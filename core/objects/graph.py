@@ -27,7 +27,7 @@ from ..data.generators import KINDS, is_global
 from ..data.rng import generator_state
 from ..data.users_code import attributes, cell_content, is_by_user, is_ours, slots_of, unwrapped
 from ..engines.options import COMPILED
-from ..system.plain_pickle import pack, unpack
+from ..system.plain_pickle import pack
 from .equality import SCALARS, digest_of, is_scalar, scalar_bits
 
 Node = dict[str, Any]
@@ -46,9 +46,8 @@ HARMLESS: Final = (
     types.FrameType, property, staticmethod, classmethod, functools.cached_property, range, slice, type(Ellipsis),
     type(NotImplemented), type(vars(collections.namedtuple("Named", "field"))["field"]), torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo, np.dtype, np.ufunc, weakref.ref,
-    weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
+    weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, types.UnionType,
 )  # fmt: skip
-PROGRAM: Final = (types.ModuleType, types.BuiltinFunctionType, types.GenericAlias, types.UnionType)
 HARMLESS_MODULES: Final = frozenset({
     "__future__", "_abc", "_ctypes", "_frozen_importlib", "_frozen_importlib_external", "_pytest", "_queue", "_struct",
     "_thread", "abc", "argparse", "blinker", "concurrent", "contextlib", "ctypes", "datetime", "decimal", "enum",
@@ -110,12 +109,7 @@ class Graph:
 
     def pack(self) -> bytes:
         # all but the contents
-        return pack([self.nodes, self.roots, self.untracked, self.large])
-
-    @classmethod
-    def unpack(cls, packed: bytes, contents: dict[int, Any]) -> Graph:
-        nodes, roots, untracked, large = unpack(packed)
-        return cls(nodes, roots, untracked, large, contents)
+        return pack({"nodes": self.nodes, "roots": self.roots, "untracked": self.untracked, "large": self.large})
 
     def plain_contents(self, needed: Iterable[int]) -> dict[int, Any]:
         return {number: plain_content(self.contents[number]) for number in needed if number in self.contents}
@@ -129,29 +123,10 @@ def plain_content(content: Any) -> Any:
 
 
 class Namespace:
-    """Holds the attributes of an object that its `state_dict` lacks."""
+    """Holds the variables of a module, or the attributes of an object that its `state_dict` lacks."""
 
     def __init__(self, variables: dict[str, Any]) -> None:
         self.__dict__ = variables
-
-
-class ModuleVariables(Namespace):
-    """Holds the variables of a module of the user. Imports, and functions without state, are no state."""
-
-    __slots__ = ("__program",)  # not a name of a variable
-
-    def __init__(self, variables: dict[str, Any]) -> None:
-        super().__init__(variables)
-        self.__program: dict[str, Any] = {}  # most variables: only their identity is checked again at the next save
-
-    def state(self) -> Iterator[tuple[str, Any]]:
-        for name, item in list(vars(self).items()):
-            if name[:2] == "__" or self.__program.get(name, MISSING) is item:  # `torch.compile` adds such names
-                continue
-            if type(item) not in SCALARS and is_program(item):
-                self.__program[name] = item
-            elif has_state(item):
-                yield f".{name}", item
 
 
 def type_name(value: object) -> str:
@@ -411,15 +386,16 @@ class Walk:
         slots = [
             (f".{name}", item)
             for name, item in vars(value).items()
-            if name[:2] != "__" and name != "_abc_impl" and not is_harmless(item) and has_state(item)
+            if name[:2] != "__" and name != "_abc_impl" and has_state(item)
         ]
         slots += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_by_user(base)]
         return Parts("class", slots) if slots else {"skip": "class"}
 
     def instance(self, value: Any, path: str) -> Parts:
-        if type(value) is ModuleVariables:
-            return Parts("object", list(ModuleVariables.state(value)))  # `value.state` may be a variable
-        return Parts("object", attribute_slots(value) + class_slots(value))
+        slots = attribute_slots(value)
+        if type(value) is Namespace and "__name__" in vars(value):  # `torch.compile` adds `__` variables to modules
+            slots = [(key, item) for key, item in slots if key[:3] != ".__" and has_state(item)]
+        return Parts("object", slots + class_slots(value))
 
     def opaque(self, value: Any, path: str) -> Parts | Node:
         # state in C cannot be restored, but a change shows in the pickle
@@ -516,30 +492,13 @@ def attribute_slots(value: object) -> list[tuple[str, Any]]:
     return [(f".{name}", item) for name, item in attributes(value)] if type(value) not in BUILT_IN else []
 
 
-def is_harmless(value: object) -> bool:
-    kind: type = type(value)
-    return family(kind) == "skip" and issubclass(kind, HARMLESS)
-
-
-def is_program(variable: Any) -> bool:
-    # of a module of the user
-    kind: Any = type(variable)
-    if kind is types.FunctionType:
-        return not (variable.__dict__ or is_by_user(variable))
-    return not is_by_user(variable) if issubclass(kind, type) else _is_kind_of_program(kind)
-
-
-@functools.cache
-def _is_kind_of_program(kind: type) -> bool:
-    return issubclass(kind, PROGRAM) or kind.__module__ in ("__future__", "typing", "typing_extensions")
-
-
 def has_state(variable: Any) -> bool:
-    # False for a function that is only code, or has only attributes such as the mark of a handler
-    if type(variable) is not types.FunctionType:
-        return True
-    parts = variable.__closure__ or variable.__defaults__ or variable.__kwdefaults__
-    return bool(parts) or not all(map(_is_skipped, variable.__dict__.values()))
+    # of a module or class; a function may be only code, or have only attributes such as the mark of a handler
+    kind: type = type(variable)
+    if kind is types.FunctionType:
+        parts = variable.__closure__ or variable.__defaults__ or variable.__kwdefaults__
+        return bool(parts and is_by_user(variable)) or not all(map(_is_skipped, variable.__dict__.values()))
+    return not _is_skipped(variable) and (family(kind) != "class" or is_by_user(variable))
 
 
 def _is_skipped(value: object) -> bool:
@@ -646,7 +605,7 @@ def describe(graph: Graph, path: str) -> str:
     if is_reference(value):
         node = graph.nodes[value["ref"]]
         return str(node["leaf"] if node["kind"] == "enum" else node["type"])
-    return "missing" if value is MISSING else str(value["skip"]) if isinstance(value, dict) else f"{value!r:.60}"
+    return "not saved" if value is MISSING else str(value["skip"]) if isinstance(value, dict) else f"{value!r:.60}"
 
 
 def walk(graph: Graph) -> Iterator[tuple[str, Any]]:

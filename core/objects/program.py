@@ -60,8 +60,8 @@ def encode(value: Any, *, is_data: bool = False) -> dict[str, str]:
         is_data: whether it may be a data set: then large values are sampled, objects of installed libraries are not
             read, and states of generators are ignored because their draws are keyed.
     """
-    if is_scalar(value) or _is_flat(value):
-        return _encode_plain(scalar_bits(value))
+    if is_scalar(value):
+        return _encode_scalar(scalar_bits(value))
     walk, encoded = _Digests(is_data=is_data), {"text": show(value)}
     slot = walk.value(value, "", 0)
     if walk.graph.untracked:
@@ -71,7 +71,7 @@ def encode(value: Any, *, is_data: bool = False) -> dict[str, str]:
 
 
 @lru_cache(maxsize=1000)  # options of the program are the same at every save
-def _encode_plain(bits: bytes) -> dict[str, str]:
+def _encode_scalar(bits: bytes) -> dict[str, str]:
     return {"text": show(marshal.loads(bits)), "digest": digest(bits)}  # noqa: S302  # not from a file
 
 
@@ -109,12 +109,6 @@ def _is_short(value: Any, depth: int = 3) -> bool:
         return False
     items = chain.from_iterable(value.items()) if type(value) is dict else value
     return all(_is_short(item, depth - 1) for item in items)
-
-
-def _is_flat(value: Any) -> bool:
-    if type(value) not in (list, tuple, dict) or len(value) > FEW or not all(map(is_scalar, value)):
-        return False
-    return type(value) is not dict or all(map(is_scalar, value.values()))
 
 
 def _is_iterator(kind: type) -> bool:

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
@@ -21,18 +21,7 @@ from ...plugins.plugin import marked_methods
 from ..data.users_code import is_by_user, is_ours, is_users
 from ..system.plain_pickle import pack, unpack
 from .equality import sums
-from .graph import (
-    LISTENERS,
-    Comparison,
-    Graph,
-    ModuleVariables,
-    Namespace,
-    Roots,
-    capture_graph,
-    describe,
-    untracked,
-    user_hooks,
-)
+from .graph import LISTENERS, Comparison, Graph, Namespace, Roots, capture_graph, describe, untracked, user_hooks
 from .program import (
     MISSING,
     Value,
@@ -142,7 +131,7 @@ class ObjectState:
         facts = unpack(saved["facts"])
         self.changed |= set(facts["changed"])
         self._report_variables(run, facts["variables"])
-        roots, graph = find_roots(run), Graph.unpack(saved["graph"], saved["contents"])
+        roots, graph = find_roots(run), Graph(**unpack(saved["graph"]), contents=saved["contents"])
         paths = {path for path in facts["changed"] if not (is_roll_back and path.startswith((MODULE, "plugins.")))}
         restored, failed = restore(roots, graph, paths)
         _write_back(run, roots)
@@ -301,7 +290,7 @@ def find_roots(run: Run) -> Roots:
     objects[LISTENERS[:-1]] = Namespace(_connected_functions(run))
     if not isinstance(run.task, nn.Module):
         objects["run.task" if "task" in run.modules else "task"] = run.task
-    objects |= {MODULE + name: _variables(module) for name, module in user_modules().items()}
+    objects |= {MODULE + name: Namespace(vars(module)) for name, module in user_modules().items()}
     owned = {
         id(parameter)
         for optimizer in run.optimizers.values()
@@ -349,11 +338,6 @@ def _is_users(receiver: Any) -> bool:
         receiver = receiver.func
     holder = getattr(receiver, "__self__", receiver)
     return is_by_user(holder if isinstance(holder, type | types.FunctionType) else type(holder))
-
-
-@cache
-def _variables(module: types.ModuleType) -> ModuleVariables:
-    return ModuleVariables(vars(module))
 
 
 def _write_back(run: Run, roots: Roots) -> None:

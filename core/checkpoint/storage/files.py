@@ -17,7 +17,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any, TypeVar
 
-from .untrusted_files import FOLLOW_NO_LINK, LARGE, NO_WAIT, archive_digest, open_regular, read_range
+from .untrusted_files import FOLLOW_NO_LINK, LARGE, archive_digest, open_regular, read_range
 
 T = TypeVar("T")
 PAUSES = (0.1, 0.5, 2.0)  # seconds before reading is tried again
@@ -35,7 +35,7 @@ class Files:
 
     def create(self, path: Path) -> FileIO:
         # a symbolic link of that name is not followed: another file would be emptied
-        return FileIO(path, "w", opener=lambda name, flags: os.open(name, flags | FOLLOW_NO_LINK, 0o666))
+        return FileIO(path, "w", opener=_open_no_link)
 
     def write(self, file: FileIO, content: bytes | memoryview) -> None:
         # the system may write less at a time
@@ -45,14 +45,9 @@ class Files:
 
     def overwrite(self, path: Path, content: bytes) -> bool:
         # False unless a file of this size is there; one write, so a killed process leaves the old or the new content
-        try:
-            handle = os.open(path, os.O_WRONLY | FOLLOW_NO_LINK | NO_WAIT)
-        except OSError:
-            return False
-        try:
-            return os.fstat(handle).st_size == len(content) == os.write(handle, content)
-        finally:
-            os.close(handle)
+        with suppress(OSError), FileIO(path, "r+", opener=_open_no_link) as file:
+            return os.fstat(file.fileno()).st_size == len(content) == file.write(content)
+        return False
 
     def date(self, file: FileIO, nanoseconds: int) -> None:
         with suppress(OSError):  # some file systems keep no times
@@ -91,13 +86,10 @@ class Files:
 
     def exists(self, path: Path) -> bool:
         try:
-            self.status(path)
+            self.patiently(partial(self.try_status, path))
         except NOT_THERE:
             return False
         return True
-
-    def status(self, path: Path) -> os.stat_result:
-        return self.patiently(partial(self.try_status, path))
 
     def read(self, path: Path, most: int) -> bytes:
         return self.read_range(path, 0, most)[0]
@@ -149,6 +141,10 @@ class Files:
     def try_names(self, folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as names:
             return list(names)
+
+
+def _open_no_link(name: str, flags: int) -> int:
+    return os.open(name, flags | FOLLOW_NO_LINK, 0o666)
 
 
 SYSTEM = Files()

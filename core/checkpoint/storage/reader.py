@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from io import SEEK_END
 from pathlib import Path
@@ -77,18 +77,6 @@ class Manifests:
             self._cache = {name: file for name, file in self._cache.items() if self._is_unchanged(file)}
             self._recent = {}
         return self._stamps
-
-    def add(self, entry: Entry) -> None:
-        """Remember a checkpoint that was just written."""
-        with suppress(OSError):  # another process may have moved it
-            self._cache[entry.path.name] = FoundFile(entry.path, _stamp_of(entry.path.stat()), entry)
-
-    def read(self, path: Path) -> Entry:
-        """Return the manifest of a checkpoint in the folder; see `read_manifest`."""
-        file = self._cache.get(path.name)
-        if file is not None and file.entry is not None and file.stamp == _stamp_of(self.files.status(path)):
-            return file.entry
-        return read_manifest(path, files=self.files)
 
     def look(self, is_chosen: Callable[[str], bool] = bool, *, again: bool = False) -> list[FoundFile]:
         for number in range(ROUNDS):
@@ -176,12 +164,9 @@ def _stamp(entry: os.DirEntry[str]) -> Stamp | None:
     try:
         if entry.is_dir():
             return None
-        return _stamp_of(entry.stat())
+        status = entry.stat()
     except OSError:  # a link to itself, for example
         return ()
-
-
-def _stamp_of(status: os.stat_result) -> Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

@@ -169,7 +169,6 @@ class Store:
             with suppress(OSError):  # the save is complete; the next start removes them
                 self._remove_shards(entry.former_shards)
         self._sequence = max(newest, entry.sequence)
-        self._manifests.add(entry)
         return entry
 
     def begin_shards(self, needed: int) -> Path:
@@ -309,7 +308,7 @@ class Store:
         if self.is_pinned(path):
             return False
         try:
-            entry = self._manifests.read(path)
+            entry = reader.read_manifest(path, files=self._files)
         except (ValueError, FileNotFoundError):  # its training is unknown, or it was just moved away
             return False
         if entry.training != (training or self.training_id or entry.training) or not entry.is_removable:

@@ -26,7 +26,7 @@ from ...system.errors import is_of_machine
 from ..schema import CONTAINERS, MAPPINGS, check_tree
 
 FOLLOW_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these
-NO_WAIT: int = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_FLAGS: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_FILE = {errno.ELOOP, errno.ENXIO, errno.EISDIR}
 
 
@@ -39,7 +39,7 @@ def open_regular(path: Path | str) -> BufferedReader:
     """
     problem = ValueError(f"{path} is not a regular file: a folder, a link, a pipe or a device has that name")
     try:
-        handle = os.open(path, os.O_RDONLY | NO_WAIT)
+        handle = os.open(path, _FLAGS)
     except OSError as error:
         if error.errno in _NO_FILE:
             raise problem from None

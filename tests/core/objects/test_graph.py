@@ -28,13 +28,14 @@ from heliograph.core.objects.equality import same
 from heliograph.core.objects.graph import (
     Comparison,
     Graph,
-    ModuleVariables,
+    Namespace,
     Roots,
     capture_graph,
     type_name,
     untracked,
 )
 from heliograph.core.objects.restore import restore
+from heliograph.core.system.plain_pickle import unpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -92,7 +93,8 @@ def saved(roots: Roots, changed: set[str], needed: set[int]) -> tuple[Graph, set
     graph, content = capture_graph(roots, changed), BytesIO()
     torch.save([graph.pack(), graph.plain_contents(needed)], content)
     content.seek(0)
-    return Graph.unpack(*torch.load(content, weights_only=True)), changed
+    packed, contents = torch.load(content, weights_only=True)
+    return Graph(**unpack(packed), contents=contents), changed
 
 
 def resumed(make: Callable[[], Any], change: Callable[[Any], None]) -> tuple[Any, Any, dict[str, str]]:
@@ -548,6 +550,7 @@ SCRIPT = """
 import random, sys, torch
 from heliograph.core.objects.graph import Comparison, Graph, Roots, capture_graph
 from heliograph.core.objects.restore import restore
+from heliograph.core.system.plain_pickle import unpack
 from heliograph.tests.core.objects.test_graph import grow, program
 
 path, seed = sys.argv[1], int(sys.argv[2])
@@ -561,8 +564,8 @@ if sys.argv[3] == "save":
     difference = Comparison(baseline, graph)
     torch.save([graph.pack(), graph.plain_contents(difference.needed), sorted(difference.paths)], path)
 else:
-    *state, paths = torch.load(path, weights_only=True)
-    graph = Graph.unpack(*state)
+    packed, contents, paths = torch.load(path, weights_only=True)
+    graph = Graph(**unpack(packed), contents=contents)
     restored, failed = restore(roots, graph, paths)
     print(sorted(Comparison(graph, capture_graph(roots)).paths), failed)
 """
@@ -656,16 +659,16 @@ def test_imports_and_functions_without_state_are_no_variables() -> None:
     def marked(self: Any, run: h.Run, event: h.BatchEnd) -> None: ...
 
     variables = {"random": random, "Path": Path, "any": any, "Numbers": list[int], "plain": plain, "log": logging.root}
-    variables |= {"marked": marked, "count": 1, "state": None}
-    module = ModuleVariables(variables)
+    variables |= {"marked": marked, "count": 1, "state": None, "__name__": "m"}
+    module = Namespace(variables)
 
     def slots() -> dict[str, Any]:
         node: dict[str, Any] = capture_graph(Roots({"module m": module})).nodes[0]["slots"]
         return node
 
-    assert slots() == {".log": {"skip": "logging.RootLogger"}, ".count": 1, ".state": None}
+    assert slots() == {".count": 1, ".state": None}
     variables["random"], plain.calls = 2, 3  # type: ignore[attr-defined]
-    assert slots().keys() == {".random", ".plain", ".log", ".count", ".state"}
+    assert slots().keys() == {".random", ".plain", ".count", ".state"}
     variables["random"] = random
     del plain.calls  # type: ignore[attr-defined]
-    assert slots().keys() == {".log", ".count", ".state"}
+    assert slots().keys() == {".count", ".state"}
