@@ -96,6 +96,7 @@ class OrderedSignal(Signal, Generic[E]):
         self.subscriptions: dict[Any, Subscription] = {}
         self._bus = bus
         self._owners: dict[int, str] = {}
+        self._called: list[tuple[Any, Subscription]] = []  # active subscriptions in order, by blinker's key
         self._alarms: Alarms | None = None  # None if no receiver is ever idle
         self._arrivals = count()
         self._lock = RLock()  # weak receivers may be collected in any thread
@@ -193,10 +194,10 @@ class OrderedSignal(Signal, Generic[E]):
 
     def listeners(self) -> Iterator[tuple[Receiver, Subscription]]:
         """Yield the active receivers in order, with their subscriptions."""
-        for key, subscription in self._sort():
+        for key, subscription in self._called:
             reference = self.receivers.get(key)  # None if a weak receiver was collected meanwhile
             receiver = reference() if isinstance(reference, weakref.ref) else reference
-            if receiver is not None and not subscription.paused:
+            if receiver is not None:
                 yield receiver, subscription
 
     def rebuild(self) -> None:
@@ -212,7 +213,7 @@ class OrderedSignal(Signal, Generic[E]):
                 alarms = alarms_of(subscriptions, chain, self._bus.forgive)
             self._bus.receiver_count += len(chain) - len(self.chain)
             self._owners = {id(link): item.owner for link, item in zip(chain, subscriptions, strict=True)}
-            self.chain, self._alarms = chain, alarms
+            self.chain, self._alarms, self._called = chain, alarms, called
 
     def _sort(self) -> list[tuple[Any, Subscription]]:
         items = self.subscriptions.copy().items()  # a copy: weak receivers may be collected in any thread

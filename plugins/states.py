@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..events import Bus, Event, Lane, Progress
 from ..events import catalogue as ev
+from ..events.checks import PLAIN
 from .entry import Handler, PluginEntry
 from .filters import Filter
 
@@ -165,7 +166,9 @@ class States:
         states: dict[str, Any] = {}
         for entry in self.stateful():
             with self.tolerating_errors(entry, "state_dict", "its state is not saved"):
-                state = deepcopy(entry.plugin.state_dict())
+                state = entry.plugin.state_dict()
+                is_flat = type(state) is dict and PLAIN.issuperset(map(type, state.values()))
+                state = state.copy() if is_flat else deepcopy(state)  # five times as fast
                 if check is not None and entry.is_observer:
                     check(state, "its state")
                 states[entry.name] = state

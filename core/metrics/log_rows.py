@@ -6,12 +6,18 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Self
 
+<<<<<<< HEAD
 import numpy as np
 import torch
 
+=======
+from ...events.checks import check_path, known_names
+from ..system.extras import require
+from ..system.plain_pickle import pack, unpack
+>>>>>>> savefast
 from .means import added
 
-LONGEST = 10_000  # rows: a few MB in memory, and 9 bytes for each value in a checkpoint
+LONGEST = 10_000  # rows: a few MB in memory, and about 9 bytes for each value in a checkpoint
 Row = dict[str, float]
 
 
@@ -35,7 +41,7 @@ def add_row(run: Any, metrics: Mapping[str, float], *, by_the_clock: bool = Fals
 class LogRows:
     """One row (`step`, `epoch` and metrics) for each optimizer step with logged or measured metrics.
 
-    The newest 10,000 rows are kept. A checkpoint holds them as two tensors.
+    The newest 10,000 rows are kept. A checkpoint holds them as packed bytes.
 
     Attributes:
         rows: the oldest first.
@@ -71,19 +77,15 @@ class LogRows:
     def state_dict(self) -> dict[str, Any]:
         # Without timings, so that two equal runs save equal states.
         names = list(dict.fromkeys(name for row in self.rows for name in row))
-        return {
-            "names": names,
-            "values": torch.from_numpy(np.array([[row.get(name, 0.0) for row in self.rows] for name in names], float)),
-            "known": torch.from_numpy(np.array([[name in row for row in self.rows] for name in names])),
-            "dropped": self.dropped,
-        }
+        values = [[float(row[name]) if name in row else None for name in names] for row in self.rows]
+        return {"names": names, "values": pack(values), "dropped": self.dropped}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], previous: LogRows | None = None) -> Self:
         made = cls()
         made.dropped = state["dropped"]
-        for values, flags in zip(state["values"].T.tolist(), state["known"].T.tolist(), strict=True):
-            row = {name: value for name, value, is_known in zip(state["names"], values, flags, strict=True) if is_known}
+        for values in unpack(state["values"]):
+            row = {name: value for name, value in zip(state["names"], values, strict=True) if value is not None}
             made.rows.append(row | {"step": int(row["step"])})
         paces = {} if previous is None else previous.paces
         made.paces = {step: paces[step] for step in (int(row["step"]) for row in made.rows) if step in paces}

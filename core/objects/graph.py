@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ..data.rng import KINDS, generator_state, is_global
 from ..data.users_code import attributes, cell_content, is_by_user, is_ours, slots_of, unwrapped
 from ..engines.options import COMPILED
+from ..system.plain_pickle import pack
 from .equality import SCALARS, digest_of, is_scalar, scalar_bits
 
 Node = dict[str, Any]
@@ -44,7 +45,7 @@ HARMLESS: Final = (
     types.FrameType, property, staticmethod, classmethod, functools.cached_property, range, slice, type(Ellipsis),
     type(NotImplemented), type(vars(collections.namedtuple("Named", "field"))["field"]), torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo, np.dtype, np.ufunc, weakref.ref,
-    weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
+    weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, types.UnionType,
 )  # fmt: skip
 HARMLESS_MODULES: Final = frozenset({
     "__future__", "_abc", "_ctypes", "_frozen_importlib", "_frozen_importlib_external", "_pytest", "_queue", "_struct",
@@ -105,15 +106,17 @@ class Graph:
         # computed here if the path had changed before the walk; a checkpoint has no content of logs
         return str(self.nodes[number]["digest"]) or digest_of(self.contents.get(number))
 
-    def state_dict(self, needed: Iterable[int]) -> dict[str, Any]:
-        contents = {number: plain_content(self.contents[number]) for number in needed if number in self.contents}
-        facts = {"roots": self.roots, "untracked": self.untracked, "large": self.large}
-        return {"nodes": self.nodes, "contents": contents, **facts}
+    def pack(self) -> bytes:
+        # all but the contents
+        return pack({"nodes": self.nodes, "roots": self.roots, "untracked": self.untracked, "large": self.large})
+
+    def plain_contents(self, needed: Iterable[int]) -> dict[int, Any]:
+        return {number: plain_content(self.contents[number]) for number in needed if number in self.contents}
 
 
 def plain_content(content: Any) -> Any:
     if not isinstance(content, np.ndarray):
-        return content.detach() if isinstance(content, Tensor) else content
+        return content.detach().view(-1) if isinstance(content, Tensor) else content
     flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
     return torch.from_numpy(flat if flat.flags.writeable else flat.copy())
 
@@ -126,9 +129,14 @@ class Namespace:
 
 
 def type_name(value: object) -> str:
+    kind: type = type(value)
+    return _name_of(kind)
+
+
+@functools.cache
+def _name_of(kind: type) -> str:
     # of a sharded module, the class that the user wrote
-    kind = type(value)
-    if isinstance(value, nn.Module) and kind.__name__.startswith("FSDP"):
+    if issubclass(kind, nn.Module) and kind.__name__.startswith("FSDP"):
         kind = next((base for base in kind.__mro__[1:] if not base.__module__.startswith("torch.distributed")), kind)
     module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__  # the script in a spawned process
     return f"{module}.{kind.__qualname__}"
@@ -260,10 +268,10 @@ class Walk:
         name = family(kind)
         if (name == "scalar" and is_scalar(value)) or (kind is tuple and all(map(is_scalar, value))):
             return value
-        if name in ("module", "function") and (inner := unwrap(value)) is not value:
-            return self.value(inner, path, depth)
         if name == "skip":
             return {"skip": type_name(value)}
+        if name in ("module", "function") and (inner := unwrap(value)) is not value:
+            return self.value(inner, path, depth)
         if (number := self.ids.get(id(value))) is not None:
             return {"ref": number}
         if id(value) in self.data:
@@ -297,7 +305,7 @@ class Walk:
             else:
                 self.graph.contents[number] = parts.content
         for key, item in parts.slots:
-            slots[key] = self.value(item, path + key, depth + 1)
+            slots[key] = item if is_scalar(item) else self.value(item, path + key, depth + 1)
         return {"ref": number}
 
     # Each reader returns the parts of a value, or a slot without a node.
@@ -358,7 +366,7 @@ class Walk:
         return self.give_up(value, path, "not empty") if is_filled else {"skip": "cache"}
 
     def function(self, value: Any, path: str) -> Parts | Node:
-        if not is_by_user(value):
+        if not is_by_user(value) or not has_state(value):
             return {"skip": "function"}
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         slots = [(f".<{name}>", cell_content(cell)) for name, cell in cells if name != "__class__"]
@@ -377,15 +385,15 @@ class Walk:
         slots = [
             (f".{name}", item)
             for name, item in vars(value).items()
-            if name[:2] != "__" and name != "_abc_impl" and not isinstance(item, HARMLESS)
+            if name[:2] != "__" and name != "_abc_impl" and has_state(item)
         ]
         slots += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_by_user(base)]
         return Parts("class", slots) if slots else {"skip": "class"}
 
     def instance(self, value: Any, path: str) -> Parts:
         slots = attribute_slots(value)
-        if type(value) is Namespace:  # `torch.compile` adds such variables to modules
-            slots = [(key, item) for key, item in slots if key[:3] != ".__"]
+        if type(value) is Namespace and "__name__" in vars(value):  # `torch.compile` adds `__` variables to modules
+            slots = [(key, item) for key, item in slots if key[:3] != ".__" and has_state(item)]
         return Parts("object", slots + class_slots(value))
 
     def opaque(self, value: Any, path: str) -> Parts | Node:
@@ -452,13 +460,14 @@ class Walk:
             return Parts("tensor", slots, [*place, saved_path, base is value])
         if base is not None and base is not value:
             return Parts("tensor view", [(".base", base), *slots], place)
-        data = value.detach()
-        if value.untyped_storage().nbytes() <= max(SMALL, 4 * value.nbytes):
-            data = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
+        data, size = value, value.untyped_storage().nbytes()
+        if size <= max(SMALL, 4 * value.nbytes):
+            if size != value.nbytes or not value.is_contiguous() or value.is_conj() or value.is_neg():
+                data = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
             self.storages[address] = "", value
         else:  # a small part of a large storage is saved without the storage
             place[2], place[3] = list(torch.empty(value.shape, device="meta").stride()), 0
-            data = data.contiguous().view(-1)
+            data = value.detach().contiguous()
         parts = Parts("tensor", slots, [*place, "", True], data)
         return parts if type(value) is nn.Parameter else limited(parts, value.nbytes)
 
@@ -480,6 +489,20 @@ def limited(parts: Parts, nbytes: int) -> Parts:
 
 def attribute_slots(value: object) -> list[tuple[str, Any]]:
     return [(f".{name}", item) for name, item in attributes(value)] if type(value) not in BUILT_IN else []
+
+
+def has_state(variable: Any) -> bool:
+    # of a module or class; a function may be only code, or have only attributes such as the mark of a handler
+    kind: type = type(variable)
+    if kind is types.FunctionType:
+        parts = variable.__closure__ or variable.__defaults__ or variable.__kwdefaults__
+        return bool(parts and is_by_user(variable)) or not all(map(_is_skipped, variable.__dict__.values()))
+    return not _is_skipped(variable) and (family(kind) != "class" or is_by_user(variable))
+
+
+def _is_skipped(value: object) -> bool:
+    kind: type = type(value)
+    return family(kind) == "skip"
 
 
 def class_slots(value: object) -> list[tuple[str, Any]]:
@@ -581,7 +604,7 @@ def describe(graph: Graph, path: str) -> str:
     if is_reference(value):
         node = graph.nodes[value["ref"]]
         return str(node["leaf"] if node["kind"] == "enum" else node["type"])
-    return "missing" if value is MISSING else str(value["skip"]) if isinstance(value, dict) else f"{value!r:.60}"
+    return "not saved" if value is MISSING else str(value["skip"]) if isinstance(value, dict) else f"{value!r:.60}"
 
 
 def walk(graph: Graph) -> Iterator[tuple[str, Any]]:

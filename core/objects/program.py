@@ -7,9 +7,10 @@ import decimal
 import enum
 import fractions
 import io
+import marshal
 from collections import deque
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import PurePath
 from types import FunctionType
@@ -59,15 +60,19 @@ def encode(value: Any, *, is_data: bool = False) -> dict[str, str]:
         is_data: whether it may be a data set: then large values are sampled, objects of installed libraries are not
             read, and states of generators are ignored because their draws are keyed.
     """
-    encoded = {"text": show(value)}
-    if is_scalar(value):  # many times as fast
-        return encoded | {"digest": digest(scalar_bits(value))}
-    walk = _Digests(is_data=is_data)
+    if is_scalar(value):
+        return _encode_scalar(scalar_bits(value))
+    walk, encoded = _Digests(is_data=is_data), {"text": show(value)}
     slot = walk.value(value, "", 0)
     if walk.graph.untracked:
         path, kind = next(iter(walk.graph.untracked.items()))
         encoded["unseen"] = f"{path}: {kind}" if path else kind
     return encoded | {"digest": digest(scalar_bits([slot, walk.graph.nodes]))}
+
+
+@lru_cache(maxsize=1000)  # options of the program are the same at every save
+def _encode_scalar(bits: bytes) -> dict[str, str]:
+    return {"text": show(marshal.loads(bits)), "digest": digest(bits)}  # noqa: S302  # not from a file
 
 
 def differing(before: Mapping[str, Value], now: Mapping[str, Value]) -> Iterator[tuple[str, Value, Value]]:
@@ -197,7 +202,7 @@ def _attributes(reader: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
 
 
 Program = Mapping[str, Any]
-DERIVED: Final = {"name", "needs", ARGUMENTS}  # attributes that follow from others
+DERIVED: Final = {"name", "needs", "ignores", ARGUMENTS}  # attributes that follow from others
 
 
 def describe_program(run: Run) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ...events import BatchEnd, EpochEnd, EpochStart, Handle, PluginName, Run
 from ...events.checks import describe as describe_function
 from ...plugins.plugin import marked_methods
 from ..data.users_code import is_by_user, is_ours, is_users
+from ..system.plain_pickle import pack, unpack
 from .equality import sums
 from .graph import LISTENERS, Comparison, Graph, Namespace, Roots, capture_graph, describe, untracked, user_hooks
 from .program import (
@@ -54,17 +55,19 @@ class ObjectState:
 
     Attributes:
         baseline: the objects at the start of the training.
+        packed: the same, to skip the comparison if nothing has changed.
         data: the data objects then.
         options: the options of the optimizers and schedulers, as the program made them.
         environment: the environment variables at the start of the training. They may hold secrets, so none is saved.
         changed: the paths that the training has changed, including the runs before a resume.
         variables: the environment variables that it has changed.
-        saved: the state in the checkpoint, until the first `EpochStart` is over.
+        saved: the facts in the checkpoint, until the first `EpochStart` is over.
         must_share: whether the ranks must exchange the differences that a resume has reported.
         waiting: reports the differences of the data that are compared again after the next batch.
     """
 
     baseline: Graph
+    packed: bytes
     data: dict[str, Value]
     options: dict[str, Value]
     environment: dict[str, str]
@@ -76,13 +79,17 @@ class ObjectState:
 
     @classmethod
     def of(cls, run: Run) -> ObjectState:
-        return cls(_baseline(run), encode_data(run), encode_options(run), dict(os.environ))
+        baseline = _baseline(run)
+        return cls(baseline, baseline.pack(), encode_data(run), encode_options(run), dict(os.environ))
 
     def state_dict(self, run: Run) -> dict[str, Any]:
         """Return the objects, the paths that the training has changed, the data objects and the program."""
         graph = capture_graph(find_roots(run), self.changed)
-        difference = Comparison(self.baseline, graph, self.changed)
-        self.changed |= difference.paths
+        packed, needed = graph.pack(), set[int]()
+        if self.changed or packed != self.packed:
+            difference = Comparison(self.baseline, graph, self.changed)
+            self.changed |= difference.paths
+            needed = difference.needed
         for path, kind in untracked(graph, self.changed).items():
             run.data.report_untracked(path, kind)
         self._report_variables(run, {name for name, _ in self.environment.items() ^ os.environ.items()})
@@ -90,8 +97,7 @@ class ObjectState:
         for path, value in data.items():
             if "unseen" in value:
                 run.data.report_untracked(path, value["unseen"])
-        return {
-            "graph": graph.state_dict(difference.needed),
+        facts = {
             "changed": sorted(self.changed),
             "variables": sorted(self.variables),
             "data": data,
@@ -100,6 +106,7 @@ class ObjectState:
             "options": self.options,
             **describe_program(run),
         }
+        return {"graph": packed, "contents": graph.plain_contents(needed), "facts": pack(facts)}
 
     def _report_variables(self, run: Run, names: Iterable[str]) -> None:
         self.variables |= {name for name in names if not name.startswith(SET_BY_TORCH)}
@@ -121,10 +128,11 @@ class ObjectState:
         Returns:
             The restored paths, and the paths that the program now sets differently.
         """
-        self.changed |= set(saved["changed"])
-        self._report_variables(run, saved["variables"])
-        roots, graph = find_roots(run), Graph(**saved["graph"])
-        paths = {path for path in saved["changed"] if not (is_roll_back and path.startswith((MODULE, "plugins.")))}
+        facts = unpack(saved["facts"])
+        self.changed |= set(facts["changed"])
+        self._report_variables(run, facts["variables"])
+        roots, graph = find_roots(run), Graph(**unpack(saved["graph"]), contents=saved["contents"])
+        paths = {path for path in facts["changed"] if not (is_roll_back and path.startswith((MODULE, "plugins.")))}
         restored, failed = restore(roots, graph, paths)
         _write_back(run, roots)
         if is_roll_back:
@@ -148,17 +156,19 @@ class ObjectState:
     # runs once every plugin has its state: attributes that change later count as changes
     def compare(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> None:
         if not is_roll_back:
-            for change in compare_programs(saved, describe_program(run)):
+            facts = unpack(saved["facts"])
+            for change in compare_programs(facts, describe_program(run)):
                 run.data.report_difference(change)
             restored = encode_options(run)
-            for option, was, now in differing(saved["options"], self.options):
+            for option, was, now in differing(facts["options"], self.options):
                 if MISSING not in (was, now) and restored.get(option) != now:
                     before, present = show_both(was, now)
                     note = f"{option} was {before} in the program and is {present}: the value in the checkpoint is used"
                     run.note(note)
                     logger.warning(note)
-            self.saved = saved
+            self.saved = facts
         self.baseline, self.data = _baseline(run), encode_data(run)
+        self.packed = self.baseline.pack()
 
     @contextmanager
     def comparing_start(self, run: Any) -> Iterator[None]:
@@ -304,9 +314,12 @@ def _unsaved_attributes(part: Any, skipped: frozenset[str]) -> Namespace:
 
 def _connected_functions(run: Run) -> dict[str, Any]:
     plugins = dict(zip(run.plugins.names(), run.plugins, strict=True))
+    ours = {id(plugin) for plugin in run.plugins if is_ours(type(plugin).__module__)}
     functions: dict[str, Any] = {}
     for signal in run.bus.signals():
         for receiver, subscription in signal.listeners():
+            if id(getattr(receiver, "__self__", None)) in ours:  # nearly always
+                continue
             plugin = plugins.get(subscription.owner)  # a function connected in a handler has the plugin as owner, too
             if not _is_users(receiver) or (plugin is not None and not affects_training(plugin)):
                 continue

@@ -35,13 +35,19 @@ class Files:
 
     def create(self, path: Path) -> FileIO:
         # a symbolic link of that name is not followed: another file would be emptied
-        return FileIO(path, "w", opener=lambda name, flags: os.open(name, flags | FOLLOW_NO_LINK, 0o666))
+        return FileIO(path, "w", opener=_open_no_link)
 
     def write(self, file: FileIO, content: bytes | memoryview) -> None:
         # the system may write less at a time
         remaining = memoryview(content)
         while remaining:
             remaining = remaining[file.write(remaining) :]
+
+    def overwrite(self, path: Path, content: bytes) -> bool:
+        # False unless a file of this size is there; one write, so a killed process leaves the old or the new content
+        with suppress(OSError), FileIO(path, "r+", opener=_open_no_link) as file:
+            return os.fstat(file.fileno()).st_size == len(content) == file.write(content)
+        return False
 
     def date(self, file: FileIO, nanoseconds: int) -> None:
         with suppress(OSError):  # some file systems keep no times
@@ -135,6 +141,10 @@ class Files:
     def try_names(self, folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as names:
             return list(names)
+
+
+def _open_no_link(name: str, flags: int) -> int:
+    return os.open(name, flags | FOLLOW_NO_LINK, 0o666)
 
 
 SYSTEM = Files()

@@ -156,7 +156,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             pending += [item for item in items if type(item) not in PLAIN]  # lists of a thousand are common
 
 
-LARGE = 2**14  # bytes of a record whose content is verified by its CRC-32
+LARGE = 2**16  # bytes of a record whose content is verified by its CRC-32
 
 
 def archive_digest(file: BufferedReader, size: int, path: Path, *, checks_data: bool) -> str:

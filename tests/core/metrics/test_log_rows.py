@@ -169,7 +169,7 @@ def test_a_full_table_takes_little_room_in_a_checkpoint() -> None:
         rows.add(step, step / 100, {"train/loss": 1 / (step + 1), "train/learning_rate": 0.1})
     state = rows.state_dict()
 
-    assert sum(state[name].nbytes for name in ("values", "known")) == 10_000 * 4 * 9
+    assert len(state["values"]) < 10_000 * (4 * 9 + 6)
     assert LogRows.of_state(state).rows == rows.rows
 
 
@@ -235,7 +235,7 @@ def test_a_handler_of_an_epoch_sees_its_rows_in_the_state() -> None:
     kit.fit(trainer, epochs=2)
 
     assert seen[0] is None
-    assert dict(zip(seen[1]["names"], seen[1]["values"].tolist(), strict=True))["step"] == [2.0]
+    assert [row["step"] for row in LogRows.of_state(seen[1]).rows] == [2]
 
 
 def test_the_result_as_json(tmp_path: Path) -> None:

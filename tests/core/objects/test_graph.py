@@ -20,12 +20,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
+import heliograph as h
 import numpy as np
 import pytest
 import torch
 from heliograph.core.objects.equality import same
-from heliograph.core.objects.graph import Comparison, Graph, Roots, capture_graph, type_name, untracked
+from heliograph.core.objects.graph import (
+    Comparison,
+    Graph,
+    Namespace,
+    Roots,
+    capture_graph,
+    type_name,
+    untracked,
+)
 from heliograph.core.objects.restore import restore
+from heliograph.core.system.plain_pickle import unpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -81,9 +91,10 @@ class Slow:
 def saved(roots: Roots, changed: set[str], needed: set[int]) -> tuple[Graph, set[str]]:
     """Return a graph as it is read from a file."""
     graph, content = capture_graph(roots, changed), BytesIO()
-    torch.save(graph.state_dict(needed), content)
+    torch.save([graph.pack(), graph.plain_contents(needed)], content)
     content.seek(0)
-    return Graph(**torch.load(content, weights_only=True)), changed
+    packed, contents = torch.load(content, weights_only=True)
+    return Graph(**unpack(packed), contents=contents), changed
 
 
 def resumed(make: Callable[[], Any], change: Callable[[Any], None]) -> tuple[Any, Any, dict[str, str]]:
@@ -418,11 +429,9 @@ def test_a_function_that_was_edited_is_restored_as_far_as_it_has_the_variables()
     assert "it.value.<count>" in unlike
 
 
-def test_a_class_of_the_script_has_one_name_in_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = []
-    for module in ("__main__", "__mp_main__"):  # started by the user, or spawned by `launch`
-        monkeypatch.setattr(Thing, "__module__", module)
-        names.append(type_name(Thing()))
+def test_a_class_of_the_script_has_one_name_in_all_processes() -> None:
+    modules = ("__main__", "__mp_main__")  # started by the user, or spawned by `launch`
+    names = [type_name(type("Thing", (), {"__module__": module})()) for module in modules]
     assert names == ["__main__.Thing"] * 2
 
 
@@ -541,6 +550,7 @@ SCRIPT = """
 import random, sys, torch
 from heliograph.core.objects.graph import Comparison, Graph, Roots, capture_graph
 from heliograph.core.objects.restore import restore
+from heliograph.core.system.plain_pickle import unpack
 from heliograph.tests.core.objects.test_graph import grow, program
 
 path, seed = sys.argv[1], int(sys.argv[2])
@@ -552,10 +562,10 @@ if sys.argv[3] == "save":
         grow(source, made)
     graph = capture_graph(roots)
     difference = Comparison(baseline, graph)
-    torch.save([graph.state_dict(difference.needed), sorted(difference.paths)], path)
+    torch.save([graph.pack(), graph.plain_contents(difference.needed), sorted(difference.paths)], path)
 else:
-    state, paths = torch.load(path, weights_only=True)
-    graph = Graph(**state)
+    packed, contents, paths = torch.load(path, weights_only=True)
+    graph = Graph(**unpack(packed), contents=contents)
     restored, failed = restore(roots, graph, paths)
     print(sorted(Comparison(graph, capture_graph(roots)).paths), failed)
 """
@@ -640,3 +650,25 @@ def test_a_module_that_the_training_made_has_its_buffers() -> None:
     assert not failed
     assert same(after.teacher.state_dict(), before.teacher.state_dict())
     assert dict(after.teacher.named_buffers())["seen"].tolist() == [1.0]
+
+
+def test_imports_and_functions_without_state_are_no_variables() -> None:
+    def plain() -> None: ...
+
+    @h.on(h.BatchEnd)
+    def marked(self: Any, run: h.Run, event: h.BatchEnd) -> None: ...
+
+    variables = {"random": random, "Path": Path, "any": any, "Numbers": list[int], "plain": plain, "log": logging.root}
+    variables |= {"marked": marked, "count": 1, "state": None, "__name__": "m"}
+    module = Namespace(variables)
+
+    def slots() -> dict[str, Any]:
+        node: dict[str, Any] = capture_graph(Roots({"module m": module})).nodes[0]["slots"]
+        return node
+
+    assert slots() == {".count": 1, ".state": None}
+    variables["random"], plain.calls = 2, 3  # type: ignore[attr-defined]
+    assert slots().keys() == {".random", ".plain", ".count", ".state"}
+    variables["random"] = random
+    del plain.calls  # type: ignore[attr-defined]
+    assert slots().keys() == {".count", ".state"}
