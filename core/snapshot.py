@@ -27,7 +27,7 @@ from .checkpoint.ranks import fit_to_engine, gather_rank_parts, load_parts, sele
 from .checkpoint.schema import SCHEMA, WEIGHTS_ONLY, as_plain, check_resumable, check_schema, versions
 from .checkpoint.storage import read_manifest
 from .context import RunContext
-from .engines.sharded_states import ShardingEngine
+from .engines.options import is_sharding
 from .engines.weights import check_fits
 from .loop_state import capture_loop, load_loop
 
@@ -100,7 +100,7 @@ def hold(run: RunContext) -> None:
 
     A longer run that resumes from that save continues before that log and validation, as if the training had not ended.
     """
-    excluded = ("modules", "optimizers", "shards") if isinstance(run.engine, ShardingEngine) else ()  # not gathered
+    excluded = ("modules", "optimizers", "shards") if is_sharding(run.engine) else ()  # not gathered
     state = capture(run, {} if excluded else None)
     due = [verb for verb in state["control"]["due"] if verb not in ("log", "validation", "save")]
     state["control"] = {**state["control"], "due": due}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from ...core.checkpoint import storage
 from ...core.checkpoint.storage import Entry, JudgedBy
 from ...core.distributed.failure import on_main
-from ...core.engines.sharded_states import ShardingEngine
+from ...core.engines.options import is_sharding
 from ...core.host import ended_for_good, is_preempted
 from ...core.metrics.monitor import Monitor
 from ...core.objects.program import report_late_listeners
@@ -307,7 +307,7 @@ class Saver(Plugin):
         judged_by = self._saved.judged_at(step, self.monitor)
         write = partial(self._files.write, name, judged_by, read_back=self.background)
         report = partial(self._report_save, run, step, judged_by)
-        if not self.weights_only and isinstance(run.engine, ShardingEngine) and run.engine.state == "sharded":
+        if not self.weights_only and is_sharding(run.engine) and run.engine.state == "sharded":
             begin = self._files.begin_shards
             save_shards(run, run.engine, self._writer, begin, write, report, in_background=self.background)
         else:

@@ -22,8 +22,8 @@ from ...core.checkpoint.storage.archive import has_memory
 from ...core.checkpoint.storage.files import digest_of
 from ...core.checkpoint.storage.untrusted_files import tensors_in
 from ...core.distributed.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
-from ...core.engines.sharded_states import ShardingEngine
-from ...core.engines.weights import state_of
+from ...core.engines.contract import ShardingEngine
+from ...core.engines.options import state_of
 from ...events import BatchEnd, Engine, Handle, Lane, Run
 from ...events.checks import PLAIN
 

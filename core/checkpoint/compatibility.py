@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...events import Run
-from ..engines.weights import parameters_of
+from ..engines.options import parameters_of
 from ..objects.program import affects_training
 
 

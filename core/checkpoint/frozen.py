@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..engines.weights import parameters_of
+from ..engines.options import parameters_of
 from .ranks import digest
 
 FROZEN = "frozen"  # in a state: the digests of the weights that it lacks, by module and name

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ...events import Engine, Run
 from ...events.checks import describe_error
-from ..engines.sharded_states import ShardingEngine, States, empty_tensors, join_states
+from ..engines.options import is_sharding
+from ..engines.sharded_states import States, empty_tensors, join_states
 from ..system.errors import is_of_machine
 from .compatibility import restore_groups
 from .schema import map_leaves, with_numbers
@@ -174,7 +175,7 @@ def join_weights(saved: Mapping[str, Any], path: Path | None) -> Mapping[str, Ma
 
 
 def fit_to_engine(saved: Mapping[str, Any], engine: Engine, path: Path | None) -> dict[str, Any]:
-    if "shards" not in saved or not isinstance(engine, ShardingEngine):
+    if "shards" not in saved or not is_sharding(engine):
         return join_shards(saved, path)
     return {
         **saved,
@@ -199,7 +200,7 @@ def load_parts(
     """
     engine = run.engine
     restore_groups(run, saved, optimizers, drops_added=drops_added)
-    if "shards" in saved and isinstance(engine, ShardingEngine):
+    if "shards" in saved and is_sharding(engine):
         shards = saved["shards"] if optimizers else _weights_only(saved["shards"])
         read = partial(_read, folder=shards_folder(saved["shards"], path), process_group=engine.saving_group())
         engine.load_shard_state(run.modules, optimizers, shards, read)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ...events import Engine
 from ...events.checks import check_path, known_names
 from ..distributed.failure import WorkOutcome, on_main, outcome_of, values_of_ranks
-from ..engines.options import modules_of
+from ..engines.options import modules_of, plain_name, state_of
 from ..engines.weights import (
     EVALUATED,
     EXTRA_STATE,
@@ -29,8 +29,6 @@ from ..engines.weights import (
     load_average,
     load_module,
     measured_average,
-    plain_name,
-    state_of,
 )
 from ..system.extras import kind_of, require
 from .frozen import FROZEN, verified_weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from ...events import Engine
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from ..distributed.watch import Watch
 
 
@@ -124,3 +126,43 @@ class LoopEngine(Engine, Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; an empty one comes from an engine without state."""
+
+
+class ShardingEngine(Protocol):
+    """An engine whose ranks each have a part of the state and can save it; `is_sharding` recognizes one.
+
+    Attributes:
+        state: the contents of a checkpoint: `full`, as `pack` returns it, or `sharded`.
+    """
+
+    state: Literal["full", "sharded"]
+
+    def shard_state(
+        self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return this rank's tensors by name, for `dcp.save`, and the rest, which is the same on all ranks.
+
+        The tensors are the live ones: `dcp.save` writes them, and `dcp.async_save` copies them, before it returns.
+        """
+
+    def saving_group(self) -> ProcessGroup:
+        """Return a gloo group for exclusive use, so that a thread can save in it. A collective when first called.
+
+        Saving must end before the run ends, because the group ends with it.
+        """
+
+    def load_shard_state(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        rest: Mapping[str, Any],
+        read: Callable[[dict[str, Tensor]], object],
+    ) -> None:
+        """Load the result of `shard_state`, saved by any number of ranks. A collective.
+
+        Args:
+            modules: by attribute name; of the same shapes.
+            optimizers: by name; of the same kinds.
+            rest: as `shard_state` returned it.
+            read: fills tensors in place, as `dcp.load` does. Some of them are the live weights.
+        """

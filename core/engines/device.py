@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-from .options import PrecisionName
+from .options import PrecisionName, state_of
 from .precision import Precision
 
 if TYPE_CHECKING:
@@ -214,8 +214,6 @@ class DeviceEngine:
         self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the states by name."""
-        from .weights import state_of
-
         trained = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
         return {name: state_of(module) for name, module in modules.items()}, trained
 

@@ -20,11 +20,11 @@ from torch.utils.hooks import RemovableHandle
 
 from ..distributed.exchange import broadcast_tensors
 from .ddp import Backend, ProcessEngine, ProcessOptions
+from .options import state_of
 from .precision import DTYPES
 from .sharded_states import (
     Modules,
     Optimizers,
-    Read,
     Sharding,
     States,
     allocate,
@@ -40,9 +40,10 @@ from .sharded_states import (
     root_modules,
     split_states,
 )
-from .weights import load_module, state_of
+from .weights import load_module
 
 Kinds = type[nn.Module] | Sequence[type[nn.Module]]
+Read = Callable[[dict[str, Tensor]], object]
 
 
 class FSDPEngine(ProcessEngine):
@@ -298,7 +299,13 @@ class FSDPEngine(ProcessEngine):
             self._saving = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
         return self._saving
 
-    def load_shard_state(self, modules: Modules, optimizers: Optimizers, rest: Mapping[str, Any], read: Read) -> None:
+    def load_shard_state(
+        self,
+        modules: Modules,
+        optimizers: Optimizers,
+        rest: Mapping[str, Any],
+        read: Callable[[dict[str, Tensor]], object],
+    ) -> None:
         """Load the result of `shard_state`, saved by any number of ranks; see `ShardingEngine`."""
         tensors = allocate(modules, optimizers, rest)
         read(tensors)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from .contract import ShardingEngine
 
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 COMPILED = "_orig_mod"  # the attribute of `torch.compile(module)` with the original module
@@ -44,6 +47,27 @@ def modules_of(task: Any) -> dict[str, nn.Module]:
     """Return the modules of a task by attribute name, or the task itself; a compiled module is unwrapped."""
     named = {"task": task} if isinstance(task, nn.Module) else vars(task)
     return {name: getattr(value, COMPILED, value) for name, value in named.items() if isinstance(value, nn.Module)}
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a parameter or submodule without the marks of `torch.compile`."""
+    return ".".join(part for part in name.split(".") if part != COMPILED) if COMPILED in name else name
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """Return the state of a module by plain names."""
+    return {plain_name(name): value for name, value in module.state_dict().items()}
+
+
+def parameters_of(module: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of a module by plain names."""
+    for name, parameter in module.named_parameters(remove_duplicate=remove_duplicate):
+        yield plain_name(name), parameter
+
+
+def is_sharding(engine: object) -> TypeGuard[ShardingEngine]:
+    """Return True if the ranks of an engine each have a part of the state."""
+    return hasattr(engine, "shard_state")
 
 
 def begin_train_mode(modules: Mapping[str, nn.Module]) -> str | None:

@@ -20,14 +20,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from enum import Enum
 from itertools import chain
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup
 
 from ..system.extras import kind_of
-from .weights import load_module, state_of
+from .options import state_of
+from .weights import load_module
 
 Wrap = Callable[[nn.Module], bool]
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -291,40 +292,6 @@ def shard_like(tensor: Tensor, parameter: Any) -> Tensor:
 Optimizers = Mapping[str, torch.optim.Optimizer]
 Modules = Mapping[str, nn.Module]
 States = tuple[dict[str, Any], dict[str, Any]]
-Read = Callable[[dict[str, Tensor]], object]
-
-
-@runtime_checkable
-class ShardingEngine(Protocol):
-    """An engine whose ranks each have a part of the state and can save it.
-
-    Attributes:
-        state: the contents of a checkpoint: `full`, as `pack` returns it, or `sharded`.
-    """
-
-    state: Literal["full", "sharded"]
-
-    def shard_state(self, modules: Modules, optimizers: Optimizers) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return this rank's tensors by name, for `dcp.save`, and the rest, which is the same on all ranks.
-
-        The tensors are the live ones: `dcp.save` writes them, and `dcp.async_save` copies them, before it returns.
-        """
-
-    def saving_group(self) -> ProcessGroup:
-        """Return a gloo group for exclusive use, so that a thread can save in it. A collective when first called.
-
-        Saving must end before the run ends, because the group ends with it.
-        """
-
-    def load_shard_state(self, modules: Modules, optimizers: Optimizers, rest: Mapping[str, Any], read: Read) -> None:
-        """Load the result of `shard_state`, saved by any number of ranks. A collective.
-
-        Args:
-            modules: by attribute name; of the same shapes.
-            optimizers: by name; of the same kinds.
-            rest: as `shard_state` returned it.
-            read: fills tensors in place, as `dcp.load` does. Some of them are the live weights.
-        """
 
 
 def gather_state(value: Any, *, keep: bool) -> Any:

@@ -14,26 +14,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ...events.checks import known_names
-from .options import COMPILED
+from .options import is_sharding, parameters_of, plain_name, state_of
 
 EVALUATED = "evaluated with the weights of"  # begins the note of an evaluation with loaded weights
 LEFT_WEIGHTS = "the final weights (EMA(load_at_end=True), LoadBest)"  # only one plugin may set them
-
-
-def plain_name(name: str) -> str:
-    """Return the name of a parameter or submodule without the marks of `torch.compile`."""
-    return ".".join(part for part in name.split(".") if part != COMPILED) if COMPILED in name else name
-
-
-def state_of(module: nn.Module) -> dict[str, Any]:
-    """Return the state of a module by plain names."""
-    return {plain_name(name): value for name, value in module.state_dict().items()}
-
-
-def parameters_of(module: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters of a module by plain names."""
-    for name, parameter in module.named_parameters(remove_duplicate=remove_duplicate):
-        yield plain_name(name), parameter
 
 
 def refuse_shared_weights(modules: Mapping[str, nn.Module], engine: str, processes: int) -> None:
@@ -280,7 +264,7 @@ class OptimizerModes:
 
     def begin(self, engine: Any) -> None:
         """Begin to train; raise ValueError if the engine shards the weights."""
-        if getattr(engine, "shard_state", None) is not None:
+        if is_sharding(engine):
             raise ValueError(
                 f"{type(self._optimizers[0]).__name__} has train() and eval(), which need complete weights, but "
                 f"{type(engine).__name__} shards them: use DDPEngine, or another optimizer."
