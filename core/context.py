@@ -357,7 +357,7 @@ class RunContext(RunVerbs):
     def prepare_comparison(self) -> None:
         """If something is saved or resumed, capture the initial state that no state_dict covers."""
         if self.checkpoints.is_resuming or self.bus.signal(ev.SavePoint).chain:
-            from .checkpoint.compatibility import base_rates
+            from .checkpoint.schema import base_rates
             from .objects.run_state import ObjectState
 
             with self.evaluating_weights():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weakref import ReferenceType
 
     from ..events import CheckpointSource, Control
-    from .checkpoint.compatibility import BatchChange
+    from .checkpoint.schema import BatchChange
     from .metrics.log_rows import LogRows
     from .objects.run_state import ObjectState
     from .outputs import Collection

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any
 
-from ...core.checkpoint.frozen import FROZEN, Key, named_parameters
+from ...core.checkpoint.compatibility import FROZEN, Key, named_parameters
 from ...core.checkpoint.ranks import digest
 from ...core.engines.options import is_sharding
 from ...core.objects.equality import sums

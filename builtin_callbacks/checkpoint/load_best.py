@@ -7,14 +7,13 @@ from math import isnan
 from typing import Literal
 
 from ...core.checkpoint import storage
-from ...core.checkpoint.compatibility import load_scheduler
-from ...core.checkpoint.frozen import with_frozen
-from ...core.checkpoint.ranks import load_parts
+from ...core.checkpoint.compatibility import load_scheduler, with_frozen
 from ...core.checkpoint.storage import Entry, State
 from ...core.distributed.failure import on_main
 from ...core.engines.weights import LEFT_WEIGHTS, load_average, measured_average
 from ...core.host import ended_for_good
 from ...core.metrics.monitor import Monitor
+from ...core.resumption import load_parts
 from ...core.system.errors import NotRecorded
 from ...events import Lane, Run, RunClosed, TrainEnd, TrainStart
 from ...plugins import Plugin, on

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ...core.checkpoint import storage
-from ...core.checkpoint.compatibility import CHANGES, BatchChange
+from ...core.checkpoint.schema import CHANGES, BatchChange
 from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.reader import OtherRunsNote

@@ -31,7 +31,7 @@ from ..engines.weights import (
     measured_average,
 )
 from ..system.extras import kind_of, require
-from .frozen import FROZEN, verified_weights
+from .compatibility import FROZEN, verified_weights
 from .ranks import join_weights
 from .storage import reader
 from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first

@@ -23,7 +23,8 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from ....events.checks import PLAIN
 from ...system.errors import is_of_machine
-from ..schema import CONTAINERS, MAPPINGS, check_tree
+from ..schema import CONTAINERS, MAPPINGS
+from ..tree import check_tree
 
 FOLLOW_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these
 _FLAGS: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)

@@ -23,7 +23,8 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.compatibility import global_batch, scale_optimizer, scale_scheduler
+from heliograph.core.checkpoint.compatibility import scale_optimizer, scale_scheduler
+from heliograph.core.checkpoint.schema import global_batch
 from heliograph.tests.messages import has_facts
 from torch import nn
 from torch.optim.lr_scheduler import CyclicLR, LinearLR, OneCycleLR, SequentialLR, StepLR

@@ -9,14 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.schema import (
-    FEW,
-    as_plain,
-    brief,
-    check_plain,
-    check_tree,
-    with_numbers,
-)
+from heliograph.core.checkpoint.schema import FEW, brief
+from heliograph.core.checkpoint.tree import check_plain, check_tree, with_numbers
+from heliograph.core.loop_state import as_plain
 from hypothesis import given
 from hypothesis import strategies as st
 
