@@ -33,6 +33,7 @@ from .engines.options import is_sharding
 from .engines.weights import check_fits
 from .loop_state import load_loop
 from .metrics.log_rows import LogRows
+from .objects.restore import ResumedObjects, share_facts
 
 if TYPE_CHECKING:
     from .engines.contract import LoopEngine
@@ -123,15 +124,14 @@ def restoring(run: RunContext) -> Iterator[Path | None]:
     rank_state = _restore(run)
     yield run.checkpoints.path
     resumption = run.checkpoints
-    if rank_state.get("objects") and resumption.objects is not None:
+    resumed_objects = resumption.resumed_objects
+    if rank_state.get("objects") and resumed_objects is not None:
         with run.evaluating_weights():  # as during the save
-            resumption.objects.compare(run, rank_state["objects"], is_roll_back=resumption.resumed_at is not run.origin)
+            resumed_objects.compare(run, rank_state["objects"], is_roll_back=resumption.resumed_at is not run.origin)
     if run.control.is_shared:
-        from .objects.run_state import share_facts
-
         share_facts(run)
-        if resumption.objects is not None:
-            resumption.objects.must_share = True
+        if resumed_objects is not None:
+            resumed_objects.must_share = True
 
 
 def _restore(run: RunContext) -> dict[str, Any]:
@@ -143,10 +143,12 @@ def _restore(run: RunContext) -> dict[str, Any]:
     except Exception as error:
         error.add_note(f"heliograph: while continuing from {resumption.path or 'a state'}")
         raise
-    if rank_state.get("objects") and resumption.objects is not None:
-        is_roll_back = not resumption.is_resume
-        restored, resumption.edited = resumption.objects.resume(run, rank_state["objects"], is_roll_back=is_roll_back)
-        resumption.restored += restored
+    if resumption.objects is not None:
+        resumption.resumed_objects = resumed = resumption.resumed_objects or ResumedObjects(resumption.objects)
+        if rank_state.get("objects"):
+            is_roll_back = not resumption.is_resume
+            restored, resumption.edited = resumed.restore(run, rank_state["objects"], is_roll_back=is_roll_back)
+            resumption.restored += restored
     if run.modes is not None:
         run.modes.load_state_dict(rank_state)
     if resumption.is_resume:
