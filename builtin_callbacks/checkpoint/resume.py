@@ -1,4 +1,4 @@
-"""`Resume`, and the search for the checkpoint that a run resumes."""
+"""The search for the checkpoint that a run resumes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from ...core.checkpoint import storage
-from ...core.checkpoint.schema import CHANGES, BatchChange
 from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.reader import OtherRunsNote
@@ -18,50 +17,11 @@ from ...core.checkpoint.weights import shared_by_ranks
 from ...core.settings import DEFAULTS
 from ...events import Engine
 from ...events.run import CheckpointSource
-from .folder import ON_EXISTING, OnExisting, by_training
+from .folder import by_training
 
 UNSAVED_FORK = ".unsaved-fork"  # describes a fork in its folder until its first save
 
 logger = logging.getLogger("heliograph")
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """What a `Checkpoint` resumes: `Checkpoint("runs/x", resume=Resume("auto", batch_change="linear"))`.
-
-    `resume="auto"` is short for `Resume("auto")`, and a path for `Resume(path)`.
-
-    Args:
-        path: `auto` resumes the newest intact checkpoint of this run's name, if there is one, and notes which files it
-            skipped; a path resumes that file, as a branch if the folder has a newer checkpoint of its training; None
-            starts fresh.
-        batch_change: what to do if the resumed run has another global batch (ranks x batch size x accumulation):
-            `refuse` it, except from one process to one, which the result notes; `keep` the saved learning rates; scale
-            them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. If the batch size is unknown,
-            nothing is refused or scaled.
-        on_existing: what a run that starts fresh does if the folder holds another training under the run's name: write
-            under a `new_name` (`run-2`, with a note in the result), `refuse` to start, or `replace` it: its checkpoints
-            are removed when the first one of this run is written, unless they are pinned.
-
-    Raises:
-        TypeError: `path` is not a path.
-        ValueError: an option is unknown, or `path` is neither a file nor the name of one.
-    """
-
-    path: str | Path | None = "auto"
-    batch_change: BatchChange = "refuse"
-    on_existing: OnExisting = "new_name"
-
-    def __post_init__(self) -> None:
-        path = self.path
-        if not isinstance(path, str | Path | None):
-            raise TypeError(f"resume is 'auto', the path of a checkpoint, a Resume, or None; got {path!r}.")
-        if isinstance(path, str) and path != "auto" and not Path(path).suffix and not Path(path).exists():
-            raise ValueError(f"resume is None, 'auto', or the path of a checkpoint's .pth file, got {path!r}.")
-        if self.batch_change not in CHANGES:
-            raise ValueError(f"batch_change is one of {', '.join(CHANGES)}; got {self.batch_change!r}.")
-        if self.on_existing not in ON_EXISTING:
-            raise ValueError(f"on_existing is one of {', '.join(ON_EXISTING)}; got {self.on_existing!r}.")
 
 
 @dataclass(slots=True)

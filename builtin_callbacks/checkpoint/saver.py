@@ -26,8 +26,7 @@ from ...plugins import Plugin, on
 from ...plugins.discovery import find
 from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
 from .folder import CheckpointFolder, OnExisting, Retention
-from .resume import Resume
-from .writers import BackgroundWriter, CheckpointWriter, save_shards
+from .writers import CheckpointWriter
 
 if TYPE_CHECKING:
     from ...events.alarms import Alarm
@@ -164,7 +163,11 @@ class Saver(Plugin):
         self._files = CheckpointFolder(self._retention)
         self._on_existing: OnExisting = "new_name"
         self.background = background
-        self._writer = (BackgroundWriter if background else CheckpointWriter)(weights_only=self.weights_only)
+        self._writer = CheckpointWriter(weights_only=self.weights_only)
+        if background:
+            from .background_writer import BackgroundWriter  # imported when one is used
+
+            self._writer = BackgroundWriter(weights_only=self.weights_only)
         self._forget()
 
     def _forget(self) -> None:
@@ -222,7 +225,7 @@ class Saver(Plugin):
     def _claim(self, run: Run, wanted: str, training_id: str, *, is_branch: bool = False) -> list[str]:
         plugins = (plugin for plugin in run.plugins if run.plugins.is_enabled(plugin))
         resumes = (getattr(plugin, "resume", None) for plugin in plugins)
-        is_from_path = any(isinstance(resume, Resume) and resume.path not in (None, "auto") for resume in resumes)
+        is_from_path = any(getattr(resume, "path", None) not in (None, "auto") for resume in resumes)
         on_existing = self._on_existing
         if is_branch or (on_existing == "replace" and is_from_path):  # a branch leaves the original training in place
             on_existing = "new_name"
@@ -308,6 +311,8 @@ class Saver(Plugin):
         write = partial(self._files.write, name, judged_by, read_back=self.background)
         report = partial(self._report_save, run, step, judged_by)
         if not self.weights_only and is_sharding(run.engine) and run.engine.state == "sharded":
+            from .background_writer import save_shards  # imported when shards are saved
+
             begin = self._files.begin_shards
             save_shards(run, run.engine, self._writer, begin, write, report, in_background=self.background)
         else:

@@ -34,8 +34,8 @@ from heliograph import (
     Trainer,
     on,
 )
-from heliograph.builtin_callbacks.checkpoint import writers
-from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWorker
+from heliograph.builtin_callbacks.checkpoint import background_writer
+from heliograph.builtin_callbacks.checkpoint.background_writer import BackgroundWorker
 from heliograph.core.checkpoint import storage
 from heliograph.tests.kit import counters
 from heliograph.tests.messages import assert_each, assert_facts
@@ -276,7 +276,7 @@ class SlowWorker(BackgroundWorker):
 def test_a_save_in_flight_is_waited_for_and_gone_back_to(
     batch: int, fit: Make, weights: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writers, "BackgroundWorker", SlowWorker)
+    monkeypatch.setattr(background_writer, "BackgroundWorker", SlowWorker)
     result, mine = fit(Spoil((0, batch)), RollBack(), slow=True)
     _, theirs = fit(Spoil((0, batch)), LeaveOut((0, batch)), folder="b")
     (note,) = [each for each in result.notes if each.startswith("rolled back")]
@@ -309,7 +309,7 @@ class GoBack(Plugin):
 def test_what_was_given_up_is_reported_before_the_return_and_is_no_candidate(
     slow: bool, fit: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writers, "BackgroundWorker", SlowWorker)
+    monkeypatch.setattr(background_writer, "BackgroundWorker", SlowWorker)
     spoil = Spoil()
     back = GoBack(spoil)
     fit(spoil, back, RollBack(), slow=slow, epochs=1)

@@ -34,8 +34,8 @@ from heliograph import (
     Trainer,
     on,
 )
-from heliograph.builtin_callbacks.checkpoint import writers
-from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWriter
+from heliograph.builtin_callbacks.checkpoint import background_writer
+from heliograph.builtin_callbacks.checkpoint.background_writer import BackgroundWriter
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Entry, Store
 from heliograph.tests.messages import assert_facts
@@ -105,7 +105,7 @@ def on_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object
                 action()
             return float(tick)
 
-        monkeypatch.setattr(writers, "perf_counter", clock)
+        monkeypatch.setattr(background_writer, "perf_counter", clock)
 
     return arrange
 

@@ -29,7 +29,7 @@ from heliograph import (
     load_weights,
 )
 from heliograph.__main__ import main
-from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWriter
+from heliograph.builtin_callbacks.checkpoint.background_writer import BackgroundWriter
 from heliograph.core.checkpoint import storage
 from heliograph.tests import kit
 from heliograph.tests.kit import adam, checkpoint_names, class_batches, linear_classifier
