@@ -18,9 +18,8 @@ from torch import Tensor, UntypedStorage, nn
 
 from ...core.checkpoint.ranks import INDEX, cause_of
 from ...core.checkpoint.schema import map_leaves
-from ...core.checkpoint.storage.archive import has_memory
+from ...core.checkpoint.storage.archive import has_memory, tensors_in
 from ...core.checkpoint.storage.files import digest_of
-from ...core.checkpoint.storage.untrusted_files import tensors_in
 from ...core.distributed.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
 from ...core.engines.contract import ShardingEngine
 from ...core.engines.options import state_of

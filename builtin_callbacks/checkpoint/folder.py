@@ -8,7 +8,8 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Literal
 
-from ...core.checkpoint.storage import Entry, JudgedBy, State, Store, checkpoint_name
+from ...core.checkpoint.schema import State
+from ...core.checkpoint.storage import Entry, JudgedBy, Store, checkpoint_name
 from ...core.checkpoint.storage.manifest import best_first
 from ...core.metrics.monitor import Monitor
 from ...events import Run, SavePoint

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ...core.checkpoint import storage
 from ...core.checkpoint.schema import CHANGES, BatchChange
 from ...core.checkpoint.storage import Entry
 from ...core.distributed.failure import on_main
@@ -131,7 +130,9 @@ class Checkpoint(Saver):
     def rehearse(self, folder: Path) -> list[Path]:
         """Write to `folder`, and resume only from there; raise if a checkpoint to resume cannot be read."""
         if self.resume.path not in (None, "auto") and "://" not in str(self.resume.path):
-            storage.load(Path(self.resume.path))
+            from ...core.checkpoint.storage.reader import load  # imported in a rehearsal
+
+            load(Path(self.resume.path))
         self.resume = replace(self.resume, path="auto")
         return super().rehearse(folder)
 

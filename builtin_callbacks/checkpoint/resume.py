@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from ...core.checkpoint import storage
-from ...core.checkpoint.storage import State
+from ...core.checkpoint.schema import State
 from ...core.checkpoint.storage.files import TRIES
-from ...core.checkpoint.storage.reader import OtherRunsNote
+from ...core.checkpoint.storage.inventory import OtherRunsNote
+from ...core.checkpoint.storage.reader import load, verify
 from ...core.checkpoint.weights import shared_by_ranks
 from ...core.settings import DEFAULTS
 from ...events import Engine
@@ -102,7 +103,7 @@ def find(store: storage.Store, resume: str | Path | None, source: CheckpointSour
 
 
 def _read_point(path: Path, notes: list[str]) -> ResumePoint:
-    state, manifest = storage.load(path), storage.read_manifest(path)
+    state, manifest = load(path), storage.read_manifest(path)
     return ResumePoint(path, state, manifest.run_name, manifest.family, notes, sha256=manifest.sha256)
 
 
@@ -114,7 +115,7 @@ def _find_newer(store: storage.Store, point: ResumePoint) -> None:
         if entry.sha256 == point.sha256:
             return
         try:
-            storage.verify(entry.path)
+            verify(entry.path)
         except ValueError as error:
             point.damaged.append(entry.path)
             point.notes.append(f"skipped: {error}")
@@ -225,7 +226,7 @@ def share_state(engine: Engine, path: Path, state: State | None) -> State:
     Raises:
         ValueError: a rank cannot read it; raised on all ranks.
     """
-    shared, is_sent = shared_by_ranks(engine, path, state, partial(storage.load, path, with_shards=False))
+    shared, is_sent = shared_by_ranks(engine, path, state, partial(load, path, with_shards=False))
     if is_sent and "shards" in shared:
         raise ValueError(
             f"Not every rank sees the checkpoint {path}: move its shards to a folder that all ranks can read."

@@ -18,6 +18,7 @@ from ..engines.options import parameters_of
 from ..system.extras import kind_of, version
 
 SCHEMA = 3
+State = dict[str, Any]
 
 
 REQUIRED = (

@@ -33,10 +33,12 @@ from ..engines.weights import (
 from ..system.extras import kind_of, require
 from .compatibility import FROZEN, verified_weights
 from .ranks import join_weights
-from .storage import reader
+from .schema import State
+from .storage import inventory, reader
+from .storage.files import read_small
+from .storage.inventory import Manifests
 from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first
-from .storage.reader import Manifests
-from .storage.untrusted_files import read_foreign, read_small
+from .storage.untrusted_files import read_foreign
 
 Which = Literal["last", "best"]
 WHICH: tuple[Which, ...] = ("last", "best")
@@ -99,7 +101,7 @@ def find_weights(
         raise ValueError(f"which= is 'last' or 'best', got {which!r}.")
     if not path.is_dir():
         if which is not None or run_name is not None:
-            reader.check_is_there(path)
+            inventory.check_is_there(path)
             raise ValueError(f"which= and run_name= select a checkpoint in a folder, but {path} is a file.")
         return read_weights(path)
     manifests = Manifests(path)
@@ -134,14 +136,14 @@ def read_weights(path: Path) -> WeightsFile:
     if path.suffix == SUFFIX:
         with suppress(MissingManifestError):  # then torch.save wrote it
             return _weights_in(reader.load(path), path)
-    reader.check_is_there(path)
+    inventory.check_is_there(path)
     content = read_foreign(path)
     if isinstance(content, Mapping) and "schema" in content:
         raise MissingManifestError(path)
     return WeightsFile(path, _states_in(content, path))
 
 
-def _weights_in(state: reader.State, path: Path) -> WeightsFile:
+def _weights_in(state: State, path: Path) -> WeightsFile:
     facts = state["metrics"], state["progress"]["steps"], state["run_name"]
     return WeightsFile(path, join_weights(state, path), state["plugins"], *facts, frozen=state.get(FROZEN, {}))
 
@@ -214,7 +216,7 @@ def _is_state(content: Any) -> bool:
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     # a shared tensor is stored once; the metadata name it for the other names
     safetensors = require("safetensors", f"Reading {path.name}", extra="safetensors")
-    reader.check_is_there(path)
+    inventory.check_is_there(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -228,7 +230,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_parts(path: Path) -> dict[str, Tensor]:
-    reader.check_is_there(path)
+    inventory.check_is_there(path)
     try:
         parts: dict[str, str] = dict(json.loads(read_small(path, LARGEST_INDEX))["weight_map"])
         files = {part: path.with_name(part) for part in parts.values()}
@@ -500,7 +502,7 @@ def shared_by_ranks(engine: Engine, path: Path, value: T | None, read: Callable[
 
 def _checksum(path: Path) -> str | None:
     try:
-        return reader.read_manifest(path).sha256 if path.is_file() else None
+        return inventory.read_manifest(path).sha256 if path.is_file() else None
     except MissingManifestError:  # one of Helios, only weights, or the manifest is lost
         return f"{path.stat().st_size} bytes"
     except (OSError, ValueError):

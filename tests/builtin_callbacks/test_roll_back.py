@@ -37,6 +37,7 @@ from heliograph import (
 from heliograph.builtin_callbacks.checkpoint import background_writer
 from heliograph.builtin_callbacks.checkpoint.background_writer import BackgroundWorker
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
 from heliograph.tests.kit import counters
 from heliograph.tests.messages import assert_each, assert_facts
 
@@ -194,7 +195,7 @@ class SpoilWeights(Plugin):
         if self.damage:
             event.path.write_bytes(event.path.read_bytes()[:-7])
         else:
-            state = storage.load(event.path)
+            state = reader.load(event.path)
             state["modules"]["model"]["1.weight"][0, 0] = math.nan
             event.path.unlink()
             store = storage.Store(event.path.parent / "other", run.name)
@@ -302,7 +303,7 @@ class GoBack(Plugin):
             self.spoil.places = ((0, 2),)
             assert run.checkpoints.last is not None
             path = run.checkpoints.last.with_name("run_epoch_0_iter_2.pth")
-            run.roll_back(storage.load(path), path)
+            run.roll_back(reader.load(path), path)
 
 
 @pytest.mark.parametrize("slow", [False, True])

@@ -13,13 +13,25 @@ from secrets import token_hex
 from time import time, time_ns
 from typing import Any, get_args
 
-from ..schema import WEIGHTS_ONLY
-from . import reader
+from ..schema import WEIGHTS_ONLY, State
+from . import inventory
 from .archive import compacted, rewrite_manifest, write_checkpoint, write_small
 from .files import SYSTEM, Files, megabytes, prepare_folder
+from .inventory import FoundFile, Manifests, read_pointer
 from .lock import Lock
-from .manifest import MOST, PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, SchemaError, check_name, pointer_path
-from .reader import FoundFile, Manifests, read_pointer
+from .manifest import (
+    DIGESTS,
+    MOST,
+    PINNED,
+    SUFFIX,
+    Entry,
+    Hidden,
+    JudgedBy,
+    Label,
+    SchemaError,
+    check_name,
+    pointer_path,
+)
 
 UNTOUCHED = "Previous checkpoints are unchanged."
 MAY_BE_LOST = "It has replaced the previous file of that name; if the system crashes, either may remain."
@@ -85,8 +97,8 @@ class Store:
                 file.entry.former_shards for file in files if file.entry and file.run_name == self.run_name
             }:
                 self._remove_shards(shards_name)
-            self._sequence = reader.highest_sequence(files, self.run_name)
-            return notes + reader.unreadable_notes(files)
+            self._sequence = inventory.highest_sequence(files, self.run_name)
+            return notes + inventory.unreadable_notes(files)
         except BaseException as error:
             self._lock.release()
             if isinstance(error, OSError):
@@ -154,7 +166,7 @@ class Store:
             try:
                 if shards:
                     folder, digests = f"{path.stem}.{token_hex(4)}.shards", json.dumps(shards, indent=1).encode()
-                    write_small(files, hidden.shards / reader.DIGESTS, digests)
+                    write_small(files, hidden.shards / DIGESTS, digests)
                     entry = replace(entry, shards=(folder, sha256(digests).hexdigest()))
                     state = {**state, "shards": {**state.get("shards", {}), "folder": folder}}
                 entry = write_checkpoint(files, hidden.data, state, entry, self._next_date(), read_back=read_back)
@@ -194,7 +206,7 @@ class Store:
             OSError: it could not be moved.
             ValueError: it has no manifest, or is of another run.
         """
-        entry = reader.read_manifest(path, files=self._files)
+        entry = inventory.read_manifest(path, files=self._files)
         newest = self._highest(entry.family)
         free, _, replaced = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
         if not entry.is_renamed:  # a name that differs from its manifest would make it count as renamed
@@ -233,14 +245,14 @@ class Store:
         """Read the folder once and use the result within the context."""
         return self._manifests.steady()
 
-    def entries(self, scope: reader.Scope = "run") -> tuple[list[Entry], list[str]]:
+    def entries(self, scope: inventory.Scope = "run") -> tuple[list[Entry], list[str]]:
         """Return the checkpoints of all trainings of the run's name, newest first, and notes on skipped files.
 
-        `scope` selects which manifests are read; see `reader.entries`.
+        `scope` selects which manifests are read; see `inventory.entries`.
         """
-        return reader.entries(self._manifests, self.run_name, scope)
+        return inventory.entries(self._manifests, self.run_name, scope)
 
-    def own(self, scope: reader.Scope = "run") -> list[Entry]:
+    def own(self, scope: inventory.Scope = "run") -> list[Entry]:
         """Return the training's checkpoints, newest first; see `entries`."""
         return [entry for entry in self.entries(scope)[0] if entry.training == (self.training_id or entry.training)]
 
@@ -249,22 +261,28 @@ class Store:
 
         Only the newest ones are returned, if one of them has the name.
         """
-        return reader.under(self._manifests, self.run_name, name)
+        return inventory.under(self._manifests, self.run_name, name)
 
-    def lost(self, scope: reader.Scope = "run") -> list[FoundFile]:
+    def lost(self, scope: inventory.Scope = "run") -> list[FoundFile]:
         """Return damaged files that were checkpoints of this run's name, according to their beginning."""
-        return reader.lost(self._manifests, self.run_name, scope)
+        return inventory.lost(self._manifests, self.run_name, scope)
 
-    def newest(self) -> tuple[Entry | None, reader.State | None, list[str]]:
+    def newest(self) -> tuple[Entry | None, State | None, list[str]]:
         """Return the newest intact checkpoint, its state, and a message for each skipped one."""
+        from . import reader  # imported when data are read
+
         return reader.newest(self._manifests, self.run_name)
 
-    def load(self, path: Path) -> reader.State:
+    def load(self, path: Path) -> State:
         """Return the state in a checkpoint in any folder, verified; see `reader.load`."""
+        from . import reader  # imported when data are read
+
         return reader.load(path, files=self._files)
 
     def verify(self, path: Path) -> Entry:
         """Verify every byte of a checkpoint in any folder; see `reader.verify`."""
+        from . import reader  # imported when data are read
+
         return reader.verify(path, files=self._files)
 
     def files_of(self, path: Path) -> list[Path]:
@@ -273,14 +291,18 @@ class Store:
         Raises:
             ValueError: it has no manifest, or a shard is missing or has another size.
         """
-        entry = reader.read_manifest(path, files=self._files)
+        from . import reader  # imported when data are read
+
+        entry = inventory.read_manifest(path, files=self._files)
         for shard, (size, _) in reader.read_shards(entry, files=self._files).items():
             if not shard.is_file() or shard.stat().st_size != size:
                 raise ValueError(f"The checkpoint {path} is damaged: {shard} is missing, or has another size.")
         return [path] if entry.shards is None else [path, *sorted(reader.shards_path(entry).iterdir())]
 
-    def peek(self, path: Path) -> reader.State:
+    def peek(self, path: Path) -> State:
         """Return the state in a checkpoint in any folder, unverified, with its tensors left on the disk."""
+        from . import reader  # imported when data are read
+
         return reader.read(path, map_tensors=True, files=self._files)  # type: ignore[no-any-return]
 
     def marks(self, entry: Entry) -> list[str]:
@@ -308,7 +330,7 @@ class Store:
         if self.is_pinned(path):
             return False
         try:
-            entry = reader.read_manifest(path, files=self._files)
+            entry = inventory.read_manifest(path, files=self._files)
         except (ValueError, FileNotFoundError):  # its training is unknown, or it was just moved away
             return False
         if entry.training != (training or self.training_id or entry.training) or not entry.is_removable:
@@ -350,7 +372,7 @@ class Store:
         leftovers = [path for path in (hidden.data, hidden.small, hidden.shards) if files.exists(path)]
         if hidden.data in leftovers:
             with suppress(ValueError, FileNotFoundError):  # it was not complete, or is a broken link
-                if shards := reader.read_manifest(hidden.data, files=files).shards:
+                if shards := inventory.read_manifest(hidden.data, files=files).shards:
                     self._remove_shards(shards[0])
         for path in leftovers:
             files.remove_folder(path) if path == hidden.shards else files.unlink(path)
@@ -399,7 +421,7 @@ class Store:
 
     def _is_at(self, entry: Entry) -> bool:
         with suppress(ValueError, OSError):
-            return reader.read_manifest(entry.path, files=self._files).sha256 == entry.sha256
+            return inventory.read_manifest(entry.path, files=self._files).sha256 == entry.sha256
         return False
 
     def _highest(self, run_name: str) -> int:
@@ -440,7 +462,7 @@ class Store:
                 return path, False, None
             with suppress(OSError):  # its training is unknown
                 try:
-                    present: Entry | None = reader.read_manifest(path, files=self._files)
+                    present: Entry | None = inventory.read_manifest(path, files=self._files)
                 except ValueError:
                     present = None
                 is_own = present and present.training == training and (replace_unknown or present.is_removable)
