@@ -21,8 +21,8 @@ from .core.data.samplers import SeekableSampler as SeekableSampler
 from .core.distributed.collective_errors import is_broken_collective as is_broken_collective
 from .core.distributed.exchange import average_gradients as average_gradients
 from .core.distributed.failure import error_chain as error_chain
-from .core.distributed.failure import on_main as on_main
 from .core.distributed.membership import membership as membership
+from .core.distributed.outcomes import on_main as on_main
 from .core.engines.contract import LoopEngine as LoopEngine
 from .core.engines.ddp import ProcessEngine as ProcessEngine
 from .core.engines.movers import register_mover as register_mover

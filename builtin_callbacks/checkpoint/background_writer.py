@@ -20,12 +20,12 @@ from ...core.checkpoint.ranks import INDEX, cause_of
 from ...core.checkpoint.schema import map_leaves
 from ...core.checkpoint.storage.archive import has_memory, tensors_in
 from ...core.checkpoint.storage.files import digest_of
-from ...core.distributed.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
+from ...core.distributed.outcomes import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
 from ...core.engines.contract import ShardingEngine
 from ...core.engines.options import state_of
 from ...events import BatchEnd, Engine, Handle, Lane, Run
 from ...events.checks import PLAIN
-from .writers import CheckpointWriter, Shards, T, watched
+from .folder import CheckpointWriter, Shards, T, watched
 
 WORTH_REPORTING = 0.1  # seconds that the loop was held up
 LONGEST_WAIT = 0.1  # seconds: a signal just before a wait is handled only after it

@@ -1,19 +1,22 @@
-"""The checkpoint folder of a run on the main rank: names, retention, removal."""
+"""The checkpoint folder of a run on the main rank: names, retention, removal; the writer that works for all ranks."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from ...core.checkpoint.schema import State
 from ...core.checkpoint.storage import Entry, JudgedBy, Store, checkpoint_name
 from ...core.checkpoint.storage.manifest import best_first
+from ...core.distributed.outcomes import on_main, outcome_of, values_of_ranks
 from ...core.metrics.monitor import Monitor
 from ...events import Run, SavePoint
-from .writers import Shards
+
+T = TypeVar("T")
+Shards = dict[str, tuple[int, str]]  # bytes and digest of files, by name
 
 
 def reasons_to_keep(
@@ -345,3 +348,60 @@ def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExist
 def _is_free(store: Store, name: str, training_id: str) -> bool:
     entries, _, number = store.under(name)
     return number == len(entries) and all(entry.training == training_id for entry in entries)
+
+
+class CheckpointWriter:
+    """Write on the main rank while the loop waits; every rank receives the results.
+
+    On several ranks all methods except `close` are collectives; so is `end`, unless the rank has left the group.
+
+    Args:
+        weights_only: save only the weights.
+    """
+
+    def __init__(self, *, weights_only: bool) -> None:
+        self._weights_only = weights_only
+
+    @property
+    def is_idle(self) -> bool:
+        return True
+
+    def begin(self, run: Run) -> None: ...
+
+    def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return self._capture(run, shards)  # the loop waits, so nothing changes it
+
+    def _capture(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        # the live state, reduced by `reduce_state` of plugins such as `TrainedOnly`; a collective
+        state: dict[str, Any] = run.state_dict(shards, weights_only=self._weights_only)
+        for plugin in run.plugins:
+            if callable(reduce := getattr(plugin, "reduce_state", None)) and run.plugins.is_enabled(plugin):
+                state = reduce(run, state)
+        return state
+
+    def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
+        """Run `work` on the main rank; when it is done, call `then` with its result in the thread of the loop.
+
+        If this rank must abandon the work, the run gets a note if `is_save`.
+        """
+        then(on_main(run.engine, watched(run, work)))
+
+    def do_on_every_rank(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
+        then(values_of_ranks(run.engine, outcome_of(watched(run, work))))
+
+    def drain(self) -> None: ...
+
+    def end(self, run: Run) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def watched(run: Run, work: Callable[[], T]) -> Callable[[], T]:
+    # failures of other ranks do not end this process during the work
+    engine = run.engine
+
+    def guarded() -> T:
+        with engine.writing():
+            return work()
+
+    return guarded

@@ -10,7 +10,7 @@ from ...core.checkpoint.compatibility import load_scheduler, with_frozen
 from ...core.checkpoint.schema import State
 from ...core.checkpoint.storage import Entry
 from ...core.checkpoint.storage.reader import load
-from ...core.distributed.failure import on_main
+from ...core.distributed.outcomes import on_main
 from ...core.engines.weights import LEFT_WEIGHTS, load_average, measured_average
 from ...core.host import ended_for_good
 from ...core.metrics.monitor import Monitor

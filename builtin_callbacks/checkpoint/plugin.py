@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...core.checkpoint.schema import CHANGES, BatchChange
 from ...core.checkpoint.storage import Entry
-from ...core.distributed.failure import on_main
+from ...core.distributed.outcomes import on_main
 from ...events import Run
 from ...plugins.filters import Filter
 from .folder import ON_EXISTING, OnExisting

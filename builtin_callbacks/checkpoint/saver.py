@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from ...core.checkpoint import storage
 from ...core.checkpoint.storage import Entry, JudgedBy
-from ...core.distributed.failure import on_main
+from ...core.distributed.outcomes import on_main
 from ...core.engines.options import is_sharding
 from ...core.host import ended_for_good, is_preempted
 from ...core.metrics.monitor import Monitor
@@ -25,8 +25,7 @@ from ...events.checks import check_flag, check_path, check_whole_number
 from ...plugins import Plugin, on
 from ...plugins.discovery import find
 from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
-from .folder import CheckpointFolder, OnExisting, Retention
-from .writers import CheckpointWriter
+from .folder import CheckpointFolder, CheckpointWriter, OnExisting, Retention
 
 if TYPE_CHECKING:
     from ...events.alarms import Alarm

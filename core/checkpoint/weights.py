@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...events import Engine
 from ...events.checks import check_path, known_names
-from ..distributed.failure import WorkOutcome, on_main, outcome_of, values_of_ranks
+from ..distributed.outcomes import WorkOutcome, on_main, outcome_of, values_of_ranks
 from ..engines.options import modules_of, plain_name, state_of
 from ..engines.weights import (
     EVALUATED,
