@@ -10,23 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..events import Run
-from .checkpoint.compatibility import (
-    apply_batch_change,
-    check_optimizers,
-    find_differences,
-    load_scheduler,
-    restore_groups,
-    saved_scheduler_classes,
-    with_frozen,
-)
-from .checkpoint.ranks import (
-    fit_to_engine,
-    join_shards,
-    read_tensors,
-    select_rank_part,
-    shards_folder,
-    shards_of_weights,
-)
+from .checkpoint import compatibility, ranks
 from .checkpoint.schema import base_rates, check_resumable, check_schema, class_names, versions
 from .context import RunContext
 from .engines.options import is_sharding
@@ -51,11 +35,13 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     check_resumable(saved, resumption.path)
     if resumption.is_resume:  # a rollback stays in its training
         run.checkpoints.training_id, run.checkpoints.forked_from = saved["training_id"], saved.get("forked_from")
-    saved = with_frozen(saved, run.modules)
-    saved = fit_to_engine(select_rank_part(saved, run.engine.rank, run.engine.world_size), run.engine, resumption.path)
+    saved = compatibility.with_frozen(saved, run.modules)
+    saved = ranks.fit_to_engine(
+        ranks.select_rank_part(saved, run.engine.rank, run.engine.world_size), run.engine, resumption.path
+    )
     if "shards" not in saved:
         check_fits(run.modules, saved["modules"])
-    check_optimizers(run, saved)
+    compatibility.check_optimizers(run, saved)
     progress = run.data.load_state_dict(saved["data"], saved["progress"])  # it refuses other data
     _plan_remaining_steps(run, saved, progress)
     load_training(run, saved)
@@ -69,11 +55,11 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     run.means.totals = {name: (value, weight) for name, (value, weight) in (state or {}).get("totals", {}).items()}
     # A rollback may return to the state that the run was resumed from.
     resumption.batch_change = saved.get("batch_change", resumption.batch_change)
-    run.checkpoints.batch_note = apply_batch_change(
+    run.checkpoints.batch_note = compatibility.apply_batch_change(
         run, saved["world"], resumption.batch_change, may_refuse=resumption.is_resume
     )
     load_loop(run, saved, _position_note(run), goes_back=not resumption.is_resume)
-    for change in find_differences(run, saved, versions(), resumption.fresh_plugins):
+    for change in compatibility.find_differences(run, saved, versions(), resumption.fresh_plugins):
         run.data.report_difference(change)
     resumption.before = saved["world"]["size"], saved["world"].get("workers")
     return saved
@@ -108,10 +94,10 @@ def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:
         )
     if resumption.is_resume:
         resumption.given_rates = initial_rates
-    before, now = saved_scheduler_classes(run, saved), class_names(run.schedulers)
+    before, now = compatibility.saved_scheduler_classes(run, saved), class_names(run.schedulers)
     for name, scheduler in run.schedulers.items():
         if before.get(name) == now[name]:
-            load_scheduler(name, scheduler, saved)
+            compatibility.load_scheduler(name, scheduler, saved)
 
 
 def _format_rates(rates: list[float]) -> str:
@@ -192,11 +178,13 @@ def load_parts(
         ValueError: the optimizers cannot get their saved parameter groups.
     """
     engine = run.engine
-    restore_groups(run, saved, optimizers, drops_added=drops_added)
+    compatibility.restore_groups(run, saved, optimizers, drops_added=drops_added)
     if "shards" in saved and is_sharding(engine):
-        shards = saved["shards"] if optimizers else shards_of_weights(saved["shards"])
-        read = partial(read_tensors, folder=shards_folder(saved["shards"], path), process_group=engine.saving_group())
+        shards = saved["shards"] if optimizers else ranks.shards_of_weights(saved["shards"])
+        read = partial(
+            ranks.read_tensors, folder=ranks.shards_folder(saved["shards"], path), process_group=engine.saving_group()
+        )
         engine.load_shard_state(run.modules, optimizers, shards, read)
     else:
-        saved = join_shards(saved, path)
+        saved = ranks.join_shards(saved, path)
         cast("LoopEngine", engine).unpack(run.modules, optimizers, (saved["modules"], saved["optimizers"]))

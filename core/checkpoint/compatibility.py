@@ -14,15 +14,7 @@ from ...events import Run
 from ..engines.options import parameters_of
 from ..objects.program import affects_training
 from .ranks import digest
-from .schema import (
-    BatchChange,
-    Names,
-    batch_factors,
-    class_names,
-    global_batch,
-    group_names,
-    parameters_by_name,
-)
+from .schema import BatchChange, Names, batch_factors, class_names, global_batch, group_names, parameters_by_name
 
 
 def saved_scheduler_classes(run: Run, saved: Mapping[str, Any]) -> dict[str, str]:

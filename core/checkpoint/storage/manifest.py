@@ -18,7 +18,6 @@ from ..schema import SCHEMA
 SUFFIX = ".pth"
 PINNED = ".pinned"
 DIGESTS = "digests.json"  # in a folder of shards
-SHARDS = re.compile(r".+\.[0-9a-f]{8}\.shards")
 Label = Literal["last", "best"]
 Mode = Literal["min", "max"]
 SPECIAL = frozenset("/\0" + ("\\:" if os.name == "nt" else ""))  # not in a bare file name
@@ -79,11 +78,8 @@ class Hidden(NamedTuple):
 
 
 FORMAT = "heliograph checkpoint"
-MARK = b'"format": "heliograph checkpoint"'
-END, END_SIZE = b"PK\5\6", 22  # the last record of a zip archive; its last two bytes are the length of the comment
-NEAR = 4096  # bytes: most manifests are shorter
 MOST = 2**16 - 1  # bytes of a manifest, as of any comment of a zip archive
-CHECKSUM, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not the digest of the data
+CHECKSUM = b'\n  "sha256": "'  # two spaces: the manifest's own digest, not the digest of the data
 JudgedBy = tuple[str, str, float | None]
 _JSON = json.JSONEncoder(sort_keys=True, allow_nan=False)
 

@@ -14,17 +14,7 @@ import torch
 from ..ranks import INDEX, read_index
 from ..schema import State, check_schema
 from .files import SYSTEM, Files, WatchedReader
-from .inventory import (
-    FoundFile,
-    Manifests,
-    Scope,
-    check_is_there,
-    entries,
-    files_of,
-    lost,
-    manifests_in,
-    read_manifest,
-)
+from .inventory import FoundFile, Manifests, Scope, check_is_there, entries, files_of, lost, manifests_in, read_manifest
 from .manifest import DIGESTS, Entry, SchemaError
 from .untrusted_files import UnreadableError, check_archive, check_content, refuse_unread
 

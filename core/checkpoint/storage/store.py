@@ -14,24 +14,12 @@ from time import time, time_ns
 from typing import Any, get_args
 
 from ..schema import WEIGHTS_ONLY, State
-from . import inventory
+from . import inventory, manifest
 from .archive import compacted, rewrite_manifest, write_checkpoint, write_small
 from .files import SYSTEM, Files, megabytes, prepare_folder
 from .inventory import FoundFile, Manifests, read_pointer
 from .lock import Lock
-from .manifest import (
-    DIGESTS,
-    MOST,
-    PINNED,
-    SUFFIX,
-    Entry,
-    Hidden,
-    JudgedBy,
-    Label,
-    SchemaError,
-    check_name,
-    pointer_path,
-)
+from .manifest import Entry, Hidden, JudgedBy, Label, SchemaError, check_name, pointer_path
 
 UNTOUCHED = "Previous checkpoints are unchanged."
 MAY_BE_LOST = "It has replaced the previous file of that name; if the system crashes, either may remain."
@@ -166,7 +154,7 @@ class Store:
             try:
                 if shards:
                     folder, digests = f"{path.stem}.{token_hex(4)}.shards", json.dumps(shards, indent=1).encode()
-                    write_small(files, hidden.shards / DIGESTS, digests)
+                    write_small(files, hidden.shards / manifest.DIGESTS, digests)
                     entry = replace(entry, shards=(folder, sha256(digests).hexdigest()))
                     state = {**state, "shards": {**state.get("shards", {}), "folder": folder}}
                 entry = write_checkpoint(files, hidden.data, state, entry, self._next_date(), read_back=read_back)
@@ -233,7 +221,7 @@ class Store:
         """
         entry, files, hidden = replace(entry, judged_by=judged_by), self._files, self._hidden
         try:
-            _check_room(files, self.folder, entry.size + MOST, "writing its metric")
+            _check_room(files, self.folder, entry.size + manifest.MOST, "writing its metric")
             rewrite_manifest(files, entry.path, hidden.data, entry, self._next_date())
             files.rename(hidden.data, entry.path)
             files.sync_folder(self.folder)
@@ -344,11 +332,11 @@ class Store:
 
     def pin(self, path: Path) -> None:
         """Exempt a checkpoint from removal."""
-        path.with_suffix(PINNED).touch()
+        path.with_suffix(manifest.PINNED).touch()
 
     def is_pinned(self, path: Path) -> bool:
         """Return whether a checkpoint is pinned."""
-        return self._files.exists(path.with_suffix(PINNED))
+        return self._files.exists(path.with_suffix(manifest.PINNED))
 
     def point(self, label: Label, path: Path | None) -> None:
         """Write the pointer to the last or best checkpoint, for people and tools; None removes it.
@@ -469,7 +457,7 @@ class Store:
                 if (is_own if present else replace_unknown) and not self.is_pinned(path):
                     return path, True, present
             number += 1
-            path = wanted.with_name(f"{wanted.stem}-{number}{SUFFIX}")
+            path = wanted.with_name(f"{wanted.stem}-{number}{manifest.SUFFIX}")
 
 
 def _check_room(files: Files, folder: Path, needed: int, action: str) -> None:

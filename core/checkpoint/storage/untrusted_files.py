@@ -26,22 +26,7 @@ from ..schema import SCHEMA, describe_schema
 from ..tree import check_tree
 from .archive import tensors_in
 from .files import open_regular, records_of
-from .manifest import (
-    CHECKSUM,
-    DIGITS,
-    END,
-    END_SIZE,
-    FORMAT,
-    MARK,
-    MOST,
-    NEAR,
-    SHARDS,
-    SPECIAL,
-    Entry,
-    JudgedBy,
-    MissingManifestError,
-    SchemaError,
-)
+from .manifest import CHECKSUM, FORMAT, MOST, SPECIAL, Entry, JudgedBy, MissingManifestError, SchemaError
 
 
 def cause(error: Exception) -> str:
@@ -211,6 +196,13 @@ def _make_plain(value: Any, made: dict[int, Any]) -> Any:
         items = [_plain(item, made) for item in value]
         return tuple(items) if type(value) is tuple else items
     return value
+
+
+SHARDS = re.compile(r".+\.[0-9a-f]{8}\.shards")
+MARK = b'"format": "heliograph checkpoint"'
+END, END_SIZE = b"PK\5\6", 22  # the last record of a zip archive; its last two bytes are the length of the comment
+NEAR = 4096  # bytes: most manifests are shorter
+DIGITS = 64  # of a SHA-256
 
 
 def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:
