@@ -191,9 +191,8 @@ class Saver(Plugin):
 
     def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
         """Return how many checkpoints would be kept, unless all are, and how often this plugin requests one."""
-        counts = (
-            {} if self._retention.keep_last is None else {"kept": self._retention.keep_last + self._retention.keep_best}
-        )
+        last, best = self._retention.keep_last, self._retention.keep_best
+        counts = {} if last is None else {"kept": last + best}
         if self.every is None or (times := self.every.times(totals)) is None:
             return counts
         return counts | {"save": times + (not self.every.is_due_at_end(totals))}
@@ -326,10 +325,8 @@ class Saver(Plugin):
 
     def _report_save(self, run: Run, step: int, judged_by: JudgedBy | None, paths: tuple[Path, Path | None]) -> None:
         (path, best), saved = paths, self._saved
-        if not self.weights_only or run.checkpoints.last in (
-            None,
-            saved.path,
-        ):  # otherwise it is one that can be resumed
+        # otherwise `last` is a checkpoint that can be resumed
+        if not self.weights_only or run.checkpoints.last in (None, saved.path):
             run.checkpoints.last = path
         saved.path, saved.steps, saved.is_newest_of_training = path, step, True
         self._announce_best(run, best)
@@ -371,9 +368,8 @@ class Saver(Plugin):
         try:
             self._writer.end(run)
         finally:
-            is_last = (
-                not self.weights_only or run.checkpoints.last == self._saved.path
-            )  # otherwise another plugin reports it
+            # otherwise another plugin reports it
+            is_last = not self.weights_only or run.checkpoints.last == self._saved.path
             is_early = error is not None or is_preempted(run)
             if is_last and is_early and run.engine.is_main and not self.holds_saves and (lost := self._lost(run)):
                 run.note(lost)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...events import Run
-from ..engines.options import parameters_of
+from ..engines.options import Modules, Optimizers, parameters_of
 from ..objects.program import affects_training
 from .ranks import digest
 from .schema import BatchChange, Names, batch_factors, class_names, global_batch, group_names, parameters_by_name
@@ -175,9 +175,7 @@ def _describe_batch(world: Mapping[str, int | None]) -> str:
     return f"{ranks} x batch_size {batch_size} x accumulation {accumulation}"
 
 
-def restore_groups(
-    run: Run, saved: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer], *, drops_added: bool
-) -> None:
+def restore_groups(run: Run, saved: Mapping[str, Any], optimizers: Optimizers, *, drops_added: bool) -> None:
     """Give optimizers the parameter groups of a snapshot.
 
     Args:
@@ -260,11 +258,8 @@ def _regroup(
         group["params"] = group_parameters
     for group, group_parameters in list(zip(groups, parameters, strict=True))[len(optimizer.param_groups) :]:
         options = {key: deepcopy(value) for key, value in group.items() if key not in ("params", "param_names")}
-        named = (
-            list(zip(group["param_names"], group_parameters, strict=True))
-            if "param_names" in group
-            else group_parameters
-        )
+        names = group.get("param_names")
+        named = group_parameters if names is None else list(zip(names, group_parameters, strict=True))
         optimizer.add_param_group({"params": named, **options})
 
 
@@ -272,7 +267,7 @@ FROZEN = "frozen"  # in a state: the digests of the weights that it lacks, by mo
 Key = tuple[str, str]  # a module, a name in it
 
 
-def with_frozen(saved: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> Mapping[str, Any]:
+def with_frozen(saved: Mapping[str, Any], modules: Modules) -> Mapping[str, Any]:
     """Return a saved state with the frozen weights that it lacks, taken from the program.
 
     Raises:
@@ -311,7 +306,7 @@ def verified_weights(root: str, module: nn.Module | None, digests: Mapping[str, 
     return {name: parameters[name].detach() for name in digests}
 
 
-def named_parameters(modules: Mapping[str, nn.Module]) -> Iterator[tuple[Key, Tensor]]:
+def named_parameters(modules: Modules) -> Iterator[tuple[Key, Tensor]]:
     for root, module in modules.items():
         for name, parameter in parameters_of(module, remove_duplicate=False):
             yield (root, name), parameter

@@ -174,10 +174,8 @@ def join_weights(saved: Mapping[str, Any], path: Path | None) -> Mapping[str, Ma
 def fit_to_engine(saved: Mapping[str, Any], engine: Engine, path: Path | None) -> dict[str, Any]:
     if "shards" not in saved or not is_sharding(engine):
         return join_shards(saved, path)
-    return {
-        **saved,
-        "optimizers": saved["shards"]["optimizers"],
-    }  # only their description: the tensors stay in the shards
+    # only the description of the optimizers: their tensors stay in the shards
+    return {**saved, "optimizers": saved["shards"]["optimizers"]}
 
 
 def shards_of_weights(shards: Mapping[str, Any]) -> dict[str, Any]:

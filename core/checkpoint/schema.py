@@ -158,10 +158,7 @@ def describe_groups(run: Run) -> dict[str, Any]:
 
 
 def parameters_by_name(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    named = (
-        (f"{root}.{name}", parameter) for root, module in modules.items() for name, parameter in parameters_of(module)
-    )
-    return dict(named)
+    return {f"{root}.{name}": value for root, module in modules.items() for name, value in parameters_of(module)}
 
 
 def group_names(optimizer: torch.optim.Optimizer, named: Mapping[int, str]) -> Names:

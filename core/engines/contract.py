@@ -7,14 +7,18 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...events import Engine
+from .options import Modules, Optimizers
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ..distributed.watch import Watch
+
+
+Read = Callable[[dict[str, Tensor]], object]
 
 
 class LoopEngine(Engine, Protocol):
@@ -29,9 +33,7 @@ class LoopEngine(Engine, Protocol):
     def process(self) -> AbstractContextManager[None]:
         """Return a context in which this process belongs to its group; entering it again within itself does nothing."""
 
-    def set_up(
-        self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> None:
+    def set_up(self, task: Any, modules: Modules, optimizers: Optimizers) -> None:
         """Move and wrap the trained modules; modules and optimizers remain the user's own objects.
 
         Args:
@@ -105,19 +107,14 @@ class LoopEngine(Engine, Protocol):
 
     # State.
 
-    def pack(
-        self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def pack(self, modules: Modules, optimizers: Optimizers) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the complete states of modules and optimizers by name, without traces of wrappers. A collective.
 
         If states are gathered, only the main rank gets them; the other ranks get empty ones.
         """
 
     def unpack(
-        self,
-        modules: Mapping[str, nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        states: tuple[Mapping[str, Any], Mapping[str, Any]],
+        self, modules: Modules, optimizers: Optimizers, states: tuple[Mapping[str, Any], Mapping[str, Any]]
     ) -> None:
         """Load the states that `pack` returned; every rank has all of them."""
 
@@ -137,9 +134,7 @@ class ShardingEngine(Protocol):
 
     state: Literal["full", "sharded"]
 
-    def shard_state(
-        self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def shard_state(self, modules: Modules, optimizers: Optimizers) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return this rank's tensors by name, for `dcp.save`, and the rest, which is the same on all ranks.
 
         The tensors are the live ones: `dcp.save` writes them, and `dcp.async_save` copies them, before it returns.
@@ -151,13 +146,7 @@ class ShardingEngine(Protocol):
         Saving must end before the run ends, because the group ends with it.
         """
 
-    def load_shard_state(
-        self,
-        modules: Mapping[str, nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        rest: Mapping[str, Any],
-        read: Callable[[dict[str, Tensor]], object],
-    ) -> None:
+    def load_shard_state(self, modules: Modules, optimizers: Optimizers, rest: Mapping[str, Any], read: Read) -> None:
         """Load the result of `shard_state`, saved by any number of ranks. A collective.
 
         Args:

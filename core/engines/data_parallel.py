@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .device import DeviceEngine
-from .options import ComputeOptions
+from .options import ComputeOptions, Modules, Optimizers
 
 
 class DataParallelEngine(DeviceEngine):
@@ -33,9 +33,7 @@ class DataParallelEngine(DeviceEngine):
         self._wrapped: list[tuple[Any, str, Any]] = []
         super().__init__(torch.device("cuda", self.gpus[0]) if self.gpus else None, **options)
 
-    def set_up(
-        self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> None:
+    def set_up(self, task: Any, modules: Modules, optimizers: Optimizers) -> None:
         """Move modules to the first GPU, and make the task call wrappers of those with parameters."""
         super().set_up(task, modules, optimizers)
         if len(self.gpus) > 1:

@@ -21,13 +21,12 @@ from torch.utils.hooks import RemovableHandle
 from ..distributed.exchange import broadcast_tensors
 from . import sharded_states
 from .ddp import Backend, ProcessEngine, ProcessOptions
-from .options import state_of
+from .options import Modules, Optimizers, state_of
 from .precision import DTYPES
-from .sharded_states import Modules, Optimizers, Sharding, States
+from .sharded_states import Sharding, States
 from .weights import load_module
 
 Kinds = type[nn.Module] | Sequence[type[nn.Module]]
-Read = Callable[[dict[str, Tensor]], object]
 
 
 class FSDPEngine(ProcessEngine):

@@ -11,6 +11,8 @@ from torch import nn
 if TYPE_CHECKING:
     from .contract import ShardingEngine
 
+Modules = Mapping[str, nn.Module]  # of a task, by name
+Optimizers = Mapping[str, torch.optim.Optimizer]
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 COMPILED = "_orig_mod"  # the attribute of `torch.compile(module)` with the original module
 
@@ -70,7 +72,7 @@ def is_sharding(engine: object) -> TypeGuard[ShardingEngine]:
     return hasattr(engine, "shard_state")
 
 
-def begin_train_mode(modules: Mapping[str, nn.Module]) -> str | None:
+def begin_train_mode(modules: Modules) -> str | None:
     """Put modules into train mode, except those that the user has put into eval mode.
 
     If every trained module is in eval mode, the user's own evaluation has left it there: then all modules except frozen
@@ -108,7 +110,7 @@ def frozen_parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]
         yield from frozen_parts(f"{name}.{part}", child)
 
 
-def warning_of_frozen(modules: Mapping[str, nn.Module]) -> str | None:
+def warning_of_frozen(modules: Modules) -> str | None:
     """Return a warning about frozen modules in train mode that have dropout or batch norm."""
     outermost = [part for name, root in modules.items() for part in frozen_parts(name, root)]
     names = [name for name, module in outermost if any(map(_acts_in_train_mode, module.modules()))]

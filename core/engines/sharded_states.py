@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup
 
 from ..system.extras import kind_of
-from .options import state_of
+from .options import Modules, Optimizers, state_of
 from .weights import load_module
 
 Wrap = Callable[[nn.Module], bool]
@@ -52,7 +52,7 @@ class Sharding:
 
     def __init__(
         self,
-        modules: Mapping[str, nn.Module],
+        modules: Modules,
         shard: Callable[[nn.Module], Any],
         wrap: Wrap | None = None,
         separate: tuple[type[nn.Module], ...] = (),
@@ -139,7 +139,7 @@ class Sharding:
         _module_state_mapping.pop(module, None)
 
 
-def root_modules(modules: Mapping[str, nn.Module]) -> list[nn.Module]:
+def root_modules(modules: Modules) -> list[nn.Module]:
     """Return the outermost modules that have parameters and are called.
 
     Raises:
@@ -176,7 +176,7 @@ def _called_modules(module: nn.Module, name: str) -> Iterator[nn.Module]:
             yield from _called_modules(child, f"{name}.{part}")
 
 
-def check_trained(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> None:
+def check_trained(optimizer: torch.optim.Optimizer, modules: Modules) -> None:
     """Raise ValueError if an optimizer has parameters that are not in the modules."""
     parameters = {parameter for module in modules.values() for parameter in module.parameters()}
     for group in optimizer.param_groups:
@@ -289,8 +289,6 @@ def shard_like(tensor: Tensor, parameter: Any) -> Tensor:
         return distribute_tensor(tensor.to(parameter.device), parameter.device_mesh, parameter.placements)
 
 
-Optimizers = Mapping[str, torch.optim.Optimizer]
-Modules = Mapping[str, nn.Module]
 States = tuple[dict[str, Any], dict[str, Any]]
 
 

@@ -450,9 +450,9 @@ class _Restore:
             return generator() if bits is None else generator(bits)
         if cls is None or kind not in NEW or issubclass(cls, collections.defaultdict):  # a factory is not saved
             return MISSING
-        if kind in ("object", "module") and any(
-            isinstance(child, dict) and "skip" in child and key != ".__class__" for key, child in node["slots"].items()
-        ):  # without its lock or logger, for example, the object would be broken
+        # without its lock or logger, for example, the object would be broken
+        skipped = {key for key, child in node["slots"].items() if isinstance(child, dict) and "skip" in child}
+        if kind in ("object", "module") and skipped - {".__class__"}:
             return MISSING
         if cls is collections.deque:
             return collections.deque(maxlen=node["leaf"][1])

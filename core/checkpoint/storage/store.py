@@ -364,11 +364,8 @@ class Store:
                     self._remove_shards(shards[0])
         for path in leftovers:
             files.remove_folder(path) if path == hidden.shards else files.unlink(path)
-        return (
-            [f"Removed files of an interrupted save: {', '.join(path.name for path in leftovers)}."]
-            if leftovers
-            else []
-        )
+        names = ", ".join(path.name for path in leftovers)
+        return [f"Removed files of an interrupted save: {names}."] if names else []
 
     def _remove_shards(self, name: str) -> None:
         # unless a checkpoint in the folder names it, or an unreadable one may
