@@ -558,7 +558,7 @@ def read_only_on_main(folder: Path, hidden: bool) -> dict[str, Any]:
             def refuse(path: Path, **options: Any) -> Any:
                 raise ValueError("this rank cannot read")
 
-            patch.setattr("heliograph.core.checkpoint.reader.load", refuse)
+            patch.setattr("heliograph.builtin_callbacks.checkpoint.resume.load", refuse)
         results: list[Any] = []
         error = caught(lambda: results.append(train(Checkpoint(folder, resume="auto"), batch_size=4, steps=4)))
     return {"error": error, "weights": results[0][1] if results else None}

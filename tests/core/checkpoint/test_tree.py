@@ -15,7 +15,7 @@ from heliograph.core.loop_state import as_plain
 from hypothesis import given
 from hypothesis import strategies as st
 
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(min_size=1, max_size=3)
 TREES = st.recursive(
     LEAVES,
     lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(max_size=3), each, max_size=4) | st.tuples(each),
