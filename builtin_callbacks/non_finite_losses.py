@@ -184,7 +184,7 @@ class RollBack(_LossGuard):
     def _last_good(self, run: Run, bad_loss: str) -> tuple[dict[str, Any], Path]:
         if run.report.is_replay and self._paths:  # a replay has no weights; the recording shows which one was good
             return {}, self._paths[-1]
-        from ..core.checkpoint.schema import check_resumable
+        from ..core.checkpoint.checks import check_resumable
         from ..core.checkpoint.storage.reader import load  # not needed by NaNGuard
 
         passed_over = []

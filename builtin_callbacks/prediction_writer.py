@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from ..core.checkpoint.checks import check_plain
 from ..core.checkpoint.storage.archive import write_small, write_state
 from ..core.checkpoint.storage.files import SYSTEM, Files
 from ..core.checkpoint.storage.reader import read
-from ..core.checkpoint.tree import check_plain
 from ..core.outputs import OutputParts, Structure, agreed, interleaved, joined, kinds, put_together
 from ..core.system.errors import NotRecorded
 from ..events import Engine, Lane, PredictBatchEnd, PredictEnd, PredictStart, Run, RunFailed, ValidationCut

@@ -18,7 +18,7 @@ def as_plain(value: Any, path: str) -> tuple[Any, Any]:
     """
     if is_small_and_plain(value):
         return value, None
-    from .checkpoint.tree import replace_numbers  # imported when a state needs more than the quick check
+    from .checkpoint.checks import replace_numbers  # imported when a state needs more than the quick check
 
     return replace_numbers(value, path)
 

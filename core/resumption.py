@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..events import Run
 from .checkpoint import compatibility, ranks
-from .checkpoint.schema import base_rates, check_resumable, check_schema, class_names, versions
+from .checkpoint.checks import check_resumable, check_schema
+from .checkpoint.schema import base_rates, class_names, versions
 from .context import RunContext
 from .engines.options import is_sharding
 from .engines.weights import check_fits

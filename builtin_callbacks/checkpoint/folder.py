@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -69,13 +68,6 @@ def ranked(entries: Iterable[Entry], monitor: Monitor | None) -> list[Entry]:
     judge = (monitor.name, monitor.mode)
     values = {entry: entry.judged_by[2] for entry in entries if entry.judged_by and entry.judged_by[:2] == judge}
     return best_first(values, monitor.mode)
-
-
-def by_training(entries: Iterable[Entry]) -> list[list[Entry]]:
-    trainings: dict[str, list[Entry]] = {}
-    for entry in entries:
-        trainings.setdefault(entry.training, []).append(entry)
-    return list(trainings.values())
 
 
 class Retention:
@@ -286,7 +278,6 @@ class CheckpointFolder:
 
 OnExisting = Literal["new_name", "refuse", "replace"]
 ON_EXISTING: tuple[OnExisting, ...] = ("new_name", "refuse", "replace")
-logger = logging.getLogger("heliograph")
 
 
 def warn_without_saver(run: Run, plugin_name: str) -> None:
@@ -309,45 +300,14 @@ def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExist
     Raises:
         ValueError: another training has the name and `on_existing` is "refuse", or another process writes under it.
     """
-    named_entries, unreadable, number = store.under(wanted)
-    other_entries = [entry for entry in named_entries if entry.training != training_id]
-    has_name = len(named_entries) > len(other_entries) or all(
-        file.head and file.head.training == training_id for file in unreadable
-    )
-    if has_name and not other_entries:
+    entries, unreadable, _ = store.under(wanted)
+    is_unreadable_own = all(file.head and file.head.training == training_id for file in unreadable)
+    if all(entry.training == training_id for entry in entries) and (entries or is_unreadable_own):
         store.write_as(training_id, wanted)
         return [], []
-    newest = max(other_entries, key=lambda entry: entry.order, default=None)
-    description = "without a usable manifest" if newest is None else f"in total, the newest is {newest.path.name}"
-    conflict = f"{store.folder} holds another training under the name {wanted!r} ({number} {description})"
-    if on_existing == "refuse":
-        raise ValueError(
-            f"{conflict}, and on_existing='refuse'. Continue it with resume='auto'; give this run another name= or "
-            f"folder; or choose on_existing='new_name', which keeps it and adds a number to the name of this run, or "
-            f"'replace', which removes it when the first checkpoint of this run is written."
-        )
-    if on_existing == "replace":
-        store.write_as(training_id, wanted)
-        entries, _ = store.entries()
-        removable = [
-            entry
-            for entry in entries
-            if entry.run_name == wanted and entry.training != training_id and entry.is_removable
-        ]
-        number = len(removable)
-        note = f"{conflict}: {number} are removed when the first one of this run is written, on_existing='replace'"
-    else:
-        names = (f"{wanted}-{number}" for number in count(2))
-        name, removable = next(name for name in names if _is_free(store, name, training_id)), []
-        store.write_as(training_id, name)
-        note = f"{conflict}: it is kept, and this run is written as {name!r}"
-    logger.warning(note)
-    return [note], removable
+    from .resume import settle_conflict  # imported when the folder has another training of the name
 
-
-def _is_free(store: Store, name: str, training_id: str) -> bool:
-    entries, _, number = store.under(name)
-    return number == len(entries) and all(entry.training == training_id for entry in entries)
+    return settle_conflict(store, training_id, wanted, on_existing)
 
 
 class CheckpointWriter:

@@ -1,12 +1,13 @@
-"""The search for the checkpoint that a run resumes."""
+"""The search for the checkpoint that a run resumes, and the name of a run beside other trainings."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from errno import errorcode
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from ...core.checkpoint import storage
@@ -18,11 +19,17 @@ from ...core.checkpoint.weights import shared_by_ranks
 from ...core.settings import DEFAULTS
 from ...events import Engine
 from ...events.run import CheckpointSource
-from .folder import by_training
 
 UNSAVED_FORK = ".unsaved-fork"  # describes a fork in its folder until its first save
 
 logger = logging.getLogger("heliograph")
+
+
+def by_training(entries: Iterable[storage.Entry]) -> list[list[storage.Entry]]:
+    trainings: dict[str, list[storage.Entry]] = {}
+    for entry in entries:
+        trainings.setdefault(entry.training, []).append(entry)
+    return list(trainings.values())
 
 
 @dataclass(slots=True)
@@ -232,3 +239,38 @@ def share_state(engine: Engine, path: Path, state: State | None) -> State:
             f"Not every rank sees the checkpoint {path}: move its shards to a folder that all ranks can read."
         )
     return shared
+
+
+def settle_conflict(
+    store: storage.Store, training_id: str, wanted: str, on_existing: str
+) -> tuple[list[str], list[storage.Entry]]:
+    """Choose a name for a training beside other trainings; for the arguments see `claim_name`."""
+    named_entries, _, number = store.under(wanted)
+    other_entries = [entry for entry in named_entries if entry.training != training_id]
+    newest = max(other_entries, key=lambda entry: entry.order, default=None)
+    description = "without a usable manifest" if newest is None else f"in total, the newest is {newest.path.name}"
+    conflict = f"{store.folder} holds another training under the name {wanted!r} ({number} {description})"
+    if on_existing == "refuse":
+        raise ValueError(
+            f"{conflict}, and on_existing='refuse'. Continue it with resume='auto'; give this run another name= or "
+            f"folder; or choose on_existing='new_name', which keeps it and adds a number to the name of this run, or "
+            f"'replace', which removes it when the first checkpoint of this run is written."
+        )
+    if on_existing == "replace":
+        store.write_as(training_id, wanted)
+        named_entries = [entry for entry in store.entries()[0] if entry.run_name == wanted and entry.is_removable]
+        removable = [entry for entry in named_entries if entry.training != training_id]
+        number = len(removable)
+        note = f"{conflict}: {number} are removed when the first one of this run is written, on_existing='replace'"
+    else:
+        names = (f"{wanted}-{number}" for number in count(2))
+        name, removable = next(name for name in names if _is_free(store, name, training_id)), []
+        store.write_as(training_id, name)
+        note = f"{conflict}: it is kept, and this run is written as {name!r}"
+    logger.warning(note)
+    return [note], removable
+
+
+def _is_free(store: storage.Store, name: str, training_id: str) -> bool:
+    entries, _, number = store.under(name)
+    return number == len(entries) and all(entry.training == training_id for entry in entries)

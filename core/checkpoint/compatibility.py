@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...events import Run
-from ..engines.options import Modules, Optimizers, parameters_of
+from ..engines.contract import Modules, Optimizers
+from ..engines.options import parameters_of
 from ..objects.program import affects_training
 from .ranks import digest
 from .schema import BatchChange, Names, batch_factors, class_names, global_batch, group_names, parameters_by_name

@@ -17,8 +17,8 @@ from ...events.checks import describe_error
 from ..engines.options import is_sharding
 from ..engines.sharded_states import States, empty_tensors, join_states
 from ..system.errors import is_of_machine
+from .checks import with_numbers
 from .schema import map_leaves
-from .tree import with_numbers
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException

@@ -1,11 +1,10 @@
-"""The schema of a saved state: version and keys, plain types, and the facts of the program that wrote it."""
+"""What a saved state holds: its version, plain types, and facts of the program that wrote it."""
 
 from __future__ import annotations
 
 import platform
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -15,16 +14,10 @@ from torch import Tensor, nn
 from ...events import Run
 from ...events.checks import PLAIN
 from ..engines.options import parameters_of
-from ..system.extras import kind_of, version
+from ..system.extras import version
 
 SCHEMA = 3
 State = dict[str, Any]
-
-
-REQUIRED = (
-    "schema", "run_name", "training_id", "progress", "modules", "optimizers", "plugins", "metrics", "data", "control",
-    "world", "ranks",
-)  # fmt: skip
 
 
 def versions() -> dict[str, str]:
@@ -34,36 +27,12 @@ def versions() -> dict[str, str]:
 _SOFTWARE = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": str(np.__version__)}
 
 
-def check_schema(saved: Mapping[str, Any]) -> None:
-    if isinstance(saved, Mapping) and saved.get("schema", SCHEMA) != SCHEMA:
-        raise ValueError(f"The checkpoint has {describe_schema(saved['schema'])}")
-    lacking = [key for key in REQUIRED if key not in saved] if isinstance(saved, Mapping) else list(REQUIRED)
-    if lacking:
-        raise ValueError(f"This is not a checkpoint of heliograph: it lacks {', '.join(lacking)}.")
-
-
-def describe_schema(schema: object) -> str:
-    return f"schema {brief(schema)}, this version reads {SCHEMA}: update heliograph, or use the version that wrote it."
-
-
 WEIGHTS_ONLY = "weights_only"  # in a state that no run can resume
-
-
-def check_resumable(saved: Mapping[str, Any], path: Path | None) -> None:
-    if saved.get(WEIGHTS_ONLY):
-        raise ValueError(
-            f"{path or 'The state'} holds only weights, as WeightsCheckpoint writes them, without "
-            f"optimizer, position and random generators: it cannot be resumed. Set resume= to the path of a full "
-            f"checkpoint, or start a new training with these weights: resume=None, and load_weights(task, path)."
-        )
-
-
 MAPPINGS = (dict, OrderedDict, Counter)
 SEQUENCES = (list, tuple)
 CONTAINERS = (*MAPPINGS, *SEQUENCES)
 DEPTH = 100
 FEW = 1_000_000  # items, which may be shared any number of times
-LONGEST = 80  # characters of a value in an error message
 EMPTY = b""  # one object; `torch.load(weights_only=True)` cannot read it, so it is saved as text with its type
 
 
@@ -98,11 +67,6 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     if type(value) in SEQUENCES:
         return type(value)([map_leaves(item, change) for item in value])
     return change(value)
-
-
-def brief(value: Any) -> str:
-    # for messages: only the type of a container, which may be very large
-    return repr(value)[:LONGEST] if type(value) in PLAIN else kind_of(value)
 
 
 def class_names(parts: Mapping[str, Any]) -> dict[str, str]:

@@ -345,11 +345,9 @@ def load_into(
 
 
 def _with_frozen(task: Any, file: WeightsFile) -> WeightsFile:
-    task_modules = modules_of(task)
-    alone = next(iter(task_modules.values())) if len(task_modules) == 1 else None
-    weights = {
-        name: verified_weights(name, task_modules.get(name, alone), digests) for name, digests in file.frozen.items()
-    }
+    modules = modules_of(task)
+    alone = next(iter(modules.values())) if len(modules) == 1 else None
+    weights = {name: verified_weights(name, modules.get(name, alone), digests) for name, digests in file.frozen.items()}
     return replace(file, modules={name: {**state, **weights.get(name, {})} for name, state in file.modules.items()})
 
 

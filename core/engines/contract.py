@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...events import Engine
-from .options import Modules, Optimizers
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from ..distributed.watch import Watch
 
 
+Modules = Mapping[str, nn.Module]  # of a task, by name
+Optimizers = Mapping[str, torch.optim.Optimizer]
+SavedStates = tuple[Mapping[str, Any], Mapping[str, Any]]  # of modules and of optimizers, by name
 Read = Callable[[dict[str, Tensor]], object]
 
 
@@ -113,9 +115,7 @@ class LoopEngine(Engine, Protocol):
         If states are gathered, only the main rank gets them; the other ranks get empty ones.
         """
 
-    def unpack(
-        self, modules: Modules, optimizers: Optimizers, states: tuple[Mapping[str, Any], Mapping[str, Any]]
-    ) -> None:
+    def unpack(self, modules: Modules, optimizers: Optimizers, states: SavedStates) -> None:
         """Load the states that `pack` returned; every rank has all of them."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
+from .contract import Modules, Optimizers
 from .device import DeviceEngine
-from .options import ComputeOptions, Modules, Optimizers
+from .options import ComputeOptions
 
 
 class DataParallelEngine(DeviceEngine):

@@ -23,8 +23,9 @@ from ..distributed.group import Board, Group
 from ..distributed.membership import Membership, membership
 from ..distributed.shared_control import check_equal_on_ranks
 from ..distributed.watch import Limits, Watch
+from .contract import Modules, Optimizers
 from .device import DeviceEngine, parse_device
-from .options import ComputeOptions, Modules, Optimizers
+from .options import ComputeOptions
 
 
 class ProcessEngine(DeviceEngine, ABC):

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-from .options import Modules, Optimizers, PrecisionName, state_of
+from .options import PrecisionName, state_of
 from .precision import Precision
 
 if TYPE_CHECKING:
     from ...events.engine import Reduction
     from ..distributed.watch import Watch
+    from .contract import Modules, Optimizers, SavedStates
     from .numerics import Determinism
 
 
@@ -213,9 +214,7 @@ class DeviceEngine:
         trained = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
         return {name: state_of(module) for name, module in modules.items()}, trained
 
-    def unpack(
-        self, modules: Modules, optimizers: Optimizers, states: tuple[Mapping[str, Any], Mapping[str, Any]]
-    ) -> None:
+    def unpack(self, modules: Modules, optimizers: Optimizers, states: SavedStates) -> None:
         """Load the states by name."""
         from .weights import load_states
 

@@ -20,8 +20,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ..distributed.exchange import broadcast_tensors
 from . import sharded_states
+from .contract import Modules, Optimizers, Read, SavedStates
 from .ddp import Backend, ProcessEngine, ProcessOptions
-from .options import Modules, Optimizers, state_of
+from .options import state_of
 from .precision import DTYPES
 from .sharded_states import Sharding, States
 from .weights import load_module
@@ -264,9 +265,7 @@ class FSDPEngine(ProcessEngine):
             packed = sharded_states.gather_state([states, trained], keep=self.is_main)
         return (packed[0], packed[1]) if self.is_main else ({}, {})
 
-    def unpack(
-        self, modules: Modules, optimizers: Optimizers, states: tuple[Mapping[str, Any], Mapping[str, Any]]
-    ) -> None:
+    def unpack(self, modules: Modules, optimizers: Optimizers, states: SavedStates) -> None:
         """Load the states by name; each rank keeps its shards."""
         with self.exchanging("unpack"):
             sharded_states.load_modules(modules, states[0])
@@ -286,13 +285,7 @@ class FSDPEngine(ProcessEngine):
             self._saving = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
         return self._saving
 
-    def load_shard_state(
-        self,
-        modules: Modules,
-        optimizers: Optimizers,
-        rest: Mapping[str, Any],
-        read: Callable[[dict[str, Tensor]], object],
-    ) -> None:
+    def load_shard_state(self, modules: Modules, optimizers: Optimizers, rest: Mapping[str, Any], read: Read) -> None:
         """Load the result of `shard_state`, saved by any number of ranks; see `ShardingEngine`."""
         tensors = sharded_states.allocate(modules, optimizers, rest)
         read(tensors)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from .contract import ShardingEngine
+    from .contract import Modules, ShardingEngine
 
-Modules = Mapping[str, nn.Module]  # of a task, by name
-Optimizers = Mapping[str, torch.optim.Optimizer]
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 COMPILED = "_orig_mod"  # the attribute of `torch.compile(module)` with the original module
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...events.checks import known_names
-from .options import Optimizers, PrecisionName
+from .options import PrecisionName
 
 if TYPE_CHECKING:
     from .numerics import LossScaling
@@ -61,7 +61,7 @@ class Precision:
 
         return tensor_float()
 
-    def begin(self, device: torch.device, optimizers: Optimizers) -> None:
+    def begin(self, device: torch.device, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         """Begin a run with a new loss scale."""
         if self.name == "fp16":
             from .numerics import LossScaling

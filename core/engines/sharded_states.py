@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup
 
 from ..system.extras import kind_of
-from .options import Modules, Optimizers, state_of
+from .contract import Modules, Optimizers
+from .options import state_of
 from .weights import load_module
 
 Wrap = Callable[[nn.Module], bool]

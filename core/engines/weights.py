@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ...events.checks import known_names
-from .options import Modules, Optimizers, is_sharding, parameters_of, plain_name, state_of
+from .contract import Modules, Optimizers, SavedStates
+from .options import is_sharding, parameters_of, plain_name, state_of
 
 EVALUATED = "evaluated with the weights of"  # begins the note of an evaluation with loaded weights
 LEFT_WEIGHTS = "the final weights (EMA(load_at_end=True), LoadBest)"  # only one plugin may set them
@@ -197,7 +198,7 @@ def _has_loading_code(module: nn.Module) -> bool:
     return any(not (getattr(function, "__module__", None) or "").startswith("torch.") for function in functions)
 
 
-def load_states(modules: Modules, optimizers: Optimizers, states: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
+def load_states(modules: Modules, optimizers: Optimizers, states: SavedStates) -> None:
     """Load the states of modules and of optimizers, by name.
 
     Raises:

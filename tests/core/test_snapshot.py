@@ -33,7 +33,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import schema
-from heliograph.core.checkpoint.tree import check_plain
+from heliograph.core.checkpoint.checks import check_plain
 from heliograph.tests.kit import adam, random_batches
 from heliograph.tests.messages import assert_each, has_facts
 from torch import Tensor, nn

@@ -109,9 +109,7 @@ def archive_digest(file: BufferedReader, size: int, path: Path, *, checks_data: 
         if at != end:
             raise ValueError(f"{path} is damaged: the size of a record does not match the directory.")
 
-    large = (
-        record for record in records_of(file, path) if record.compress_type == ZIP_STORED and record.file_size >= LARGE
-    )
+    large = [item for item in records_of(file, path) if item.compress_type == ZIP_STORED and item.file_size >= LARGE]
     for record in sorted(large, key=lambda item: item.header_offset):
         file.seek(record.header_offset + 26)
         lengths = file.read(4)

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ..checks import check_schema
 from ..ranks import INDEX, read_index
-from ..schema import State, check_schema
+from ..schema import State
 from .files import SYSTEM, Files, WatchedReader
 from .inventory import FoundFile, Manifests, Scope, check_is_there, entries, files_of, lost, manifests_in, read_manifest
 from .manifest import DIGESTS, Entry, SchemaError

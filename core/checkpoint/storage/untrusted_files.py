@@ -22,8 +22,8 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from ...system.errors import is_of_machine
 from ...system.extras import kind_of
-from ..schema import SCHEMA, describe_schema
-from ..tree import check_tree
+from ..checks import check_tree, describe_schema
+from ..schema import SCHEMA
 from .archive import tensors_in
 from .files import open_regular, records_of
 from .manifest import CHECKSUM, FORMAT, MOST, SPECIAL, Entry, JudgedBy, MissingManifestError, SchemaError

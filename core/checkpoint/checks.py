@@ -1,19 +1,46 @@
-"""A state as a tree of plain types: checked, and with its numbers of other types replaced."""
+"""Checks of a state: its schema, and its values as a tree of plain types; numbers of other types are replaced."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ...events.checks import PLAIN
-from ..system.extras import with_article
-from .schema import CONTAINERS, DEPTH, EMPTY, FEW, LONGEST, MAPPINGS, SEQUENCES, brief, is_small_and_plain
+from ..system.extras import kind_of, with_article
+from .schema import CONTAINERS, DEPTH, EMPTY, FEW, MAPPINGS, SCHEMA, SEQUENCES, WEIGHTS_ONLY, is_small_and_plain
 
 TIMES = 100  # the most often that more than `FEW` items may be shared, on average
+LONGEST = 80  # characters of a value in an error message
+REQUIRED = (
+    "schema", "run_name", "training_id", "progress", "modules", "optimizers", "plugins", "metrics", "data", "control",
+    "world", "ranks",
+)  # fmt: skip
+
+
+def check_schema(saved: Mapping[str, Any]) -> None:
+    if isinstance(saved, Mapping) and saved.get("schema", SCHEMA) != SCHEMA:
+        raise ValueError(f"The checkpoint has {describe_schema(saved['schema'])}")
+    lacking = [key for key in REQUIRED if key not in saved] if isinstance(saved, Mapping) else list(REQUIRED)
+    if lacking:
+        raise ValueError(f"This is not a checkpoint of heliograph: it lacks {', '.join(lacking)}.")
+
+
+def describe_schema(schema: object) -> str:
+    return f"schema {brief(schema)}, this version reads {SCHEMA}: update heliograph, or use the version that wrote it."
+
+
+def check_resumable(saved: Mapping[str, Any], path: Path | None) -> None:
+    if saved.get(WEIGHTS_ONLY):
+        raise ValueError(
+            f"{path or 'The state'} holds only weights, as WeightsCheckpoint writes them, without "
+            f"optimizer, position and random generators: it cannot be resumed. Set resume= to the path of a full "
+            f"checkpoint, or start a new training with these weights: resume=None, and load_weights(task, path)."
+        )
 
 
 def check_plain(value: Any, path: str) -> None:
@@ -144,3 +171,8 @@ def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield f"a key of {path}", key
         if type(item) not in PLAIN:
             yield f"{path}[{brief(key)}]", item
+
+
+def brief(value: Any) -> str:
+    # for messages: only the type of a container, which may be very large
+    return repr(value)[:LONGEST] if type(value) in PLAIN else kind_of(value)
