@@ -14,8 +14,7 @@ from ...core.checkpoint import storage
 from ...core.checkpoint.schema import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.inventory import OtherRunsNote
-from ...core.checkpoint.storage.reader import load, verify
-from ...core.checkpoint.weights import shared_by_ranks
+from ...core.checkpoint.storage.reader import load, shared_by_ranks, verify
 from ...core.settings import DEFAULTS
 from ...events import Engine
 from ...events.run import CheckpointSource

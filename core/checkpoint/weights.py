@@ -6,20 +6,20 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isnan
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ...events import Engine
 from ...events.checks import check_path, known_names
-from ..distributed.outcomes import WorkOutcome, on_main, outcome_of, values_of_ranks
+from ..distributed.outcomes import on_main
 from ..engines.options import modules_of, plain_name, state_of
 from ..engines.weights import (
     EVALUATED,
@@ -251,7 +251,6 @@ def view_of(value: Any) -> tuple[Any, ...]:
     return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
-T = TypeVar("T")
 WRAPPERS = re.compile(r"^((module|model|_fsdp_wrapped_module)\.)+")
 Pairs = dict[str, tuple[str, nn.Module]]  # by the name in the task: the name in the file, and the module
 
@@ -381,7 +380,7 @@ def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Pat
         return read[0].path
 
     path = on_main(engine, look)
-    file, _ = shared_by_ranks(engine, path, next(iter(read), None), partial(read_weights, path))
+    file, _ = reader.shared_by_ranks(engine, path, next(iter(read), None), partial(read_weights, path))
     loaded = load_into(task, file)
     skipped = "".join(f"; skipped: {line}" for line in loaded.skipped)
     return f"{EVALUATED} {loaded}, which stay in the task{skipped}"
@@ -480,28 +479,3 @@ def _fitted(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _bare(name: str) -> str:
     return WRAPPERS.sub("", plain_name(name))
-
-
-# Returns the content of a file on every rank, and whether it was sent; a collective. Ranks that see the same file read
-# it; if one does not, the main rank sends `value`, its content.
-def shared_by_ranks(engine: Engine, path: Path, value: T | None, read: Callable[[], T]) -> tuple[T, bool]:
-    is_sent = False
-    if engine.world_size > 1:
-        is_sent = len(set(engine.gather_objects(_checksum(path)))) > 1
-        if is_sent:
-            value = engine.broadcast(value)
-        else:
-            outcome = WorkOutcome(value) if engine.is_main else outcome_of(read)
-            values_of_ranks(engine, WorkOutcome(error=outcome.error))
-            value = outcome.value
-    assert value is not None
-    return value, is_sent
-
-
-def _checksum(path: Path) -> str | None:
-    try:
-        return inventory.read_manifest(path).sha256 if path.is_file() else None
-    except MissingManifestError:  # one of Helios, only weights, or the manifest is lost
-        return f"{path.stat().st_size} bytes"
-    except (OSError, ValueError):
-        return None

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from ....events import Engine
+from ...distributed.outcomes import WorkOutcome, outcome_of, values_of_ranks
 from ..checks import check_schema
 from ..ranks import INDEX, read_index
 from ..schema import State
 from .files import SYSTEM, Files, WatchedReader
 from .inventory import FoundFile, Manifests, Scope, check_is_there, entries, files_of, lost, manifests_in, read_manifest
-from .manifest import DIGESTS, Entry, SchemaError
+from .manifest import DIGESTS, Entry, MissingManifestError, SchemaError
 from .untrusted_files import UnreadableError, check_archive, check_content, refuse_unread
 
+T = TypeVar("T")
 MOST_DIGESTS = 2**24  # bytes of that
 
 
@@ -196,3 +199,28 @@ def newest_training(entries: Iterable[Entry], lost: Iterable[FoundFile]) -> str 
     if head is not None and (newest is None or head.saved_at > newest.saved_at):
         return head.training
     return None if newest is None else newest.training
+
+
+# Returns the content of a file on every rank, and whether it was sent; a collective. Ranks that see the same file read
+# it; if one does not, the main rank sends `value`, its content.
+def shared_by_ranks(engine: Engine, path: Path, value: T | None, read: Callable[[], T]) -> tuple[T, bool]:
+    is_sent = False
+    if engine.world_size > 1:
+        is_sent = len(set(engine.gather_objects(_checksum(path)))) > 1
+        if is_sent:
+            value = engine.broadcast(value)
+        else:
+            outcome = WorkOutcome(value) if engine.is_main else outcome_of(read)
+            values_of_ranks(engine, WorkOutcome(error=outcome.error))
+            value = outcome.value
+    assert value is not None
+    return value, is_sent
+
+
+def _checksum(path: Path) -> str | None:
+    try:
+        return read_manifest(path).sha256 if path.is_file() else None
+    except MissingManifestError:  # one of Helios, only weights, or the manifest is lost
+        return f"{path.stat().st_size} bytes"
+    except (OSError, ValueError):
+        return None

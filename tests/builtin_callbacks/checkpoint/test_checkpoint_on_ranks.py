@@ -42,7 +42,6 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint import weights as weights_module
 from heliograph.core.checkpoint.storage import Files, inventory, reader
 from heliograph.events import CheckpointPruned
 from heliograph.tests.kit import adam
@@ -553,7 +552,7 @@ def read_only_on_main(folder: Path, hidden: bool) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         if DDPEngine(device="cpu").rank == 1:
             if hidden:
-                patch.setattr(weights_module, "_checksum", lambda path: None)
+                patch.setattr(reader, "_checksum", lambda path: None)
 
             def refuse(path: Path, **options: Any) -> Any:
                 raise ValueError("this rank cannot read")
