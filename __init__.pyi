@@ -42,7 +42,7 @@ from .builtin_callbacks.batch_transforms import Mixup as Mixup
 from .builtin_callbacks.checkpoint.contents import CheckpointLabel as CheckpointLabel
 from .builtin_callbacks.checkpoint.load_best import LoadBest as LoadBest
 from .builtin_callbacks.checkpoint.plugin import Checkpoint as Checkpoint
-from .builtin_callbacks.checkpoint.resume import Resume as Resume
+from .builtin_callbacks.checkpoint.plugin import Resume as Resume
 from .builtin_callbacks.checkpoint.contents import TrainedOnly as TrainedOnly
 from .builtin_callbacks.checkpoint.verify_resume import VerifyResume as VerifyResume
 from .builtin_callbacks.checkpoint.plugin import WeightsCheckpoint as WeightsCheckpoint

@@ -8,7 +8,6 @@ from .builtin_callbacks.trackers import Place as Place
 from .builtin_callbacks.trackers import Tracker as Tracker
 from .core.checkpoint.compatibility import scale_optimizer as scale_optimizer
 from .core.checkpoint.compatibility import scale_scheduler as scale_scheduler
-from .core.checkpoint.schema import as_plain as as_plain
 from .core.checkpoint.storage import read_manifest as read_manifest
 from .core.checkpoint.storage.lock import Lock as Lock
 from .core.checkpoint.storage.manifest import Entry as Entry
@@ -22,8 +21,8 @@ from .core.data.samplers import SeekableSampler as SeekableSampler
 from .core.distributed.collective_errors import is_broken_collective as is_broken_collective
 from .core.distributed.exchange import average_gradients as average_gradients
 from .core.distributed.failure import error_chain as error_chain
-from .core.distributed.failure import on_main as on_main
 from .core.distributed.membership import membership as membership
+from .core.distributed.outcomes import on_main as on_main
 from .core.engines.contract import LoopEngine as LoopEngine
 from .core.engines.ddp import ProcessEngine as ProcessEngine
 from .core.engines.movers import register_mover as register_mover
@@ -31,6 +30,7 @@ from .core.host import Host as Host
 from .core.host import current_host as current_host
 from .core.host import ended_for_good as ended_for_good
 from .core.host import hosted_by as hosted_by
+from .core.loop_state import as_plain as as_plain
 from .core.metrics import Metrics as Metrics
 from .core.metrics.monitor import Monitor as Monitor
 from .core.objects.equality import Leaf as Leaf

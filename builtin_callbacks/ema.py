@@ -10,7 +10,8 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from ..core.engines.weights import EVALUATED, LEFT_WEIGHTS, check_average, parameters_of
+from ..core.engines.options import parameters_of
+from ..core.engines.weights import EVALUATED, LEFT_WEIGHTS, check_average
 from ..events import Lane, Run
 from ..events import catalogue as ev
 from ..events.checks import check_number, check_whole_number

@@ -234,13 +234,13 @@ class RollBack(_LossGuard):
     def _last_good(self, run: Run, bad_loss: str) -> tuple[dict[str, Any], Path]:
         if run.report.is_replay and self._paths:  # a replay has no weights; the recording shows which one was good
             return {}, self._paths[-1]
-        from ..core.checkpoint import storage  # not needed by NaNGuard
-        from ..core.checkpoint.schema import check_resumable
+        from ..core.checkpoint.checks import check_resumable
+        from ..core.checkpoint.storage.reader import load  # not needed by NaNGuard
 
         passed_over = []
         for path in [path for path in reversed(self._paths) if path.exists()]:
             try:
-                state = storage.load(path)
+                state = load(path)
                 check_resumable(state, path)
                 _check_finite(run, state, path)
             except (FileNotFoundError, ValueError) as error:

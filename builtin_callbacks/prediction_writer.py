@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..core.checkpoint.schema import check_plain
+from ..core.checkpoint.checks import check_plain
 from ..core.checkpoint.storage.archive import write_small, write_state
 from ..core.checkpoint.storage.files import SYSTEM, Files
 from ..core.checkpoint.storage.reader import read

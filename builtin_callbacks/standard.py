@@ -12,8 +12,7 @@ from ..events.signatures import show_value
 from ..plugins.entry import make_entry
 from ..plugins.filters import Every, Filter
 from ..plugins.hints import explains_arguments
-from .checkpoint.plugin import Checkpoint
-from .checkpoint.resume import Resume
+from .checkpoint.plugin import Checkpoint, Resume
 from .progress_bar import ProgressBar
 from .rng_capture import RNGCapture
 from .schedules import LogSchedule, ValidationSchedule

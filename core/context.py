@@ -354,7 +354,7 @@ class RunContext(RunVerbs):
     def prepare_comparison(self) -> None:
         """If something is saved or resumed, capture the initial state that no state_dict covers."""
         if self.checkpoints.is_resuming or self.bus.signal(ev.SavePoint).chain:
-            from .checkpoint.compatibility import base_rates
+            from .checkpoint.schema import base_rates
             from .objects.run_state import ObjectState
 
             with self.evaluating_weights():
@@ -367,13 +367,13 @@ class RunContext(RunVerbs):
 
     def comparing_start(self) -> AbstractContextManager[None]:
         """Return a context for `EpochStart` that compares the effects of its handlers in a resumed epoch."""
-        objects = self.checkpoints.objects
+        objects = self.checkpoints.resumed_objects
         return nullcontext() if objects is None else objects.comparing_start(self)
 
     def compare_end(self) -> None:
         """Compare the data of a resumed run if no epoch followed."""
-        if self.checkpoints.objects is not None:
-            self.checkpoints.objects.compare_end(self)
+        if self.checkpoints.resumed_objects is not None:
+            self.checkpoints.resumed_objects.compare_end(self)
             self.hooks.call_positioned()
 
     def advance(self) -> None:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from weakref import ReferenceType
 
     from ..events import CheckpointSource, Control
-    from .checkpoint.compatibility import BatchChange
+    from .checkpoint.schema import BatchChange
     from .metrics.log_rows import LogRows
+    from .objects.restore import ResumedObjects
     from .objects.run_state import ObjectState
     from .outputs import Collection
     from .stepping.counts import Weight
@@ -85,6 +86,7 @@ class Checkpoints:
         fresh_plugins: plugins without state in the checkpoint.
         unclaimed_states: states without a plugin.
         objects: the state that no state_dict covers; None if nothing is saved or resumed.
+        resumed_objects: restores and compares it; None before a state is loaded.
         given_rates: the learning rates that the program set at the start; None if nothing is saved or resumed.
     """
 
@@ -106,6 +108,7 @@ class Checkpoints:
     fresh_plugins: tuple[str, ...] = ()
     unclaimed_states: tuple[str, ...] = ()
     objects: ObjectState | None = None
+    resumed_objects: ResumedObjects | None = None
     given_rates: list[float] | None = None
     forked_from: Mapping[str, Any] | None = None
     verified_steps: int = 0

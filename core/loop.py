@@ -65,7 +65,7 @@ def restore_or_continue(run: RunContext) -> None:
         if run.control.is_rolling_back:
             run.discard_epoch()
         if run.checkpoints.is_resuming:
-            from .snapshot import restoring
+            from .resumption import restoring  # imported when a state is loaded
 
             with restoring(run) as path:
                 run.emit(ev.CheckpointLoaded(path))

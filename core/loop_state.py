@@ -6,7 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..plugins.filters import Filter
-from .checkpoint.schema import as_plain
+from .checkpoint.schema import is_small_and_plain
+
+
+def as_plain(value: Any, path: str) -> tuple[Any, Any]:
+    """Return a state as plain types and tensors, and the types of its NumPy and complex numbers and empty bytes.
+
+    Raises:
+        TypeError: it holds something else that `torch.load(weights_only=True)` refuses.
+        ValueError: it is not a tree.
+    """
+    if is_small_and_plain(value):
+        return value, None
+    from .checkpoint.checks import replace_numbers  # imported when a state needs more than the quick check
+
+    return replace_numbers(value, path)
 
 
 def capture_loop(run: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from textwrap import TextWrapper
 
 from ..events.checks import count, printable
 from ..plugins.states import Lines
-from .checkpoint.compatibility import batch_factors, global_batch
+from .checkpoint.schema import batch_factors, global_batch
 from .context import RunContext
 from .data.source import Sourced, loaders_of
 

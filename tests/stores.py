@@ -14,7 +14,8 @@ import torch
 from heliograph.core.checkpoint.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store
 from heliograph.core.checkpoint.storage.files import SYSTEM
-from heliograph.core.checkpoint.storage.manifest import END, END_SIZE, Entry, encode
+from heliograph.core.checkpoint.storage.manifest import Entry, encode
+from heliograph.core.checkpoint.storage.untrusted_files import END, END_SIZE
 
 
 def seal(path: Path, manifest: Callable[[int, str], bytes]) -> None:

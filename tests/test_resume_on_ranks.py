@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph import tuning
-from heliograph.core.checkpoint.compatibility import BatchChange
+from heliograph.core.checkpoint.schema import BatchChange
 from heliograph.core.engines.options import PrecisionName
 from heliograph.core.task import Losses
 from heliograph.tests import test_resume as alone

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any
 
-from ...core.checkpoint.frozen import FROZEN, Key, named_parameters
+from ...core.checkpoint.compatibility import FROZEN, Key, named_parameters
 from ...core.checkpoint.ranks import digest
-from ...core.engines.sharded_states import ShardingEngine
+from ...core.engines.options import is_sharding
 from ...core.objects.equality import sums
 from ...core.system.extras import kind_of
 from ...events import Event, Lane, Log, Run, RunClosed, TrainStart, ValidationEnd
@@ -141,7 +141,7 @@ class TrainedOnly(Plugin):
     def begin(self, run: Run, event: TrainStart) -> None:
         """Record which weights are frozen."""
         warn_without_saver(run, "TrainedOnly")
-        if isinstance(run.engine, ShardingEngine):
+        if is_sharding(run.engine):
             raise ValueError(
                 f"TrainedOnly needs an engine with full weights, but {kind_of(run.engine)} shards them: remove the "
                 f"plugin, or train with DDPEngine."

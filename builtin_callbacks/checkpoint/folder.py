@@ -1,18 +1,21 @@
-"""The checkpoint folder of a run on the main rank: names, retention, removal."""
+"""The checkpoint folder of a run on the main rank: names, retention, removal; the writer that works for all ranks."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import count, islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
-from ...core.checkpoint.storage import Entry, JudgedBy, State, Store, checkpoint_name
+from ...core.checkpoint.schema import State
+from ...core.checkpoint.storage import Entry, JudgedBy, Store, checkpoint_name
 from ...core.checkpoint.storage.manifest import best_first
+from ...core.distributed.outcomes import on_main, outcome_of, values_of_ranks
 from ...core.metrics.monitor import Monitor
 from ...events import Run, SavePoint
-from .writers import Shards
+
+T = TypeVar("T")
+Shards = dict[str, tuple[int, str]]  # bytes and digest of files, by name
 
 
 def reasons_to_keep(
@@ -65,13 +68,6 @@ def ranked(entries: Iterable[Entry], monitor: Monitor | None) -> list[Entry]:
     judge = (monitor.name, monitor.mode)
     values = {entry: entry.judged_by[2] for entry in entries if entry.judged_by and entry.judged_by[:2] == judge}
     return best_first(values, monitor.mode)
-
-
-def by_training(entries: Iterable[Entry]) -> list[list[Entry]]:
-    trainings: dict[str, list[Entry]] = {}
-    for entry in entries:
-        trainings.setdefault(entry.training, []).append(entry)
-    return list(trainings.values())
 
 
 class Retention:
@@ -282,7 +278,6 @@ class CheckpointFolder:
 
 OnExisting = Literal["new_name", "refuse", "replace"]
 ON_EXISTING: tuple[OnExisting, ...] = ("new_name", "refuse", "replace")
-logger = logging.getLogger("heliograph")
 
 
 def warn_without_saver(run: Run, plugin_name: str) -> None:
@@ -305,42 +300,68 @@ def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExist
     Raises:
         ValueError: another training has the name and `on_existing` is "refuse", or another process writes under it.
     """
-    named_entries, unreadable, number = store.under(wanted)
-    other_entries = [entry for entry in named_entries if entry.training != training_id]
-    has_name = len(named_entries) > len(other_entries) or all(
-        file.head and file.head.training == training_id for file in unreadable
-    )
-    if has_name and not other_entries:
+    entries, unreadable, _ = store.under(wanted)
+    is_unreadable_own = all(file.head and file.head.training == training_id for file in unreadable)
+    if all(entry.training == training_id for entry in entries) and (entries or is_unreadable_own):
         store.write_as(training_id, wanted)
         return [], []
-    newest = max(other_entries, key=lambda entry: entry.order, default=None)
-    description = "without a usable manifest" if newest is None else f"in total, the newest is {newest.path.name}"
-    conflict = f"{store.folder} holds another training under the name {wanted!r} ({number} {description})"
-    if on_existing == "refuse":
-        raise ValueError(
-            f"{conflict}, and on_existing='refuse'. Continue it with resume='auto'; give this run another name= or "
-            f"folder; or choose on_existing='new_name', which keeps it and adds a number to the name of this run, or "
-            f"'replace', which removes it when the first checkpoint of this run is written."
-        )
-    if on_existing == "replace":
-        store.write_as(training_id, wanted)
-        entries, _ = store.entries()
-        removable = [
-            entry
-            for entry in entries
-            if entry.run_name == wanted and entry.training != training_id and entry.is_removable
-        ]
-        number = len(removable)
-        note = f"{conflict}: {number} are removed when the first one of this run is written, on_existing='replace'"
-    else:
-        names = (f"{wanted}-{number}" for number in count(2))
-        name, removable = next(name for name in names if _is_free(store, name, training_id)), []
-        store.write_as(training_id, name)
-        note = f"{conflict}: it is kept, and this run is written as {name!r}"
-    logger.warning(note)
-    return [note], removable
+    from .resume import settle_conflict  # imported when the folder has another training of the name
+
+    return settle_conflict(store, training_id, wanted, on_existing)
 
 
-def _is_free(store: Store, name: str, training_id: str) -> bool:
-    entries, _, number = store.under(name)
-    return number == len(entries) and all(entry.training == training_id for entry in entries)
+class CheckpointWriter:
+    """Write on the main rank while the loop waits; every rank receives the results.
+
+    On several ranks all methods except `close` are collectives; so is `end`, unless the rank has left the group.
+
+    Args:
+        weights_only: save only the weights.
+    """
+
+    def __init__(self, *, weights_only: bool) -> None:
+        self._weights_only = weights_only
+
+    @property
+    def is_idle(self) -> bool:
+        return True
+
+    def begin(self, run: Run) -> None: ...
+
+    def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return self._capture(run, shards)  # the loop waits, so nothing changes it
+
+    def _capture(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        # the live state, reduced by `reduce_state` of plugins such as `TrainedOnly`; a collective
+        state: dict[str, Any] = run.state_dict(shards, weights_only=self._weights_only)
+        for plugin in run.plugins:
+            if callable(reduce := getattr(plugin, "reduce_state", None)) and run.plugins.is_enabled(plugin):
+                state = reduce(run, state)
+        return state
+
+    def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
+        """Run `work` on the main rank; when it is done, call `then` with its result in the thread of the loop.
+
+        If this rank must abandon the work, the run gets a note if `is_save`.
+        """
+        then(on_main(run.engine, watched(run, work)))
+
+    def do_on_every_rank(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
+        then(values_of_ranks(run.engine, outcome_of(watched(run, work))))
+
+    def drain(self) -> None: ...
+
+    def end(self, run: Run) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def watched(run: Run, work: Callable[[], T]) -> Callable[[], T]:
+    # failures of other ranks do not end this process during the work
+    engine = run.engine
+
+    def guarded() -> T:
+        with engine.writing():
+            return work()
+
+    return guarded

@@ -6,15 +6,15 @@ from functools import partial
 from math import isnan
 from typing import Literal
 
-from ...core.checkpoint import storage
-from ...core.checkpoint.compatibility import load_scheduler
-from ...core.checkpoint.frozen import with_frozen
-from ...core.checkpoint.ranks import load_parts
-from ...core.checkpoint.storage import Entry, State
-from ...core.distributed.failure import on_main
+from ...core.checkpoint.compatibility import load_scheduler, with_frozen
+from ...core.checkpoint.schema import State
+from ...core.checkpoint.storage import Entry
+from ...core.checkpoint.storage.reader import load
+from ...core.distributed.outcomes import on_main
 from ...core.engines.weights import LEFT_WEIGHTS, load_average, measured_average
 from ...core.host import ended_for_good
 from ...core.metrics.monitor import Monitor
+from ...core.resumption import load_parts
 from ...core.system.errors import NotRecorded
 from ...events import Lane, Run, RunClosed, TrainEnd, TrainStart
 from ...plugins import Plugin, on
@@ -147,5 +147,5 @@ def _read_best(best: Entry | None, states: list[State]) -> Entry | None:
     value = None if best is None or best.judged_by is None else best.judged_by[2]
     if best is None or value is None or isnan(value):
         return None
-    states.append(storage.load(best.path))
+    states.append(load(best.path))
     return best

@@ -1,21 +1,63 @@
-"""`Checkpoint` saves a run and resumes it; `WeightsCheckpoint` saves weights for use."""
+"""`Checkpoint` saves a run and resumes it, as `Resume` says; `WeightsCheckpoint` saves weights for use."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ...core.checkpoint import storage
+from ...core.checkpoint.schema import CHANGES, BatchChange
 from ...core.checkpoint.storage import Entry
-from ...core.distributed.failure import on_main
+from ...core.distributed.outcomes import on_main
 from ...events import Run
 from ...plugins.filters import Filter
-from .resume import Resume, ResumePoint, find, share_state
+from .folder import ON_EXISTING, OnExisting
 from .saver import Saver, count_steps
 from .verify_resume import VerifyResume
+
+if TYPE_CHECKING:
+    from .resume import ResumePoint
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What a `Checkpoint` resumes: `Checkpoint("runs/x", resume=Resume("auto", batch_change="linear"))`.
+
+    `resume="auto"` is short for `Resume("auto")`, and a path for `Resume(path)`.
+
+    Args:
+        path: `auto` resumes the newest intact checkpoint of this run's name, if there is one, and notes which files it
+            skipped; a path resumes that file, as a branch if the folder has a newer checkpoint of its training; None
+            starts fresh.
+        batch_change: what to do if the resumed run has another global batch (ranks x batch size x accumulation):
+            `refuse` it, except from one process to one, which the result notes; `keep` the saved learning rates; scale
+            them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. If the batch size is unknown,
+            nothing is refused or scaled.
+        on_existing: what a run that starts fresh does if the folder holds another training under the run's name: write
+            under a `new_name` (`run-2`, with a note in the result), `refuse` to start, or `replace` it: its checkpoints
+            are removed when the first one of this run is written, unless they are pinned.
+
+    Raises:
+        TypeError: `path` is not a path.
+        ValueError: an option is unknown, or `path` is neither a file nor the name of one.
+    """
+
+    path: str | Path | None = "auto"
+    batch_change: BatchChange = "refuse"
+    on_existing: OnExisting = "new_name"
+
+    def __post_init__(self) -> None:
+        path = self.path
+        if not isinstance(path, str | Path | None):
+            raise TypeError(f"resume is 'auto', the path of a checkpoint, a Resume, or None; got {path!r}.")
+        if isinstance(path, str) and path != "auto" and not Path(path).suffix and not Path(path).exists():
+            raise ValueError(f"resume is None, 'auto', or the path of a checkpoint's .pth file, got {path!r}.")
+        if self.batch_change not in CHANGES:
+            raise ValueError(f"batch_change is one of {', '.join(CHANGES)}; got {self.batch_change!r}.")
+        if self.on_existing not in ON_EXISTING:
+            raise ValueError(f"on_existing is one of {', '.join(ON_EXISTING)}; got {self.on_existing!r}.")
 
 
 class Checkpoint(Saver):
@@ -88,12 +130,14 @@ class Checkpoint(Saver):
     def rehearse(self, folder: Path) -> list[Path]:
         """Write to `folder`, and resume only from there; raise if a checkpoint to resume cannot be read."""
         if self.resume.path not in (None, "auto") and "://" not in str(self.resume.path):
-            storage.load(Path(self.resume.path))
+            from ...core.checkpoint.storage.reader import load  # imported in a rehearsal
+
+            load(Path(self.resume.path))
         self.resume = replace(self.resume, path="auto")
         return super().rehearse(folder)
 
     def _start(self, run: Run) -> None:
-        point = ResumePoint()
+        point: ResumePoint | None = None
 
         def look() -> tuple[str, str, Path | None, list[str], str]:
             nonlocal point
@@ -101,14 +145,19 @@ class Checkpoint(Saver):
             if self._remote is not None:
                 resume, fetched = self._remote.fetch(store, resume)
             with store.steady() if run.checkpoints.source is None else nullcontext():  # a source adds files
-                point = find(store, resume, run.checkpoints.source)
-                training_id, name, notes = point.choose_training(run.name, run.checkpoints.training_id)
-                self._files.damaged = point.damaged
-                if point.path is not None or not run.checkpoints.is_resuming:  # another plugin chose the training
-                    notes += self._claim(run, name, training_id, is_branch=bool(point.newer))
+                training_id, name, notes = run.checkpoints.training_id, run.name, list[str]()
+                if resume is not None or run.checkpoints.source is not None:
+                    from .resume import find  # imported when a run may resume
+
+                    point = find(store, resume, run.checkpoints.source)
+                    training_id, name, notes = point.choose_training(run.name, training_id)
+                    self._files.damaged = point.damaged
+                path, newer, warning = (None, "", "") if point is None else (point.path, point.newer, point.warning)
+                if path is not None or not run.checkpoints.is_resuming:  # another plugin chose the training
+                    notes += self._claim(run, name, training_id, is_branch=bool(newer))
             if self._remote is not None:
                 self._remote.check(store)
-            return training_id, self._files.name, point.path, [*fetched, *notes], point.warning
+            return training_id, self._files.name, path, [*fetched, *notes], warning
 
         run.checkpoints.training_id, self.file_name, path, notes, warning = on_main(run.engine, look)
         for note in notes:
@@ -116,7 +165,9 @@ class Checkpoint(Saver):
         if warning:
             run.warn(warning)
         if path is not None:
-            state = share_state(run.engine, path, point.state)
+            from .resume import share_state  # imported on the other ranks, too
+
+            state = share_state(run.engine, path, None if point is None else point.state)
             choices = {"training_id": run.checkpoints.training_id, "batch_change": self.resume.batch_change}
             run.resume({**state, **choices}, path)
 

@@ -1,67 +1,34 @@
-"""`Resume`, and the search for the checkpoint that a run resumes."""
+"""The search for the checkpoint that a run resumes, and the name of a run beside other trainings."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from errno import errorcode
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from ...core.checkpoint import storage
-from ...core.checkpoint.compatibility import CHANGES, BatchChange
-from ...core.checkpoint.storage import State
+from ...core.checkpoint.schema import State
 from ...core.checkpoint.storage.files import TRIES
-from ...core.checkpoint.storage.reader import OtherRunsNote
-from ...core.checkpoint.weights import shared_by_ranks
+from ...core.checkpoint.storage.inventory import OtherRunsNote
+from ...core.checkpoint.storage.reader import load, shared_by_ranks, verify
 from ...core.settings import DEFAULTS
 from ...events import Engine
 from ...events.run import CheckpointSource
-from .folder import ON_EXISTING, OnExisting, by_training
 
 UNSAVED_FORK = ".unsaved-fork"  # describes a fork in its folder until its first save
 
 logger = logging.getLogger("heliograph")
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """What a `Checkpoint` resumes: `Checkpoint("runs/x", resume=Resume("auto", batch_change="linear"))`.
-
-    `resume="auto"` is short for `Resume("auto")`, and a path for `Resume(path)`.
-
-    Args:
-        path: `auto` resumes the newest intact checkpoint of this run's name, if there is one, and notes which files it
-            skipped; a path resumes that file, as a branch if the folder has a newer checkpoint of its training; None
-            starts fresh.
-        batch_change: what to do if the resumed run has another global batch (ranks x batch size x accumulation):
-            `refuse` it, except from one process to one, which the result notes; `keep` the saved learning rates; scale
-            them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. If the batch size is unknown,
-            nothing is refused or scaled.
-        on_existing: what a run that starts fresh does if the folder holds another training under the run's name: write
-            under a `new_name` (`run-2`, with a note in the result), `refuse` to start, or `replace` it: its checkpoints
-            are removed when the first one of this run is written, unless they are pinned.
-
-    Raises:
-        TypeError: `path` is not a path.
-        ValueError: an option is unknown, or `path` is neither a file nor the name of one.
-    """
-
-    path: str | Path | None = "auto"
-    batch_change: BatchChange = "refuse"
-    on_existing: OnExisting = "new_name"
-
-    def __post_init__(self) -> None:
-        path = self.path
-        if not isinstance(path, str | Path | None):
-            raise TypeError(f"resume is 'auto', the path of a checkpoint, a Resume, or None; got {path!r}.")
-        if isinstance(path, str) and path != "auto" and not Path(path).suffix and not Path(path).exists():
-            raise ValueError(f"resume is None, 'auto', or the path of a checkpoint's .pth file, got {path!r}.")
-        if self.batch_change not in CHANGES:
-            raise ValueError(f"batch_change is one of {', '.join(CHANGES)}; got {self.batch_change!r}.")
-        if self.on_existing not in ON_EXISTING:
-            raise ValueError(f"on_existing is one of {', '.join(ON_EXISTING)}; got {self.on_existing!r}.")
+def by_training(entries: Iterable[storage.Entry]) -> list[list[storage.Entry]]:
+    trainings: dict[str, list[storage.Entry]] = {}
+    for entry in entries:
+        trainings.setdefault(entry.training, []).append(entry)
+    return list(trainings.values())
 
 
 @dataclass(slots=True)
@@ -142,7 +109,7 @@ def find(store: storage.Store, resume: str | Path | None, source: CheckpointSour
 
 
 def _read_point(path: Path, notes: list[str]) -> ResumePoint:
-    state, manifest = storage.load(path), storage.read_manifest(path)
+    state, manifest = load(path), storage.read_manifest(path)
     return ResumePoint(path, state, manifest.run_name, manifest.family, notes, sha256=manifest.sha256)
 
 
@@ -154,7 +121,7 @@ def _find_newer(store: storage.Store, point: ResumePoint) -> None:
         if entry.sha256 == point.sha256:
             return
         try:
-            storage.verify(entry.path)
+            verify(entry.path)
         except ValueError as error:
             point.damaged.append(entry.path)
             point.notes.append(f"skipped: {error}")
@@ -265,9 +232,44 @@ def share_state(engine: Engine, path: Path, state: State | None) -> State:
     Raises:
         ValueError: a rank cannot read it; raised on all ranks.
     """
-    shared, is_sent = shared_by_ranks(engine, path, state, partial(storage.load, path, with_shards=False))
+    shared, is_sent = shared_by_ranks(engine, path, state, partial(load, path, with_shards=False))
     if is_sent and "shards" in shared:
         raise ValueError(
             f"Not every rank sees the checkpoint {path}: move its shards to a folder that all ranks can read."
         )
     return shared
+
+
+def settle_conflict(
+    store: storage.Store, training_id: str, wanted: str, on_existing: str
+) -> tuple[list[str], list[storage.Entry]]:
+    """Choose a name for a training beside other trainings; for the arguments see `claim_name`."""
+    named_entries, _, number = store.under(wanted)
+    other_entries = [entry for entry in named_entries if entry.training != training_id]
+    newest = max(other_entries, key=lambda entry: entry.order, default=None)
+    description = "without a usable manifest" if newest is None else f"in total, the newest is {newest.path.name}"
+    conflict = f"{store.folder} holds another training under the name {wanted!r} ({number} {description})"
+    if on_existing == "refuse":
+        raise ValueError(
+            f"{conflict}, and on_existing='refuse'. Continue it with resume='auto'; give this run another name= or "
+            f"folder; or choose on_existing='new_name', which keeps it and adds a number to the name of this run, or "
+            f"'replace', which removes it when the first checkpoint of this run is written."
+        )
+    if on_existing == "replace":
+        store.write_as(training_id, wanted)
+        named_entries = [entry for entry in store.entries()[0] if entry.run_name == wanted and entry.is_removable]
+        removable = [entry for entry in named_entries if entry.training != training_id]
+        number = len(removable)
+        note = f"{conflict}: {number} are removed when the first one of this run is written, on_existing='replace'"
+    else:
+        names = (f"{wanted}-{number}" for number in count(2))
+        name, removable = next(name for name in names if _is_free(store, name, training_id)), []
+        store.write_as(training_id, name)
+        note = f"{conflict}: it is kept, and this run is written as {name!r}"
+    logger.warning(note)
+    return [note], removable
+
+
+def _is_free(store: storage.Store, name: str, training_id: str) -> bool:
+    entries, _, number = store.under(name)
+    return number == len(entries) and all(entry.training == training_id for entry in entries)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from ...core.checkpoint import storage
 from ...core.checkpoint.storage import Entry, JudgedBy
-from ...core.distributed.failure import on_main
-from ...core.engines.sharded_states import ShardingEngine
+from ...core.distributed.outcomes import on_main
+from ...core.engines.options import is_sharding
 from ...core.host import ended_for_good, is_preempted
 from ...core.metrics.monitor import Monitor
 from ...core.objects.program import report_late_listeners
@@ -24,9 +24,7 @@ from ...events import catalogue as ev
 from ...events.checks import check_flag, check_path, check_whole_number
 from ...plugins import Plugin, on
 from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
-from .folder import CheckpointFolder, OnExisting, Retention
-from .resume import Resume
-from .writers import BackgroundWriter, CheckpointWriter, save_shards
+from .folder import CheckpointFolder, CheckpointWriter, OnExisting, Retention
 
 if TYPE_CHECKING:
     from ...events.alarms import Alarm
@@ -165,7 +163,11 @@ class Saver(Plugin):
         self._files = CheckpointFolder(self._retention)
         self._on_existing: OnExisting = "new_name"
         self.background = background
-        self._writer = (BackgroundWriter if background else CheckpointWriter)(weights_only=self.weights_only)
+        self._writer = CheckpointWriter(weights_only=self.weights_only)
+        if background:
+            from .background_writer import BackgroundWriter  # imported when one is used
+
+            self._writer = BackgroundWriter(weights_only=self.weights_only)
         self._forget()
 
     def _forget(self) -> None:
@@ -190,9 +192,8 @@ class Saver(Plugin):
 
     def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
         """Return how many checkpoints would be kept, unless all are, and how often this plugin requests one."""
-        counts = (
-            {} if self._retention.keep_last is None else {"kept": self._retention.keep_last + self._retention.keep_best}
-        )
+        last, best = self._retention.keep_last, self._retention.keep_best
+        counts = {} if last is None else {"kept": last + best}
         if self.every is None or (times := self.every.times(totals)) is None:
             return counts
         return counts | {"save": times + (not self.every.is_due_at_end(totals))}
@@ -223,7 +224,7 @@ class Saver(Plugin):
     def _claim(self, run: Run, wanted: str, training_id: str, *, is_branch: bool = False) -> list[str]:
         plugins = (plugin for plugin in run.plugins if run.plugins.is_enabled(plugin))
         resumes = (getattr(plugin, "resume", None) for plugin in plugins)
-        is_from_path = any(isinstance(resume, Resume) and resume.path not in (None, "auto") for resume in resumes)
+        is_from_path = any(getattr(resume, "path", None) not in (None, "auto") for resume in resumes)
         on_existing = self._on_existing
         if is_branch or (on_existing == "replace" and is_from_path):  # a branch leaves the original training in place
             on_existing = "new_name"
@@ -308,7 +309,9 @@ class Saver(Plugin):
         judged_by = self._saved.judged_at(step, self.monitor)
         write = partial(self._files.write, name, judged_by, read_back=self.background)
         report = partial(self._report_save, run, step, judged_by)
-        if not self.weights_only and isinstance(run.engine, ShardingEngine) and run.engine.state == "sharded":
+        if not self.weights_only and is_sharding(run.engine) and run.engine.state == "sharded":
+            from .background_writer import save_shards  # imported when shards are saved
+
             begin = self._files.begin_shards
             save_shards(run, run.engine, self._writer, begin, write, report, in_background=self.background)
         else:
@@ -323,10 +326,8 @@ class Saver(Plugin):
 
     def _report_save(self, run: Run, step: int, judged_by: JudgedBy | None, paths: tuple[Path, Path | None]) -> None:
         (path, best), saved = paths, self._saved
-        if not self.weights_only or run.checkpoints.last in (
-            None,
-            saved.path,
-        ):  # otherwise it is one that can be resumed
+        # otherwise `last` is a checkpoint that can be resumed
+        if not self.weights_only or run.checkpoints.last in (None, saved.path):
             run.checkpoints.last = path
         saved.path, saved.steps, saved.is_newest_of_training = path, step, True
         self._announce_best(run, best)
@@ -368,9 +369,8 @@ class Saver(Plugin):
         try:
             self._writer.end(run)
         finally:
-            is_last = (
-                not self.weights_only or run.checkpoints.last == self._saved.path
-            )  # otherwise another plugin reports it
+            # otherwise another plugin reports it
+            is_last = not self.weights_only or run.checkpoints.last == self._saved.path
             is_early = error is not None or is_preempted(run)
             if is_last and is_early and run.engine.is_main and not self.holds_saves and (lost := self._lost(run)):
                 run.note(lost)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ...core.checkpoint.storage.manifest import run_part
-from ...core.checkpoint.verified import record_verified, verified_before
 from ...core.metrics.window_losses import Fetched
 from ...core.objects.equality import same, shortest
 from ...core.system.errors import ResumeDiffers
@@ -292,6 +291,8 @@ class VerifyResume(Plugin):
             return
         self._steps, self._saved_at = run.progress.steps, run.progress.batches
         if run.checkpoints.resumed_at is run.origin:
+            from ...core.checkpoint.verified import verified_before  # imported in a resumed run
+
             self._is_settled = False
             run.checkpoints.verified_before = verified_before(self._saver.folder, run.name)
             self._guarded(run, self._open_file)
@@ -464,6 +465,8 @@ class VerifyResume(Plugin):
         if not any(finding.batches for finding in findings):
             return
         if steps and not differences and run.engine.is_main and self._saver is not None:
+            from ...core.checkpoint.verified import record_verified
+
             record_verified(self._saver.folder, run.name, steps, "VerifyResume")
         run.emit(ev.ResumeVerified(steps, run.checkpoints.difference))
 

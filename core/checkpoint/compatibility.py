@@ -1,22 +1,21 @@
-"""Compare the resuming program with the saving one: optimizers, parameter groups, ranks, batch size, rates."""
+"""Compare the resuming program with the saving one: optimizers, groups, ranks, batch size, rates, frozen weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from math import sqrt
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...events import Run
-from ..engines.weights import parameters_of
+from ..engines.contract import Modules, Optimizers
+from ..engines.options import parameters_of
 from ..objects.program import affects_training
-
-
-def class_names(parts: Mapping[str, Any]) -> dict[str, str]:
-    return {name: type(part).__name__ for name, part in parts.items()}
+from .ranks import digest
+from .schema import BatchChange, Names, batch_factors, class_names, global_batch, group_names, parameters_by_name
 
 
 def saved_scheduler_classes(run: Run, saved: Mapping[str, Any]) -> dict[str, str]:
@@ -83,23 +82,6 @@ def _ranks(first: int, end: int) -> str:
     return f"rank {first}" if end == first + 1 else f"ranks {first} to {end - 1}"
 
 
-BatchChange = Literal["refuse", "keep", "linear", "sqrt"]
-CHANGES: tuple[str, ...] = get_args(BatchChange)
-
-
-def batch_factors(run: Run) -> dict[str, int | None]:
-    # the batch size is 1 if whole batches are dealt to the ranks, and None if unknown
-    return {"size": run.engine.world_size, "batch_size": run.data.batch_size, "accumulation": _accumulation(run)}
-
-
-def global_batch(world: Mapping[str, int | None]) -> int | None:
-    # in samples, or in batches if whole batches are dealt to the ranks
-    batch_size, accumulation = world.get("batch_size"), world.get("accumulation")
-    if batch_size is None or accumulation is None:
-        return None
-    return (world["size"] or 1) * batch_size * accumulation
-
-
 def describe_batch_change(before: Mapping[str, int | None], now: Mapping[str, int | None]) -> str | None:
     # if a global batch is unknown, its known factors are compared
     previous, present = global_batch(before), global_batch(now)
@@ -159,12 +141,6 @@ RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")  # in the groups of a
 LISTS = ("base_lrs", "max_lrs", "_last_lr")  # of a scheduler
 
 
-def base_rates(optimizers: Mapping[str, Any]) -> list[float]:
-    # before a scheduler changes them
-    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
-    return [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
-
-
 def scale_optimizer(optimizer: Any, *factors: float) -> None:
     """Multiply the learning rates of an optimizer by one factor, or by one for each parameter group."""
     groups = optimizer.param_groups
@@ -194,40 +170,13 @@ def scale_scheduler(scheduler: Any, factor: float) -> None:
         scale_scheduler(inner, factor)
 
 
-def _accumulation(run: Run) -> int | None:
-    # None if the number of micro-batches in a step is unknown
-    for plugin in run.plugins:
-        if "accumulation" in getattr(plugin, "exclusive", ()) and run.plugins.is_enabled(plugin):
-            number = getattr(plugin, "number", None)
-            return None if number is None else int(number(run.progress.epoch))
-    return 1
-
-
 def _describe_batch(world: Mapping[str, int | None]) -> str:
     ranks = "1 rank" if world["size"] == 1 else f"{world['size']} ranks"
     batch_size, accumulation = ("unknown" if world.get(n) is None else world[n] for n in ("batch_size", "accumulation"))
     return f"{ranks} x batch_size {batch_size} x accumulation {accumulation}"
 
 
-Names = list[list[str | None]]  # by group; None for a parameter outside the modules of the task
-
-
-def describe_groups(run: Run) -> dict[str, Any]:
-    # parameter names by group, and which groups share a function of `LambdaLR`
-    named = {id(parameter): name for name, parameter in _parameters(run.modules).items()}
-    return {
-        "parameters": {name: _names(optimizer, named) for name, optimizer in run.optimizers.items()},
-        "functions": {
-            name: [_index(function, functions) for function in functions]
-            for name, scheduler in run.schedulers.items()
-            if (functions := getattr(scheduler, "lr_lambdas", None))
-        },
-    }
-
-
-def restore_groups(
-    run: Run, saved: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer], *, drops_added: bool
-) -> None:
+def restore_groups(run: Run, saved: Mapping[str, Any], optimizers: Optimizers, *, drops_added: bool) -> None:
     """Give optimizers the parameter groups of a snapshot.
 
     Args:
@@ -239,11 +188,11 @@ def restore_groups(
     Raises:
         ValueError: the parameters of the saved groups are unknown, or the program has parameters that were in no group.
     """
-    parameters = _parameters(run.modules)
+    parameters = parameters_by_name(run.modules)
     named = {id(parameter): name for name, parameter in parameters.items()}
     for name, optimizer in optimizers.items():
         groups = (saved["optimizers"] or saved["shards"]["optimizers"])[name]["param_groups"]
-        now, then = _names(optimizer, named), saved.get("groups", {}).get("parameters", {}).get(name)
+        now, then = group_names(optimizer, named), saved.get("groups", {}).get("parameters", {}).get(name)
         sizes = [len(group["params"]) for group in groups]
         is_known = then is not None and all(key in parameters for names in then for key in names)
         if then == now or (not is_known and sizes == list(map(len, now))):
@@ -278,21 +227,6 @@ def load_scheduler(name: str, scheduler: Any, saved: Mapping[str, Any]) -> None:
     scheduler.load_state_dict(state)
 
 
-def _parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    named = (
-        (f"{root}.{name}", parameter) for root, module in modules.items() for name, parameter in parameters_of(module)
-    )
-    return dict(named)
-
-
-def _names(optimizer: torch.optim.Optimizer, named: Mapping[int, str]) -> Names:
-    return [[named.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
-
-
-def _index(item: Any, items: list[Any]) -> int:
-    return next(index for index, candidate in enumerate(items) if candidate is item)
-
-
 def _all(names: Names) -> set[str]:
     return {str(name) for group in names for name in group}
 
@@ -325,9 +259,55 @@ def _regroup(
         group["params"] = group_parameters
     for group, group_parameters in list(zip(groups, parameters, strict=True))[len(optimizer.param_groups) :]:
         options = {key: deepcopy(value) for key, value in group.items() if key not in ("params", "param_names")}
-        named = (
-            list(zip(group["param_names"], group_parameters, strict=True))
-            if "param_names" in group
-            else group_parameters
-        )
+        names = group.get("param_names")
+        named = group_parameters if names is None else list(zip(names, group_parameters, strict=True))
         optimizer.add_param_group({"params": named, **options})
+
+
+FROZEN = "frozen"  # in a state: the digests of the weights that it lacks, by module and name
+Key = tuple[str, str]  # a module, a name in it
+
+
+def with_frozen(saved: Mapping[str, Any], modules: Modules) -> Mapping[str, Any]:
+    """Return a saved state with the frozen weights that it lacks, taken from the program.
+
+    Raises:
+        ValueError: the program has other weights, or lacks one.
+    """
+    if not saved.get(FROZEN):
+        return saved
+    weights = {
+        root: {**saved_weights, **verified_weights(root, modules.get(root), saved[FROZEN].get(root, {}))}
+        for root, saved_weights in saved["modules"].items()
+    }
+    return {**saved, "modules": weights}
+
+
+def verified_weights(root: str, module: nn.Module | None, digests: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the parameters of a module that have these digests, by name.
+
+    Raises:
+        ValueError: one has another digest, or is missing.
+    """
+    parameters = {} if module is None else dict(parameters_of(module, remove_duplicate=False))
+    if any(hasattr(parameters.get(name), "full_tensor") for name in digests):
+        raise ValueError(
+            "The checkpoint holds only trained weights (TrainedOnly), and this program shards its weights: read it "
+            "with an engine that has full weights on each rank, such as DDPEngine."
+        )
+    mismatched = [
+        name for name, value in digests.items() if name not in parameters or digest(parameters[name]).hex() != value
+    ]
+    if mismatched:
+        raise ValueError(
+            f"The checkpoint holds only trained weights (TrainedOnly), and the frozen weights of this program differ: "
+            f"{len(mismatched)} of {len(digests)}, such as {root}.{mismatched[0]}. Load the same base weights before "
+            f"fit, in the same dtype."
+        )
+    return {name: parameters[name].detach() for name in digests}
+
+
+def named_parameters(modules: Modules) -> Iterator[tuple[Key, Tensor]]:
+    for root, module in modules.items():
+        for name, parameter in parameters_of(module, remove_duplicate=False):
+            yield (root, name), parameter

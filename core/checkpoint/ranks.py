@@ -5,26 +5,24 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path, PurePosixPath
 from pickle import Unpickler, UnpicklingError
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ...events import Engine, Run
+from ...events import Engine
 from ...events.checks import describe_error
-from ..engines.sharded_states import ShardingEngine, States, empty_tensors, join_states
+from ..engines.options import is_sharding
+from ..engines.sharded_states import States, empty_tensors, join_states
 from ..system.errors import is_of_machine
-from .compatibility import restore_groups
-from .schema import map_leaves, with_numbers
+from .checks import with_numbers
+from .schema import map_leaves
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.metadata import Metadata
-
-    from ..engines.contract import LoopEngine
 
 
 WHOLE = ("control", "data", "last_seen", "objects", "engine", "task", "metrics", "means", "filters")
@@ -170,45 +168,17 @@ def join_weights(saved: Mapping[str, Any], path: Path | None) -> Mapping[str, Ma
     if "shards" not in saved:
         modules: Mapping[str, Mapping[str, Any]] = saved["modules"]
         return modules
-    return _read_without_group(_weights_only(saved["shards"]), path)[0]
+    return _read_without_group(shards_of_weights(saved["shards"]), path)[0]
 
 
 def fit_to_engine(saved: Mapping[str, Any], engine: Engine, path: Path | None) -> dict[str, Any]:
-    if "shards" not in saved or not isinstance(engine, ShardingEngine):
+    if "shards" not in saved or not is_sharding(engine):
         return join_shards(saved, path)
-    return {
-        **saved,
-        "optimizers": saved["shards"]["optimizers"],
-    }  # only their description: the tensors stay in the shards
+    # only the description of the optimizers: their tensors stay in the shards
+    return {**saved, "optimizers": saved["shards"]["optimizers"]}
 
 
-def load_parts(
-    run: Run, saved: Mapping[str, Any], optimizers: Mapping[str, Any], path: Path | None, *, drops_added: bool = False
-) -> None:
-    """Load the modules and some optimizers of a run from a snapshot. A collective.
-
-    Args:
-        run: the run.
-        saved: the snapshot.
-        optimizers: by name.
-        path: the file of the snapshot.
-        drops_added: whether parameter groups that the run has added since may be removed.
-
-    Raises:
-        ValueError: the optimizers cannot get their saved parameter groups.
-    """
-    engine = run.engine
-    restore_groups(run, saved, optimizers, drops_added=drops_added)
-    if "shards" in saved and isinstance(engine, ShardingEngine):
-        shards = saved["shards"] if optimizers else _weights_only(saved["shards"])
-        read = partial(_read, folder=shards_folder(saved["shards"], path), process_group=engine.saving_group())
-        engine.load_shard_state(run.modules, optimizers, shards, read)
-    else:
-        saved = join_shards(saved, path)
-        cast("LoopEngine", engine).unpack(run.modules, optimizers, (saved["modules"], saved["optimizers"]))
-
-
-def _weights_only(shards: Mapping[str, Any]) -> dict[str, Any]:
+def shards_of_weights(shards: Mapping[str, Any]) -> dict[str, Any]:
     tensors = {name: facts for name, facts in shards["tensors"].items() if name.startswith("modules/")}
     return {**shards, "optimizers": {}, "tensors": tensors}
 
@@ -217,7 +187,7 @@ def _read_without_group(shards: Mapping[str, Any], path: Path | None) -> States:
     tensors = empty_tensors(shards)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        _read(tensors, shards_folder(shards, path), no_dist=True)
+        read_tensors(tensors, shards_folder(shards, path), no_dist=True)
     return join_states(tensors, shards)
 
 
@@ -271,7 +241,7 @@ def read_index(path: Path) -> Metadata:
     return index
 
 
-def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
+def read_tensors(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load

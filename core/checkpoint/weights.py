@@ -6,21 +6,21 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isnan
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ...events import Engine
 from ...events.checks import check_path, known_names
-from ..distributed.failure import WorkOutcome, on_main, outcome_of, values_of_ranks
-from ..engines.options import modules_of
+from ..distributed.outcomes import on_main
+from ..engines.options import modules_of, plain_name, state_of
 from ..engines.weights import (
     EVALUATED,
     EXTRA_STATE,
@@ -29,16 +29,16 @@ from ..engines.weights import (
     load_average,
     load_module,
     measured_average,
-    plain_name,
-    state_of,
 )
 from ..system.extras import kind_of, require
-from .frozen import FROZEN, verified_weights
+from .compatibility import FROZEN, verified_weights
 from .ranks import join_weights
-from .storage import reader
+from .schema import State
+from .storage import inventory, reader
+from .storage.files import read_small
+from .storage.inventory import Manifests
 from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first
-from .storage.reader import Manifests
-from .storage.untrusted_files import read_foreign, read_small
+from .storage.untrusted_files import read_foreign
 
 Which = Literal["last", "best"]
 WHICH: tuple[Which, ...] = ("last", "best")
@@ -101,7 +101,7 @@ def find_weights(
         raise ValueError(f"which= is 'last' or 'best', got {which!r}.")
     if not path.is_dir():
         if which is not None or run_name is not None:
-            reader.check_is_there(path)
+            inventory.check_is_there(path)
             raise ValueError(f"which= and run_name= select a checkpoint in a folder, but {path} is a file.")
         return read_weights(path)
     manifests = Manifests(path)
@@ -136,14 +136,14 @@ def read_weights(path: Path) -> WeightsFile:
     if path.suffix == SUFFIX:
         with suppress(MissingManifestError):  # then torch.save wrote it
             return _weights_in(reader.load(path), path)
-    reader.check_is_there(path)
+    inventory.check_is_there(path)
     content = read_foreign(path)
     if isinstance(content, Mapping) and "schema" in content:
         raise MissingManifestError(path)
     return WeightsFile(path, _states_in(content, path))
 
 
-def _weights_in(state: reader.State, path: Path) -> WeightsFile:
+def _weights_in(state: State, path: Path) -> WeightsFile:
     facts = state["metrics"], state["progress"]["steps"], state["run_name"]
     return WeightsFile(path, join_weights(state, path), state["plugins"], *facts, frozen=state.get(FROZEN, {}))
 
@@ -216,7 +216,7 @@ def _is_state(content: Any) -> bool:
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     # a shared tensor is stored once; the metadata name it for the other names
     safetensors = require("safetensors", f"Reading {path.name}", extra="safetensors")
-    reader.check_is_there(path)
+    inventory.check_is_there(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -230,7 +230,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_parts(path: Path) -> dict[str, Tensor]:
-    reader.check_is_there(path)
+    inventory.check_is_there(path)
     try:
         parts: dict[str, str] = dict(json.loads(read_small(path, LARGEST_INDEX))["weight_map"])
         files = {part: path.with_name(part) for part in parts.values()}
@@ -251,7 +251,6 @@ def view_of(value: Any) -> tuple[Any, ...]:
     return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
-T = TypeVar("T")
 WRAPPERS = re.compile(r"^((module|model|_fsdp_wrapped_module)\.)+")
 Pairs = dict[str, tuple[str, nn.Module]]  # by the name in the task: the name in the file, and the module
 
@@ -345,11 +344,9 @@ def load_into(
 
 
 def _with_frozen(task: Any, file: WeightsFile) -> WeightsFile:
-    task_modules = modules_of(task)
-    alone = next(iter(task_modules.values())) if len(task_modules) == 1 else None
-    weights = {
-        name: verified_weights(name, task_modules.get(name, alone), digests) for name, digests in file.frozen.items()
-    }
+    modules = modules_of(task)
+    alone = next(iter(modules.values())) if len(modules) == 1 else None
+    weights = {name: verified_weights(name, modules.get(name, alone), digests) for name, digests in file.frozen.items()}
     return replace(file, modules={name: {**state, **weights.get(name, {})} for name, state in file.modules.items()})
 
 
@@ -383,7 +380,7 @@ def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Pat
         return read[0].path
 
     path = on_main(engine, look)
-    file, _ = shared_by_ranks(engine, path, next(iter(read), None), partial(read_weights, path))
+    file, _ = reader.shared_by_ranks(engine, path, next(iter(read), None), partial(read_weights, path))
     loaded = load_into(task, file)
     skipped = "".join(f"; skipped: {line}" for line in loaded.skipped)
     return f"{EVALUATED} {loaded}, which stay in the task{skipped}"
@@ -482,28 +479,3 @@ def _fitted(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _bare(name: str) -> str:
     return WRAPPERS.sub("", plain_name(name))
-
-
-# Returns the content of a file on every rank, and whether it was sent; a collective. Ranks that see the same file read
-# it; if one does not, the main rank sends `value`, its content.
-def shared_by_ranks(engine: Engine, path: Path, value: T | None, read: Callable[[], T]) -> tuple[T, bool]:
-    is_sent = False
-    if engine.world_size > 1:
-        is_sent = len(set(engine.gather_objects(_checksum(path)))) > 1
-        if is_sent:
-            value = engine.broadcast(value)
-        else:
-            outcome = WorkOutcome(value) if engine.is_main else outcome_of(read)
-            values_of_ranks(engine, WorkOutcome(error=outcome.error))
-            value = outcome.value
-    assert value is not None
-    return value, is_sent
-
-
-def _checksum(path: Path) -> str | None:
-    try:
-        return reader.read_manifest(path).sha256 if path.is_file() else None
-    except MissingManifestError:  # one of Helios, only weights, or the manifest is lost
-        return f"{path.stat().st_size} bytes"
-    except (OSError, ValueError):
-        return None

@@ -297,9 +297,8 @@ class Exchange:
         return tensor.cpu(), self.control
 
     def _reduce(self, tensor: Tensor, how: Reduction) -> Tensor:
-        dtype = (
-            tensor.dtype if _is_exact(tensor) else torch.int64
-        )  # gloo does not sum small integers, which would overflow
+        # gloo does not sum small integers, which would overflow
+        dtype = tensor.dtype if _is_exact(tensor) else torch.int64
         total = tensor.to(dtype, memory_format=torch.contiguous_format, copy=True)
         self.all_reduce(total, how)
         if how == "mean":

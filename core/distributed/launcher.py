@@ -456,9 +456,8 @@ class KeptRanks:
             if self._job is None or not self._job.is_ready:
                 self._end()
                 self._job = Job(_check_count(self._nprocs), self._grace)
-                atexit.register(
-                    self.close
-                )  # registered later, so it runs before multiprocessing waits for its children
+                # registered later, so it runs before multiprocessing waits for its children
+                atexit.register(self.close)
             try:
                 values = self._job.run(call, on_message, keep=True)
             except BaseException:  # also after a Ctrl-C: ranks are not reused after an error

@@ -36,11 +36,8 @@ BOUND = 5.0  # maximum seconds that the main thread waits for this thread
 logger = logging.getLogger("heliograph")
 ANSWERS = 2.0  # seconds in which a live rank answers
 FRAMES = 6  # functions named in a report
-BELOW = (
-    "torch.",
-    "heliograph.core.distributed.",
-    "heliograph.core.engines.",
-)  # not named: the same in every collective
+# not named: the same in every collective
+BELOW = ("torch.", "heliograph.core.distributed.", "heliograph.core.engines.")
 
 
 @dataclass(slots=True)

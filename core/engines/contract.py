@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from ...events import Engine
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from ..distributed.watch import Watch
+
+
+Modules = Mapping[str, nn.Module]  # of a task, by name
+Optimizers = Mapping[str, torch.optim.Optimizer]
+SavedStates = tuple[Mapping[str, Any], Mapping[str, Any]]  # of modules and of optimizers, by name
+Read = Callable[[dict[str, Tensor]], object]
 
 
 class LoopEngine(Engine, Protocol):
@@ -27,9 +35,7 @@ class LoopEngine(Engine, Protocol):
     def process(self) -> AbstractContextManager[None]:
         """Return a context in which this process belongs to its group; entering it again within itself does nothing."""
 
-    def set_up(
-        self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> None:
+    def set_up(self, task: Any, modules: Modules, optimizers: Optimizers) -> None:
         """Move and wrap the trained modules; modules and optimizers remain the user's own objects.
 
         Args:
@@ -103,20 +109,13 @@ class LoopEngine(Engine, Protocol):
 
     # State.
 
-    def pack(
-        self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def pack(self, modules: Modules, optimizers: Optimizers) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the complete states of modules and optimizers by name, without traces of wrappers. A collective.
 
         If states are gathered, only the main rank gets them; the other ranks get empty ones.
         """
 
-    def unpack(
-        self,
-        modules: Mapping[str, nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        states: tuple[Mapping[str, Any], Mapping[str, Any]],
-    ) -> None:
+    def unpack(self, modules: Modules, optimizers: Optimizers, states: SavedStates) -> None:
         """Load the states that `pack` returned; every rank has all of them."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,3 +123,35 @@ class LoopEngine(Engine, Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; an empty one comes from an engine without state."""
+
+
+class ShardingEngine(Protocol):
+    """An engine whose ranks each have a part of the state and can save it; `is_sharding` recognizes one.
+
+    Attributes:
+        state: the contents of a checkpoint: `full`, as `pack` returns it, or `sharded`.
+    """
+
+    state: Literal["full", "sharded"]
+
+    def shard_state(self, modules: Modules, optimizers: Optimizers) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return this rank's tensors by name, for `dcp.save`, and the rest, which is the same on all ranks.
+
+        The tensors are the live ones: `dcp.save` writes them, and `dcp.async_save` copies them, before it returns.
+        """
+
+    def saving_group(self) -> ProcessGroup:
+        """Return a gloo group for exclusive use, so that a thread can save in it. A collective when first called.
+
+        Saving must end before the run ends, because the group ends with it.
+        """
+
+    def load_shard_state(self, modules: Modules, optimizers: Optimizers, rest: Mapping[str, Any], read: Read) -> None:
+        """Load the result of `shard_state`, saved by any number of ranks. A collective.
+
+        Args:
+            modules: by attribute name; of the same shapes.
+            optimizers: by name; of the same kinds.
+            rest: as `shard_state` returned it.
+            read: fills tensors in place, as `dcp.load` does. Some of them are the live weights.
+        """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Unpack
 
 import torch
 from torch import nn
 
+from .contract import Modules, Optimizers
 from .device import DeviceEngine
 from .options import ComputeOptions
 
@@ -33,9 +34,7 @@ class DataParallelEngine(DeviceEngine):
         self._wrapped: list[tuple[Any, str, Any]] = []
         super().__init__(torch.device("cuda", self.gpus[0]) if self.gpus else None, **options)
 
-    def set_up(
-        self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> None:
+    def set_up(self, task: Any, modules: Modules, optimizers: Optimizers) -> None:
         """Move modules to the first GPU, and make the task call wrappers of those with parameters."""
         super().set_up(task, modules, optimizers)
         if len(self.gpus) > 1:

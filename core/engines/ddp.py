@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from inspect import isgeneratorfunction
@@ -23,6 +23,7 @@ from ..distributed.group import Board, Group
 from ..distributed.membership import Membership, membership
 from ..distributed.shared_control import check_equal_on_ranks
 from ..distributed.watch import Limits, Watch
+from .contract import Modules, Optimizers
 from .device import DeviceEngine, parse_device
 from .options import ComputeOptions
 
@@ -108,9 +109,7 @@ class ProcessEngine(DeviceEngine, ABC):
                 if not self._contexts and not is_garbage:
                     self._leave()
 
-    def set_up(
-        self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> None:
+    def set_up(self, task: Any, modules: Modules, optimizers: Optimizers) -> None:
         """Move modules to the device, and give all ranks the weights and buffers of rank 0.
 
         Raises:
@@ -264,7 +263,7 @@ class ProcessEngine(DeviceEngine, ABC):
         self.abandon()
         return cause
 
-    def _check_same(self, modules: Mapping[str, nn.Module]) -> None:
+    def _check_same(self, modules: Modules) -> None:
         # All ranks must have equal modules, except for their values.
         if self.group is None:
             return
@@ -379,9 +378,7 @@ class DDPEngine(ProcessEngine):
 
     # Life.
 
-    def set_up(
-        self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> None:
+    def set_up(self, task: Any, modules: Modules, optimizers: Optimizers) -> None:
         super().set_up(task, modules, optimizers)
         self._parameters = list(self._modules.parameters())
         self._buffers = [module._buffers for module in self._modules.modules()]

@@ -7,15 +7,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-from .options import PrecisionName
+from .options import PrecisionName, state_of
 from .precision import Precision
 
 if TYPE_CHECKING:
     from ...events.run import Reduction
     from ..distributed.watch import Watch
+    from .contract import Modules, Optimizers, SavedStates
     from .numerics import Determinism
 
 
@@ -74,9 +75,7 @@ class DeviceEngine:
         with determined, self.precision.running():
             yield
 
-    def set_up(
-        self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> None:
+    def set_up(self, task: Any, modules: Modules, optimizers: Optimizers) -> None:
         """Move modules to the device.
 
         Raises:
@@ -87,7 +86,7 @@ class DeviceEngine:
             module.to(self.device)
         self.precision.begin(self.device, optimizers)
 
-    def refuse_shared(self, modules: Mapping[str, nn.Module]) -> None:
+    def refuse_shared(self, modules: Modules) -> None:
         """Raise ValueError if several processes compute the model together, as in tensor parallelism."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             from .weights import refuse_shared_weights
@@ -210,21 +209,12 @@ class DeviceEngine:
         """Return a context that does nothing: no other process can fail."""
         return nullcontext()
 
-    def pack(
-        self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def pack(self, modules: Modules, optimizers: Optimizers) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the states by name."""
-        from .weights import state_of
-
         trained = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
         return {name: state_of(module) for name, module in modules.items()}, trained
 
-    def unpack(
-        self,
-        modules: Mapping[str, nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        states: tuple[Mapping[str, Any], Mapping[str, Any]],
-    ) -> None:
+    def unpack(self, modules: Modules, optimizers: Optimizers, states: SavedStates) -> None:
         """Load the states by name."""
         from .weights import load_states
 

@@ -19,28 +19,13 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.hooks import RemovableHandle
 
 from ..distributed.exchange import broadcast_tensors
+from . import sharded_states
+from .contract import Modules, Optimizers, Read, SavedStates
 from .ddp import Backend, ProcessEngine, ProcessOptions
+from .options import state_of
 from .precision import DTYPES
-from .sharded_states import (
-    Modules,
-    Optimizers,
-    Read,
-    Sharding,
-    States,
-    allocate,
-    check_trained,
-    check_wrap,
-    forget_forwards,
-    gather_state,
-    gather_tensor,
-    join_states,
-    load_modules,
-    load_optimizers,
-    replace_parameters,
-    root_modules,
-    split_states,
-)
-from .weights import load_module, state_of
+from .sharded_states import Sharding, States
+from .weights import load_module
 
 Kinds = type[nn.Module] | Sequence[type[nn.Module]]
 
@@ -101,7 +86,7 @@ class FSDPEngine(ProcessEngine):
             raise ValueError(f"state= must be 'full' or 'sharded', got {state!r}.")
         self.state = state
         self.reshard_after_forward, self.whole_evaluations = reshard_after_forward, whole_evaluations
-        self._wrap = check_wrap(shard)
+        self._wrap = sharded_states.check_wrap(shard)
         self._sharding: Sharding | None = None
         self._roots: frozenset[nn.Module] = frozenset()
         self._mesh: DeviceMesh | None = None
@@ -124,11 +109,11 @@ class FSDPEngine(ProcessEngine):
         self.refuse_shared(modules)
         self._check_same(modules)
         for optimizer in optimizers.values():
-            check_trained(optimizer, modules)
+            sharded_states.check_trained(optimizer, modules)
         self._modules = nn.ModuleList(modules.values())
         for buffer in self._modules.buffers():
             buffer.data = buffer.data.to(self.device)
-        self._roots = frozenset(root_modules(modules))
+        self._roots = frozenset(sharded_states.root_modules(modules))
         assert self.group is not None
         self._mesh = DeviceMesh.from_group(self.group.tensors, self.device.type)
         self._sharding = Sharding(modules, self._shard, self._wrap, (_NormBase,) if self._is_mixed else ())
@@ -138,7 +123,7 @@ class FSDPEngine(ProcessEngine):
         self.share_buffers()
         self._optimizers = list(optimizers.values())
         for optimizer in self._optimizers:
-            replace_parameters(optimizer, self._sharding.shards)
+            sharded_states.replace_parameters(optimizer, self._sharding.shards)
         self.precision.begin(self.device, optimizers)
 
     def tear_down(self) -> None:
@@ -180,7 +165,7 @@ class FSDPEngine(ProcessEngine):
                 self._is_gathered = False
                 for module in wrapped:
                     module.reshard()
-                    forget_forwards(module)
+                    sharded_states.forget_forwards(module)
                     module.set_reshard_after_forward(self._reshards(module), recurse=False)
 
     def _restore(self) -> None:
@@ -189,7 +174,7 @@ class FSDPEngine(ProcessEngine):
         self._sharding.undo()
         plain = {shard: parameter for parameter, shard in self._sharding.shards.items()}
         for optimizer in self._optimizers:
-            replace_parameters(optimizer, plain)
+            sharded_states.replace_parameters(optimizer, plain)
         self._sharding = None
 
     # A step.
@@ -250,7 +235,9 @@ class FSDPEngine(ProcessEngine):
         """Clip gradients by their total norm over all shards; return the norm before clipping."""
         chosen = list(parameters)
         with self.exchanging("clip_gradients"):
-            total = gather_tensor(get_total_norm([value.grad for value in chosen if value.grad is not None], norm_type))
+            total = sharded_states.gather_tensor(
+                get_total_norm([value.grad for value in chosen if value.grad is not None], norm_type)
+            )
         if norm is not None:
             clip_grads_with_norm_(chosen, norm, total)
         return total
@@ -275,22 +262,22 @@ class FSDPEngine(ProcessEngine):
         states = {name: state_of(module) for name, module in modules.items()}
         trained = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
         with self.exchanging("pack"):
-            packed = gather_state([states, trained], keep=self.is_main)
+            packed = sharded_states.gather_state([states, trained], keep=self.is_main)
         return (packed[0], packed[1]) if self.is_main else ({}, {})
 
-    def unpack(
-        self, modules: Modules, optimizers: Optimizers, states: tuple[Mapping[str, Any], Mapping[str, Any]]
-    ) -> None:
+    def unpack(self, modules: Modules, optimizers: Optimizers, states: SavedStates) -> None:
         """Load the states by name; each rank keeps its shards."""
         with self.exchanging("unpack"):
-            load_modules(modules, states[0])
-            load_optimizers(optimizers, states[1])
+            sharded_states.load_modules(modules, states[0])
+            sharded_states.load_optimizers(optimizers, states[1])
 
     def shard_state(self, modules: Modules, optimizers: Optimizers) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return this rank's tensors by name, and the rest of the state; see `ShardingEngine`."""
         with self.exchanging("shard_state"):  # all ranks save together, but this exchanges nothing
             states = {name: state_of(module) for name, module in modules.items()}
-            return split_states((states, {name: optimizer.state_dict() for name, optimizer in optimizers.items()}))
+            return sharded_states.split_states(
+                (states, {name: optimizer.state_dict() for name, optimizer in optimizers.items()})
+            )
 
     def saving_group(self) -> ProcessGroup:
         """Return a gloo group for saving in a thread; see `ShardingEngine`."""
@@ -300,9 +287,9 @@ class FSDPEngine(ProcessEngine):
 
     def load_shard_state(self, modules: Modules, optimizers: Optimizers, rest: Mapping[str, Any], read: Read) -> None:
         """Load the result of `shard_state`, saved by any number of ranks; see `ShardingEngine`."""
-        tensors = allocate(modules, optimizers, rest)
+        tensors = sharded_states.allocate(modules, optimizers, rest)
         read(tensors)
-        weights, trained = join_states(tensors, rest)
+        weights, trained = sharded_states.join_states(tensors, rest)
         for name, module in modules.items():
             load_module(name, module, weights[name])
         for name, optimizer in optimizers.items():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from .contract import Modules, ShardingEngine
 
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 COMPILED = "_orig_mod"  # the attribute of `torch.compile(module)` with the original module
@@ -46,7 +49,28 @@ def modules_of(task: Any) -> dict[str, nn.Module]:
     return {name: getattr(value, COMPILED, value) for name, value in named.items() if isinstance(value, nn.Module)}
 
 
-def begin_train_mode(modules: Mapping[str, nn.Module]) -> str | None:
+def plain_name(name: str) -> str:
+    """Return the name of a parameter or submodule without the marks of `torch.compile`."""
+    return ".".join(part for part in name.split(".") if part != COMPILED) if COMPILED in name else name
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """Return the state of a module by plain names."""
+    return {plain_name(name): value for name, value in module.state_dict().items()}
+
+
+def parameters_of(module: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of a module by plain names."""
+    for name, parameter in module.named_parameters(remove_duplicate=remove_duplicate):
+        yield plain_name(name), parameter
+
+
+def is_sharding(engine: object) -> TypeGuard[ShardingEngine]:
+    """Return True if the ranks of an engine each have a part of the state."""
+    return hasattr(engine, "shard_state")
+
+
+def begin_train_mode(modules: Modules) -> str | None:
     """Put modules into train mode, except those that the user has put into eval mode.
 
     If every trained module is in eval mode, the user's own evaluation has left it there: then all modules except frozen
@@ -84,7 +108,7 @@ def frozen_parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]
         yield from frozen_parts(f"{name}.{part}", child)
 
 
-def warning_of_frozen(modules: Mapping[str, nn.Module]) -> str | None:
+def warning_of_frozen(modules: Modules) -> str | None:
     """Return a warning about frozen modules in train mode that have dropout or batch norm."""
     outermost = [part for name, root in modules.items() for part in frozen_parts(name, root)]
     names = [name for name, module in outermost if any(map(_acts_in_train_mode, module.modules()))]

@@ -20,14 +20,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from enum import Enum
 from itertools import chain
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup
 
 from ..system.extras import kind_of
-from .weights import load_module, state_of
+from .contract import Modules, Optimizers
+from .options import state_of
+from .weights import load_module
 
 Wrap = Callable[[nn.Module], bool]
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -51,7 +53,7 @@ class Sharding:
 
     def __init__(
         self,
-        modules: Mapping[str, nn.Module],
+        modules: Modules,
         shard: Callable[[nn.Module], Any],
         wrap: Wrap | None = None,
         separate: tuple[type[nn.Module], ...] = (),
@@ -138,7 +140,7 @@ class Sharding:
         _module_state_mapping.pop(module, None)
 
 
-def root_modules(modules: Mapping[str, nn.Module]) -> list[nn.Module]:
+def root_modules(modules: Modules) -> list[nn.Module]:
     """Return the outermost modules that have parameters and are called.
 
     Raises:
@@ -175,7 +177,7 @@ def _called_modules(module: nn.Module, name: str) -> Iterator[nn.Module]:
             yield from _called_modules(child, f"{name}.{part}")
 
 
-def check_trained(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> None:
+def check_trained(optimizer: torch.optim.Optimizer, modules: Modules) -> None:
     """Raise ValueError if an optimizer has parameters that are not in the modules."""
     parameters = {parameter for module in modules.values() for parameter in module.parameters()}
     for group in optimizer.param_groups:
@@ -288,43 +290,7 @@ def shard_like(tensor: Tensor, parameter: Any) -> Tensor:
         return distribute_tensor(tensor.to(parameter.device), parameter.device_mesh, parameter.placements)
 
 
-Optimizers = Mapping[str, torch.optim.Optimizer]
-Modules = Mapping[str, nn.Module]
 States = tuple[dict[str, Any], dict[str, Any]]
-Read = Callable[[dict[str, Tensor]], object]
-
-
-@runtime_checkable
-class ShardingEngine(Protocol):
-    """An engine whose ranks each have a part of the state and can save it.
-
-    Attributes:
-        state: the contents of a checkpoint: `full`, as `pack` returns it, or `sharded`.
-    """
-
-    state: Literal["full", "sharded"]
-
-    def shard_state(self, modules: Modules, optimizers: Optimizers) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return this rank's tensors by name, for `dcp.save`, and the rest, which is the same on all ranks.
-
-        The tensors are the live ones: `dcp.save` writes them, and `dcp.async_save` copies them, before it returns.
-        """
-
-    def saving_group(self) -> ProcessGroup:
-        """Return a gloo group for exclusive use, so that a thread can save in it. A collective when first called.
-
-        Saving must end before the run ends, because the group ends with it.
-        """
-
-    def load_shard_state(self, modules: Modules, optimizers: Optimizers, rest: Mapping[str, Any], read: Read) -> None:
-        """Load the result of `shard_state`, saved by any number of ranks. A collective.
-
-        Args:
-            modules: by attribute name; of the same shapes.
-            optimizers: by name; of the same kinds.
-            rest: as `shard_state` returned it.
-            read: fills tensors in place, as `dcp.load` does. Some of them are the live weights.
-        """
 
 
 def gather_state(value: Any, *, keep: bool) -> Any:

@@ -14,29 +14,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ...events.checks import known_names
-from .options import COMPILED
+from .contract import Modules, Optimizers, SavedStates
+from .options import is_sharding, parameters_of, plain_name, state_of
 
 EVALUATED = "evaluated with the weights of"  # begins the note of an evaluation with loaded weights
 LEFT_WEIGHTS = "the final weights (EMA(load_at_end=True), LoadBest)"  # only one plugin may set them
 
 
-def plain_name(name: str) -> str:
-    """Return the name of a parameter or submodule without the marks of `torch.compile`."""
-    return ".".join(part for part in name.split(".") if part != COMPILED) if COMPILED in name else name
-
-
-def state_of(module: nn.Module) -> dict[str, Any]:
-    """Return the state of a module by plain names."""
-    return {plain_name(name): value for name, value in module.state_dict().items()}
-
-
-def parameters_of(module: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters of a module by plain names."""
-    for name, parameter in module.named_parameters(remove_duplicate=remove_duplicate):
-        yield plain_name(name), parameter
-
-
-def refuse_shared_weights(modules: Mapping[str, nn.Module], engine: str, processes: int) -> None:
+def refuse_shared_weights(modules: Modules, engine: str, processes: int) -> None:
     """Raise if several processes compute one model together, as in tensor parallelism.
 
     They would need the same batches, but engines give each process other batches.
@@ -95,7 +80,7 @@ def _partial_group(layer: nn.Module, processes: int) -> tuple[str, int] | None:
 EXTRA_STATE = "_extra_state"  # torch's suffix for the state of `set_extra_state`
 
 
-def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+def check_fits(modules: Modules, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Raise ValueError unless saved weights belong to these modules; loads nothing.
 
     Modules with their own loading code are skipped: they may accept other names, or change their shapes.
@@ -149,7 +134,7 @@ def measured_average(state: Mapping[str, Any]) -> str | None:
     return next((name for name, saved in states if saved and saved.get("evaluates") and saved.get("weights")), None)
 
 
-def load_average(modules: Mapping[str, nn.Module], state: Mapping[str, Any], plugin: str) -> None:
+def load_average(modules: Modules, state: Mapping[str, Any], plugin: str) -> None:
     """Load the averaged weights of a plugin such as `EMA` into modules; buffers do not change.
 
     Args:
@@ -167,9 +152,7 @@ def load_average(modules: Mapping[str, nn.Module], state: Mapping[str, Any], plu
                 parameter.copy_(average[name][key])
 
 
-def find_average(
-    modules: Mapping[str, nn.Module], state: Mapping[str, Any], plugin: str
-) -> Mapping[str, Mapping[str, Tensor]]:
+def find_average(modules: Modules, state: Mapping[str, Any], plugin: str) -> Mapping[str, Mapping[str, Tensor]]:
     """Return the averaged weights of a plugin, by module and parameter; see `load_average`."""
     states = state["plugins"]
     average: Mapping[str, Mapping[str, Tensor]] = (states.get(plugin) or {}).get("weights") or {}
@@ -182,7 +165,7 @@ def find_average(
     return average
 
 
-def check_average(modules: Mapping[str, nn.Module], average: Mapping[str, Mapping[str, Tensor]], owner: str) -> None:
+def check_average(modules: Modules, average: Mapping[str, Mapping[str, Tensor]], owner: str) -> None:
     """Raise ValueError unless averaged weights belong to the parameters of these modules; `owner` begins the error."""
     if average.keys() != modules.keys():
         raise ValueError(f"{owner} has the modules {sorted(average)}, but the task has {sorted(modules)}.")
@@ -215,11 +198,7 @@ def _has_loading_code(module: nn.Module) -> bool:
     return any(not (getattr(function, "__module__", None) or "").startswith("torch.") for function in functions)
 
 
-def load_states(
-    modules: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    states: tuple[Mapping[str, Any], Mapping[str, Any]],
-) -> None:
+def load_states(modules: Modules, optimizers: Optimizers, states: SavedStates) -> None:
     """Load the states of modules and of optimizers, by name.
 
     Raises:
@@ -233,9 +212,7 @@ def load_states(
         optimizer.load_state_dict(deepcopy(states[1][name]))  # torch would keep the tensors of the saved state
 
 
-def _check_not_replaced(
-    modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], before: set[int]
-) -> None:
+def _check_not_replaced(modules: Modules, optimizers: Optimizers, before: set[int]) -> None:
     now = {id(parameter) for module in modules.values() for parameter in module.parameters()}
     for name, optimizer in optimizers.items():
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -280,7 +257,7 @@ class OptimizerModes:
 
     def begin(self, engine: Any) -> None:
         """Begin to train; raise ValueError if the engine shards the weights."""
-        if getattr(engine, "shard_state", None) is not None:
+        if is_sharding(engine):
             raise ValueError(
                 f"{type(self._optimizers[0]).__name__} has train() and eval(), which need complete weights, but "
                 f"{type(engine).__name__} shards them: use DDPEngine, or another optimizer."

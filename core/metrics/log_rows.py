@@ -6,15 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Self
 
-<<<<<<< HEAD
-import numpy as np
-import torch
-
-=======
-from ...events.checks import check_path, known_names
-from ..system.extras import require
 from ..system.plain_pickle import pack, unpack
->>>>>>> savefast
 from .means import added
 
 LONGEST = 10_000  # rows: a few MB in memory, and about 9 bytes for each value in a checkpoint

@@ -599,24 +599,6 @@ def size(node: Node) -> int | None:
     return len(leaf) if kind == "dict" else leaf[0] if kind in ("list", "scalars") else None
 
 
-def describe(graph: Graph, path: str) -> str:
-    value = dict(walk(graph)).get(path, MISSING)
-    if is_reference(value):
-        node = graph.nodes[value["ref"]]
-        return str(node["leaf"] if node["kind"] == "enum" else node["type"])
-    return "not saved" if value is MISSING else str(value["skip"]) if isinstance(value, dict) else f"{value!r:.60}"
-
-
-def walk(graph: Graph) -> Iterator[tuple[str, Any]]:
-    stack, seen = [*reversed(graph.roots.items())], set[int]()
-    while stack:
-        path, value = stack.pop()
-        yield path, value
-        if is_reference(value) and value["ref"] not in seen:
-            seen.add(value["ref"])
-            stack += [(path + key, child) for key, child in reversed(graph.nodes[value["ref"]]["slots"].items())]
-
-
 def untracked(graph: Graph, changed: Collection[str]) -> dict[str, str]:
     # types by path, of changed values that are only compared, too
     return graph.untracked | {path: kind for path, kind in graph.large.items() if path in changed}

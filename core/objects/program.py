@@ -40,7 +40,7 @@ from .equality import digest, is_scalar, scalar_bits
 from .graph import Node, Parts, Roots, Walk, family, type_name
 
 Value = Mapping[str, str]
-MISSING: Final = {"text": "not there"}
+NOT_THERE: Final = {"text": "not there"}
 SHOWN: Final = 60  # characters of a value in a message
 CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset)
 FEW: Final = 20  # numbers of a tensor that are shown
@@ -76,9 +76,9 @@ def _encode_scalar(bits: bytes) -> dict[str, str]:
 
 
 def differing(before: Mapping[str, Value], now: Mapping[str, Value]) -> Iterator[tuple[str, Value, Value]]:
-    """Yield name, previous and present value of each difference; `MISSING` if a value is missing."""
+    """Yield name, previous and present value of each difference; `NOT_THERE` if a value is missing."""
     for name in {**before, **now}:
-        was, value = before.get(name, MISSING), now.get(name, MISSING)
+        was, value = before.get(name, NOT_THERE), now.get(name, NOT_THERE)
         if was.get("digest") != value.get("digest"):
             yield name, was, value
 
@@ -240,23 +240,6 @@ def _compiled(task: Any) -> list[str]:
         for path, module in root.named_modules()
         if COMPILED in module._modules
     ]
-
-
-def compare_programs(before: Program, now: Program) -> Iterator[str]:
-    same_ranks = before["ranks"] == now["ranks"]  # with other ranks, another engine is expected
-    for name, value in now["settings"].items():
-        was = before["settings"][name]
-        if was != value and (name != "the engine" or same_ranks):
-            yield f"{name} was {was} and is {value}"
-    saved, plugins = before["plugins"], now["plugins"]
-    yield from (f"plugin {name!r} is no longer registered" for name in saved if name not in plugins)
-    yield from (f"plugin {name!r} is new" for name in plugins if name not in saved)
-    was, value = ([name for name in names if name in saved and name in plugins] for names in (saved, plugins))
-    for name in value:
-        for option, *values in differing(saved[name], plugins[name]):
-            yield "plugin {!r} had {} = {} and has {}".format(name, option, *show_both(*values))
-    if was != value:
-        yield f"the order of the plugins was {', '.join(was)} and is {', '.join(value)}"
 
 
 def affects_training(plugin: Any) -> bool:

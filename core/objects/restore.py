@@ -1,38 +1,50 @@
-"""Restore the state of objects from a saved graph, in place."""
+"""Restore the objects of a resumed run from the saved graph, in place, and compare the rest."""
 
 from __future__ import annotations
 
 import ast
 import collections
 import functools
+import logging
 import sys
 import types
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...events import BatchEnd, EpochEnd, EpochStart, Handle, Run
 from ..data.rng import KINDS, set_generator_state
-from .equality import same
+from ..data.users_code import is_ours
+from ..system.plain_pickle import unpack
+from .equality import same, sums
 from .graph import (
     MISSING,
     STATE,
+    Comparison,
     Graph,
     Node,
     Parts,
     Roots,
     Walk,
+    capture_graph,
     is_reference,
     labeled_items,
     named_tensors,
     storage_of,
     type_name,
+    untracked,
     unwrap,
 )
+from .program import NOT_THERE, Program, describe_program, differing, encode_data, encode_options, show_both
+from .run_state import MODULE, OPTIMIZER, SCHEDULER, ObjectState, capture_baseline, find_roots, learning_rates
 
+logger = logging.getLogger("heliograph")
 REBUILT: Final = ("constant", "tuple", "array", "array view", "tensor", "tensor view", "enum")
 NEW: Final = ("list", "dict", "scalars", "object", "module")
 CONSTANTS: Final[dict[str, Any]] = {  # a checkpoint calls no other class
@@ -40,6 +52,214 @@ CONSTANTS: Final[dict[str, Any]] = {  # a checkpoint calls no other class
     "builtins.bytes": ast.literal_eval,
 }  # fmt: skip
 GENERATORS: Final = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in KINDS}
+
+
+@dataclass(slots=True)
+class ResumedObjects:
+    """The run state outside of any `state_dict` in a resumed run, or after a rollback.
+
+    Attributes:
+        state: that state.
+        saved: the facts in the checkpoint, until the first `EpochStart` is over.
+        must_share: whether the ranks must exchange the differences that a resume has reported.
+        waiting: reports the differences of the data that are compared again after the next batch.
+    """
+
+    state: ObjectState
+    saved: Mapping[str, Any] | None = None
+    must_share: bool = False
+    waiting: Callable[[], None] | None = None
+
+    def restore(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> tuple[list[str], list[str]]:
+        """Restore the paths that the training had changed, and report remaining differences from the checkpoint.
+
+        Args:
+            run: the run, with its state loaded.
+            saved: the result of `ObjectState.state_dict`.
+            is_roll_back: whether the same process wrote the state. Plugins and module variables then stay unchanged, so
+                that a plugin can count the rollbacks.
+
+        Returns:
+            The restored paths, and the paths that the program now sets differently.
+        """
+        state, facts = self.state, unpack(saved["facts"])
+        state.changed |= set(facts["changed"])
+        state.report_variables(run, facts["variables"])
+        roots, graph = find_roots(run), Graph(**unpack(saved["graph"]), contents=saved["contents"])
+        paths = {path for path in facts["changed"] if not (is_roll_back and path.startswith((MODULE, "plugins.")))}
+        restored, failed = restore(roots, graph, paths)
+        _write_back(run, roots)
+        if is_roll_back:
+            return restored, []
+        present = capture_graph(find_roots(run))
+        untracked_now = untracked(present, state.changed)
+        for path, kind in untracked_now.items():
+            run.data.report_untracked(path, kind)
+        for path, kind in failed.items():
+            if path not in untracked_now:  # a later resume finds no trace of it: differences are saved, too
+                run.data.report_difference(f"{path} ({kind}) was not restored")
+        edited = list[str]()
+        for path in sorted(Comparison(graph, present).paths - failed.keys()):
+            if path not in state.changed:
+                edited.append(path)
+            elif path not in graph.untracked and path not in present.untracked:
+                was, now = describe(graph, path), describe(present, path)
+                run.data.report_difference(f"{path} was {was} and is {now}")
+        return restored, edited
+
+    # runs once every plugin has its state: attributes that change later count as changes
+    def compare(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> None:
+        state = self.state
+        if not is_roll_back:
+            facts = unpack(saved["facts"])
+            for change in compare_programs(facts, describe_program(run)):
+                run.data.report_difference(change)
+            restored = encode_options(run)
+            for option, was, now in differing(facts["options"], state.options):
+                if NOT_THERE not in (was, now) and restored.get(option) != now:
+                    before, present = show_both(was, now)
+                    note = f"{option} was {before} in the program and is {present}: the value in the checkpoint is used"
+                    run.note(note)
+                    logger.warning(note)
+            self.saved = facts
+        state.baseline, state.data = capture_baseline(run), encode_data(run)
+        state.packed = state.baseline.pack()
+
+    @contextmanager
+    def comparing_start(self, run: Any) -> Iterator[None]:
+        saved, self.saved = self.saved, None
+        if saved is None:
+            yield
+        else:
+            with run.evaluating_weights():  # as during the save
+                before = (capture_baseline(run), _sums(run) if _handlers(run) else {}) if run.progress.batch else None
+            yield
+            if before is not None:
+                with run.evaluating_weights():
+                    _compare_start(run, saved, *before)
+            run.hooks.when_positioned(partial(self._compare_data, run, saved))
+        self._share(run)
+
+    def compare_end(self, run: Any) -> None:
+        # of a training that read no batch after it was resumed
+        saved, self.saved = self.saved, None
+        if saved is not None:
+            self._compare_data(run, saved)
+        if self.waiting is not None:
+            self.waiting()
+        self._share(run)
+
+    def _share(self, run: Any) -> None:
+        if self.must_share:
+            self.must_share = False
+            run.hooks.when_positioned(partial(share_facts, run))  # after the data are compared
+
+    def _compare_data(self, run: Run, saved: Mapping[str, Any]) -> None:
+        """Compare the data objects once the order has reached its position.
+
+        Within an epoch they are compared again after a batch or at its end, because a sampler that counts epochs counts
+        when its first index is drawn.
+        """
+        differences = differing(saved["data"], encode_data(run))
+        changes = {path: (was, now) for path, was, now in differences if run.progress.batch or "by_epoch" not in now}
+        handles: list[Handle] = []
+
+        def report() -> None:
+            self.waiting = None
+            for handle in handles:
+                handle.remove()
+            remaining = {path for path, *_ in differing(saved["data"], encode_data(run))}
+            for path in (path for path in changes if path in remaining):
+                cause = "the training changed it" if path in saved["data_changed"] else "the program sets it"
+                before, present = show_both(*changes[path])
+                run.data.report_difference(f"{path} was {before} and is {present}: {cause}")
+
+        if changes and run.progress.batch:
+            self.waiting = report
+            handles += [run.bus.on(event, lambda run, event: report()) for event in (BatchEnd, EpochEnd)]  # noqa: ARG005
+        elif changes:
+            report()
+
+
+# Reports changes by handlers of `EpochStart`, which run a second time.
+def _compare_start(run: Run, saved: Mapping[str, Any], before: Graph, weights: Mapping[str, int]) -> None:
+    handlers = f"after EpochStart was handled again by {', '.join(_handlers(run)) or 'a plugin'}"
+    now = learning_rates(run)
+    if now != saved["rates"]:
+        run.data.report_difference(f"{handlers}: the learning rates are {now} and were {saved['rates']}")
+    changed = Comparison(before, capture_graph(find_roots(run))).paths
+    if weights:
+        changed |= {path for path, value in _sums(run).items() if value != weights.get(path)}
+    for path in sorted(changed):
+        run.data.report_difference(f"{handlers}: {path} changed when the epoch was resumed")
+
+
+def share_facts(run: Any) -> None:
+    # a collective: other ranks may read other data
+    if run.control.is_shared:
+        for facts in run.engine.gather_objects(run.data.resume_facts()):
+            for path, kind in facts.untracked.items():
+                run.data.report_untracked(path, kind)
+            for text in facts.differences:
+                run.data.report_difference(text)
+
+
+def _handlers(run: Run) -> list[str]:
+    listeners = run.bus.signal(EpochStart).listeners()
+    owners = [entry.owner for receiver, entry in listeners if not is_ours(str(getattr(receiver, "__module__", "")))]
+    return list(dict.fromkeys(owners))
+
+
+def _sums(run: Run) -> dict[str, int]:
+    tensors = {
+        f"{name}.{key}": tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        for name, module in run.modules.items()
+        for key, tensor in (*module.named_parameters(), *module.named_buffers())
+        if not tensor.is_meta and tensor.layout is torch.strided
+    }
+    return sums(tensors)
+
+
+def _write_back(run: Run, roots: Roots) -> None:
+    for kind, parts in ((OPTIMIZER, run.optimizers), (SCHEDULER, run.schedulers)):
+        for name, part in parts.items():
+            attributes = vars(roots.objects[kind + name]).items()
+            vars(part).update({key: item for key, item in attributes if "[" not in key})  # no hooks
+
+
+def compare_programs(before: Program, now: Program) -> Iterator[str]:
+    same_ranks = before["ranks"] == now["ranks"]  # with other ranks, another engine is expected
+    for name, value in now["settings"].items():
+        was = before["settings"][name]
+        if was != value and (name != "the engine" or same_ranks):
+            yield f"{name} was {was} and is {value}"
+    saved, plugins = before["plugins"], now["plugins"]
+    yield from (f"plugin {name!r} is no longer registered" for name in saved if name not in plugins)
+    yield from (f"plugin {name!r} is new" for name in plugins if name not in saved)
+    was, value = ([name for name in names if name in saved and name in plugins] for names in (saved, plugins))
+    for name in value:
+        for option, *values in differing(saved[name], plugins[name]):
+            yield "plugin {!r} had {} = {} and has {}".format(name, option, *show_both(*values))
+    if was != value:
+        yield f"the order of the plugins was {', '.join(was)} and is {', '.join(value)}"
+
+
+def describe(graph: Graph, path: str) -> str:
+    value = dict(walk(graph)).get(path, MISSING)
+    if is_reference(value):
+        node = graph.nodes[value["ref"]]
+        return str(node["leaf"] if node["kind"] == "enum" else node["type"])
+    return "not saved" if value is MISSING else str(value["skip"]) if isinstance(value, dict) else f"{value!r:.60}"
+
+
+def walk(graph: Graph) -> Iterator[tuple[str, Any]]:
+    stack, seen = [*reversed(graph.roots.items())], set[int]()
+    while stack:
+        path, value = stack.pop()
+        yield path, value
+        if is_reference(value) and value["ref"] not in seen:
+            seen.add(value["ref"])
+            stack += [(path + key, child) for key, child in reversed(graph.nodes[value["ref"]]["slots"].items())]
 
 
 def restore(roots: Roots, graph: Graph, paths: Collection[str]) -> tuple[list[str], dict[str, str]]:
@@ -232,9 +452,9 @@ class _Restore:
             return generator() if bits is None else generator(bits)
         if cls is None or kind not in NEW or issubclass(cls, collections.defaultdict):  # a factory is not saved
             return MISSING
-        if kind in ("object", "module") and any(
-            isinstance(child, dict) and "skip" in child and key != ".__class__" for key, child in node["slots"].items()
-        ):  # without its lock or logger, for example, the object would be broken
+        # without its lock or logger, for example, the object would be broken
+        skipped = {key for key, child in node["slots"].items() if isinstance(child, dict) and "skip" in child}
+        if kind in ("object", "module") and skipped - {".__class__"}:
             return MISSING
         if cls is collections.deque:
             return collections.deque(maxlen=node["leaf"][1])

@@ -14,7 +14,7 @@ from typing import Any
 from tqdm.std import tqdm
 
 from ...events.checks import count
-from ..checkpoint.compatibility import batch_factors, global_batch
+from ..checkpoint.schema import batch_factors, global_batch
 from ..system.extras import printable_lines
 from ..trace import Fact
 

@@ -12,7 +12,6 @@ from ...events import Request, Run
 from ...events.checks import known_names
 from ...events.control import LOADED
 from ...plugins.discovery import switched_off
-from ..checkpoint.compatibility import scale_optimizer, scale_scheduler, set_rate
 
 
 def serve_change(run: Run, request: Request) -> tuple[str, bool]:
@@ -106,6 +105,8 @@ def _refuse_size(rate: float, optimizer: Any) -> str:
 
 
 def _set_learning_rate(run: Run, request: Request) -> bool:
+    from ..checkpoint.compatibility import scale_optimizer, scale_scheduler, set_rate  # imported when a rate is set
+
     assert request.value is not None  # its verb takes one
     changed = False
     for name in [request.target] if request.target else run.optimizers:

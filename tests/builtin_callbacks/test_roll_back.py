@@ -34,9 +34,10 @@ from heliograph import (
     Trainer,
     on,
 )
-from heliograph.builtin_callbacks.checkpoint import writers
-from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWorker
+from heliograph.builtin_callbacks.checkpoint import background_writer
+from heliograph.builtin_callbacks.checkpoint.background_writer import BackgroundWorker
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
 from heliograph.tests.kit import counters
 from heliograph.tests.messages import assert_each, assert_facts
 
@@ -194,7 +195,7 @@ class SpoilWeights(Plugin):
         if self.damage:
             event.path.write_bytes(event.path.read_bytes()[:-7])
         else:
-            state = storage.load(event.path)
+            state = reader.load(event.path)
             state["modules"]["model"]["1.weight"][0, 0] = math.nan
             event.path.unlink()
             store = storage.Store(event.path.parent / "other", run.name)
@@ -276,7 +277,7 @@ class SlowWorker(BackgroundWorker):
 def test_a_save_in_flight_is_waited_for_and_gone_back_to(
     batch: int, fit: Make, weights: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writers, "BackgroundWorker", SlowWorker)
+    monkeypatch.setattr(background_writer, "BackgroundWorker", SlowWorker)
     result, mine = fit(Spoil((0, batch)), RollBack(), slow=True)
     _, theirs = fit(Spoil((0, batch)), LeaveOut((0, batch)), folder="b")
     (note,) = [each for each in result.notes if each.startswith("rolled back")]
@@ -302,14 +303,14 @@ class GoBack(Plugin):
             self.spoil.places = ((0, 2),)
             assert run.checkpoints.last is not None
             path = run.checkpoints.last.with_name("run_epoch_0_iter_2.pth")
-            run.roll_back(storage.load(path), path)
+            run.roll_back(reader.load(path), path)
 
 
 @pytest.mark.parametrize("slow", [False, True])
 def test_what_was_given_up_is_reported_before_the_return_and_is_no_candidate(
     slow: bool, fit: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writers, "BackgroundWorker", SlowWorker)
+    monkeypatch.setattr(background_writer, "BackgroundWorker", SlowWorker)
     spoil = Spoil()
     back = GoBack(spoil)
     fit(spoil, back, RollBack(), slow=slow, epochs=1)

@@ -32,8 +32,8 @@ from heliograph import (
     TrainStart,
     on,
 )
-from heliograph.core.checkpoint import schema
-from heliograph.core.checkpoint.schema import check_plain
+from heliograph.core.checkpoint import checks, schema
+from heliograph.core.checkpoint.checks import check_plain
 from heliograph.tests.kit import adam, random_batches
 from heliograph.tests.messages import assert_each, has_facts
 from torch import Tensor, nn
@@ -117,21 +117,21 @@ def test_a_counter_is_refused_or_loads(tmp_path: Path) -> None:
     torch.load(tmp_path / "value.pth", weights_only=True)
 
 
-@pytest.mark.parametrize("lacking", schema.REQUIRED)
+@pytest.mark.parametrize("lacking", checks.REQUIRED)
 def test_an_incomplete_snapshot(lacking: str) -> None:
-    whole: dict[str, Any] = dict.fromkeys(schema.REQUIRED, 0) | {"schema": schema.SCHEMA}
-    schema.check_schema(whole)
+    whole: dict[str, Any] = dict.fromkeys(checks.REQUIRED, 0) | {"schema": schema.SCHEMA}
+    checks.check_schema(whole)
     del whole[lacking]
     with pytest.raises(ValueError, match=rf"heliograph: it lacks {lacking}\."):
-        schema.check_schema(whole)
+        checks.check_schema(whole)
 
 
 def test_a_snapshot_that_is_no_mapping_or_of_another_schema() -> None:
     with pytest.raises(ValueError, match="it lacks schema, run_name"):
-        schema.check_schema([])  # type: ignore[arg-type]
+        checks.check_schema([])  # type: ignore[arg-type]
     for other in (4, 2, "3"):
         with pytest.raises(ValueError, match=f"schema {other!r}, this version"):
-            schema.check_schema(dict.fromkeys(schema.REQUIRED, 0) | {"schema": other})
+            checks.check_schema(dict.fromkeys(checks.REQUIRED, 0) | {"schema": other})
 
 
 # In a run.
@@ -158,7 +158,7 @@ def test_the_snapshot_holds_everything() -> None:
     task = supervised()
     _, cut = fit(task, name="digits")
 
-    assert set(cut) >= {*schema.REQUIRED, "schedulers", "versions", "task", "means"}
+    assert set(cut) >= {*checks.REQUIRED, "schedulers", "versions", "task", "means"}
     assert cut["schema"] == schema.SCHEMA
     assert cut["run_name"] == "digits"
     assert (cut["progress"]["epoch"], cut["progress"]["steps"]) == (2, 6)

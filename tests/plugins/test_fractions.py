@@ -24,7 +24,7 @@ from heliograph import (
     ValidationEnd,
     on,
 )
-from heliograph.core.checkpoint.storage import load
+from heliograph.core.checkpoint.storage.reader import load
 from heliograph.tests.kit import class_batches, fit, linear_classifier
 from heliograph.tests.messages import assert_facts
 from hypothesis import given, settings

@@ -9,23 +9,22 @@ every byte is verified. Torch reads such a file like any other.
 from __future__ import annotations
 
 import errno
-import pickletools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from ..schema import map_leaves
+from ....events.checks import PLAIN
+from ..schema import CONTAINERS, MAPPINGS, map_leaves
 from .files import PIECE, ArchiveWriter, Files
 from .manifest import Entry, encode
-from .untrusted_files import open_regular, tensors_in
 
 View = tuple[Any, ...]
 SLACK = 64 * 1024  # plain values, the archive's directory, the manifest, a pointer
@@ -87,6 +86,19 @@ def _with_compact_storage(tensor: Any, oversized: set[int], made: dict[View, Ten
     return made[form]
 
 
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    # a shared container is visited once
+    pending, seen = [value], set[int]()
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif type(value) in CONTAINERS and id(value) not in seen:
+            seen.add(id(value))
+            items = value.values() if type(value) in MAPPINGS else value
+            pending += [item for item in items if type(item) not in PLAIN]  # lists of a thousand are common
+
+
 def has_memory(value: Any) -> bool:
     return (
         type(value) in (Tensor, nn.Parameter)
@@ -97,9 +109,6 @@ def has_memory(value: Any) -> bool:
 
 def _view(tensor: Tensor) -> View:
     return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
-
-
-MOST_HEAD = 2**24  # bytes of a pickled state, without its tensors
 
 
 def write_checkpoint(
@@ -166,36 +175,3 @@ def write_small(files: Files, path: Path, content: bytes, *, syncs: bool = True)
             files.sync(file)
     if syncs and files.read(path, len(content) + 1) != content:
         raise OSError(errno.EIO, f"{path}: the content read back differs from the content written")
-
-
-class Head(NamedTuple):
-    """The first facts of a checkpoint whose end is missing.
-
-    Attributes:
-        run_name: the name that the program gave the run.
-        training: the id of the training.
-        saved_at: the time of the save, in seconds since the epoch.
-    """
-
-    run_name: str
-    training: str
-    saved_at: float
-
-
-def read_head(path: Path) -> Head | None:
-    # the state is at the beginning of the file; nothing is unpickled
-    facts, last = dict[str, Any](), ""
-    with suppress(OSError, ValueError, IndexError), open_regular(path) as file:
-        content = file.read(MOST_HEAD)
-        for operation, argument, _ in pickletools.genops(content[content.index(b"\x80\x02") :]):
-            if argument is None or operation.name in ("BINPUT", "LONG_BINPUT"):
-                continue
-            if last in ("run_name", "training_id", "saved_at"):
-                facts.setdefault(last, argument)
-            last = argument if isinstance(argument, str) else ""
-            if len(facts) == len(Head._fields):
-                break
-    run_name, training, saved_at = (facts.get(name) for name in ("run_name", "training_id", "saved_at"))
-    if not isinstance(run_name, str) or not isinstance(training, str) or not isinstance(saved_at, float):
-        return None
-    return Head(run_name, training, saved_at)

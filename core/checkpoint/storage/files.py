@@ -1,4 +1,4 @@
-"""File operations of a store, in one class, so that a test can record, fail or stop each of them."""
+"""Operations on files. Those of a store are in one class, so that a test can record, fail or stop each of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,14 +17,114 @@ from math import ceil
 from pathlib import Path
 from time import sleep
 from typing import Any, TypeVar
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
+from zlib import crc32
 
-from .untrusted_files import FOLLOW_NO_LINK, LARGE, archive_digest, open_regular, read_range
-
+FOLLOW_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these
+_FLAGS: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NO_FILE = {errno.ELOOP, errno.ENXIO, errno.EISDIR}
 T = TypeVar("T")
 PAUSES = (0.1, 0.5, 2.0)  # seconds before reading is tried again
 TRIES = 1 + len(PAUSES)
 NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 logger = logging.getLogger("heliograph")
+
+
+def open_regular(path: Path | str) -> BufferedReader:
+    """Open a regular file, or a symbolic link to one, for reading.
+
+    Raises:
+        ValueError: it is something else, such as a folder, a pipe or a device.
+        OSError: it does not exist, or cannot be opened.
+    """
+    problem = ValueError(f"{path} is not a regular file: a folder, a link, a pipe or a device has that name")
+    try:
+        handle = os.open(path, _FLAGS)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise problem from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise problem
+    return os.fdopen(handle, "rb")
+
+
+def read_range(path: Path | str, begin: int, most: int) -> tuple[bytes, int]:
+    """Return up to `most` bytes of a regular file from a position, and the size of the file.
+
+    A negative position is counted from the end.
+    """
+    with open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(begin if begin >= 0 else max(0, size + begin))
+        return file.read(most), size
+
+
+def read_small(path: Path | str, most: int) -> bytes:
+    """Return all of a regular file; raise ValueError if it is larger than `most` bytes."""
+    content, size = read_range(path, 0, most)
+    if size > most:
+        raise ValueError(f"{path} has {size:,} bytes, at most {most:,} are expected: it is not a file of heliograph")
+    return content
+
+
+def records_of(file: BufferedReader, path: Path) -> list[ZipInfo]:
+    try:
+        with ZipFile(file) as archive:
+            return archive.infolist()
+    except (BadZipFile, ValueError, NotImplementedError, EOFError) as error:
+        problem = "is empty" if file.seek(0, 2) == 0 else "is damaged, or was not written by torch.save"
+        raise ValueError(f"{path} {problem}: {error}") from None
+
+
+LARGE = 2**16  # bytes of a record whose content is verified by its CRC-32
+
+
+def archive_digest(file: BufferedReader, size: int, path: Path, *, checks_data: bool) -> str:
+    """Return the SHA-256 of an archive of torch, without the content of its large records and its last two bytes.
+
+    The directory of the archive is covered and holds the CRC-32 of these records, so torch's own pass over the data of
+    a save suffices. The digest identifies a checkpoint and detects any change outside the large records. The CRC-32
+    detects any flipped bit and any burst in a large record, and all but one of 4 billion other damages.
+
+    Args:
+        file: the archive.
+        size: how many bytes of the file are the archive, without its comment.
+        path: for messages.
+        checks_data: compare the large records with their CRC-32.
+
+    Raises:
+        ValueError: it is damaged.
+        OSError: it cannot be read.
+    """
+    digest, at, buffer = hashlib.sha256(), 0, memoryview(bytearray(2**18))
+
+    def pieces(end: int) -> Iterator[memoryview]:
+        nonlocal at
+        file.seek(at)
+        while at < end and (count := file.readinto(buffer[: min(end - at, len(buffer))])):
+            at += count
+            yield buffer[:count]
+        if at != end:
+            raise ValueError(f"{path} is damaged: the size of a record does not match the directory.")
+
+    large = [item for item in records_of(file, path) if item.compress_type == ZIP_STORED and item.file_size >= LARGE]
+    for record in sorted(large, key=lambda item: item.header_offset):
+        file.seek(record.header_offset + 26)
+        lengths = file.read(4)
+        begin = record.header_offset + 30 + sum(int.from_bytes(part, "little") for part in (lengths[:2], lengths[2:]))
+        for piece in pieces(begin):
+            digest.update(piece)
+        end, crc = begin + record.file_size, 0
+        for piece in pieces(end) if checks_data else ():
+            crc = crc32(piece, crc)
+        if checks_data and crc != record.CRC:
+            raise ValueError(f"{path} is damaged: the CRC-32 of its record {record.filename!r} does not match.")
+        at = end
+    for piece in pieces(size - 2):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 class Files:

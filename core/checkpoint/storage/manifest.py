@@ -6,20 +6,18 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf, isfinite, isnan
 from pathlib import Path
-from types import NoneType
 from typing import Any, Literal, NamedTuple, Self
 
-from ...system.extras import kind_of
-from ..schema import SCHEMA, describe_schema
+from ..schema import SCHEMA
 
 SUFFIX = ".pth"
 PINNED = ".pinned"
-SHARDS = re.compile(r".+\.[0-9a-f]{8}\.shards")
+DIGESTS = "digests.json"  # in a folder of shards
 Label = Literal["last", "best"]
 Mode = Literal["min", "max"]
 SPECIAL = frozenset("/\0" + ("\\:" if os.name == "nt" else ""))  # not in a bare file name
@@ -80,11 +78,8 @@ class Hidden(NamedTuple):
 
 
 FORMAT = "heliograph checkpoint"
-MARK = b'"format": "heliograph checkpoint"'
-END, END_SIZE = b"PK\5\6", 22  # the last record of a zip archive; its last two bytes are the length of the comment
-NEAR = 4096  # bytes: most manifests are shorter
 MOST = 2**16 - 1  # bytes of a manifest, as of any comment of a zip archive
-CHECKSUM, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not the digest of the data
+CHECKSUM = b'\n  "sha256": "'  # two spaces: the manifest's own digest, not the digest of the data
 JudgedBy = tuple[str, str, float | None]
 _JSON = json.JSONEncoder(sort_keys=True, allow_nan=False)
 
@@ -222,125 +217,6 @@ def encode(entry: Entry) -> bytes:
             f"fit: shorten {longest!r}."
         )
     return content
-
-
-def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:
-    """Parse a manifest.
-
-    Args:
-        content: all bytes of the manifest.
-        path: the checkpoint.
-        begin: the position of the manifest in the file.
-
-    Raises:
-        SchemaError: it has another schema.
-        ValueError: it is not a manifest, or it is damaged.
-    """
-    try:  # given bytes, json would look for their encoding
-        facts = json.loads(content.decode()) if MARK in content else None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: its manifest cannot be read: {error}.") from None
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise ValueError(f"{path} is damaged, or not a checkpoint of heliograph: it does not end with a manifest.")
-    before, _, signed = content.partition(CHECKSUM)
-    digest, end, after = signed[:DIGITS], signed[DIGITS : DIGITS + 2], signed[DIGITS + 2 :]
-    if not (end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == digest):
-        raise ValueError(f"{path} is damaged: the bytes of its manifest do not match its own digest.")
-    if type(schema := facts.get("schema")) is int and schema != SCHEMA:
-        raise SchemaError(f"The checkpoint {path} has {describe_schema(schema)}")
-    try:
-        entry = _entry(facts, path)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise ValueError(f"The manifest of {path} cannot be used: {error}.") from None
-    if begin not in (None, entry.size):
-        raise ValueError(f"{path} is damaged: it has {begin} bytes before its manifest, which says {entry.size}.")
-    return entry
-
-
-def find_tail(read: Callable[[int], tuple[bytes, int]], path: Path) -> tuple[bytes, int]:
-    """Return the manifest of a file and its position, with one or two reads at the end of the file.
-
-    Args:
-        read: returns up to that many bytes from the end of the file, and its size.
-        path: for messages.
-
-    Raises:
-        MissingManifestError: it has none.
-        ValueError: it is damaged, or is not an archive.
-    """
-    for near in (NEAR, MOST + END_SIZE):
-        tail, size = read(near)
-        if (at := tail.rfind(END)) >= 0:
-            break
-    comment = tail[at + END_SIZE :]
-    if at < 0 or len(tail) - at - END_SIZE != int.from_bytes(tail[at + END_SIZE - 2 : at + END_SIZE], "little"):
-        problem = "is empty" if size == 0 else "is damaged, or was not written by torch.save"
-        raise ValueError(f"{path} {problem}: the end of the archive is missing, the file may be cut short.")
-    if not comment:
-        raise MissingManifestError(path)
-    return comment, size - len(comment)
-
-
-def read_entry(read: Callable[[int], tuple[bytes, int]], path: Path) -> Entry:
-    content, begin = find_tail(read, path)
-    return decode(content, path, begin)
-
-
-def _entry(facts: Mapping[str, Any], path: Path) -> Entry:
-    # a manifest with a correct digest may still be forged, so all types are checked
-    _typed(facts["schema"], "schema", int)
-    shards, former_shards = facts["shards"], _typed(facts["former_shards"], "former_shards", str)
-    return Entry(
-        path=path,
-        run_name=_typed(facts["run_name"], "run_name", str),
-        sequence=_typed(facts["sequence"], "sequence", int),
-        saved_at=_typed(facts["saved_at"], "saved_at", int, float),
-        size=_typed(facts["data"]["bytes"], "bytes", int),
-        sha256=_typed(facts["data"]["sha256"], "sha256", str),
-        progress=_all_typed(facts["progress"], "progress", int, float),
-        metrics={
-            name: float(value) for name, value in _all_typed(facts["metrics"], "metrics", int, float, str).items()
-        },
-        versions=_all_typed(facts["versions"], "versions", str),
-        judged_by=_judged_by(facts["judged_by"]),
-        shards=None if shards is None else _shards(*_typed(shards, "shards", list)),
-        former_shards=former_shards and _shards(former_shards, "")[0],
-        training=_typed(facts["training_id"], "training_id", str),
-        asked_name=_typed(facts["asked_name"], "asked_name", str),
-        weights_only=_typed(facts["weights_only"], "weights_only", bool),
-        name=_typed(facts["name"], "name", str),
-    )
-
-
-def _judged_by(saved: Any) -> JudgedBy | None:
-    if saved is None:
-        return None
-    metric, mode, value = _typed(saved, "judged_by", list)
-    if mode not in ("min", "max"):
-        raise ValueError(f"judged_by has the mode {mode!r}")
-    value = _typed(value, "judged_by", int, float, str, NoneType)
-    return _typed(metric, "judged_by", str), mode, (None if value is None else float(value))
-
-
-def _shards(name: Any, sha256: Any) -> tuple[str, str]:
-    if type(name) is not str or type(sha256) is not str or not SPECIAL.isdisjoint(name) or not SHARDS.fullmatch(name):
-        raise ValueError(f"{name!r} is not the name of a folder of shards")
-    return name, sha256
-
-
-def _typed(value: Any, name: str, *kinds: type) -> Any:
-    # exactly one of these types: a bool is not an int here
-    if type(value) not in kinds:
-        raise TypeError(f"{name} is {kind_of(value)}, not {' or '.join(kind.__name__ for kind in kinds)}")
-    return value
-
-
-def _all_typed(values: Any, name: str, *kinds: type) -> dict[str, Any]:
-    types = {*map(type, _typed(values, name, dict).values())}
-    if wrong := types.difference(kinds):
-        names = " and ".join(sorted(kind.__name__ for kind in wrong))
-        raise TypeError(f"{name} holds {names}, not {' or '.join(kind.__name__ for kind in kinds)}")
-    return values  # type: ignore[no-any-return]  # just checked
 
 
 def _with_checksum(facts: Mapping[str, Any]) -> bytes:

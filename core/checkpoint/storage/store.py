@@ -13,13 +13,13 @@ from secrets import token_hex
 from time import time, time_ns
 from typing import Any, get_args
 
-from ..schema import WEIGHTS_ONLY
-from . import reader
+from ..schema import WEIGHTS_ONLY, State
+from . import inventory, manifest
 from .archive import compacted, rewrite_manifest, write_checkpoint, write_small
 from .files import SYSTEM, Files, megabytes, prepare_folder
+from .inventory import FoundFile, Manifests, read_pointer
 from .lock import Lock
-from .manifest import MOST, PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, SchemaError, check_name, pointer_path
-from .reader import FoundFile, Manifests, read_pointer
+from .manifest import Entry, Hidden, JudgedBy, Label, SchemaError, check_name, pointer_path
 
 UNTOUCHED = "Previous checkpoints are unchanged."
 MAY_BE_LOST = "It has replaced the previous file of that name; if the system crashes, either may remain."
@@ -85,8 +85,8 @@ class Store:
                 file.entry.former_shards for file in files if file.entry and file.run_name == self.run_name
             }:
                 self._remove_shards(shards_name)
-            self._sequence = reader.highest_sequence(files, self.run_name)
-            return notes + reader.unreadable_notes(files)
+            self._sequence = inventory.highest_sequence(files, self.run_name)
+            return notes + inventory.unreadable_notes(files)
         except BaseException as error:
             self._lock.release()
             if isinstance(error, OSError):
@@ -154,7 +154,7 @@ class Store:
             try:
                 if shards:
                     folder, digests = f"{path.stem}.{token_hex(4)}.shards", json.dumps(shards, indent=1).encode()
-                    write_small(files, hidden.shards / reader.DIGESTS, digests)
+                    write_small(files, hidden.shards / manifest.DIGESTS, digests)
                     entry = replace(entry, shards=(folder, sha256(digests).hexdigest()))
                     state = {**state, "shards": {**state.get("shards", {}), "folder": folder}}
                 entry = write_checkpoint(files, hidden.data, state, entry, self._next_date(), read_back=read_back)
@@ -194,7 +194,7 @@ class Store:
             OSError: it could not be moved.
             ValueError: it has no manifest, or is of another run.
         """
-        entry = reader.read_manifest(path, files=self._files)
+        entry = inventory.read_manifest(path, files=self._files)
         newest = self._highest(entry.family)
         free, _, replaced = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
         if not entry.is_renamed:  # a name that differs from its manifest would make it count as renamed
@@ -221,7 +221,7 @@ class Store:
         """
         entry, files, hidden = replace(entry, judged_by=judged_by), self._files, self._hidden
         try:
-            _check_room(files, self.folder, entry.size + MOST, "writing its metric")
+            _check_room(files, self.folder, entry.size + manifest.MOST, "writing its metric")
             rewrite_manifest(files, entry.path, hidden.data, entry, self._next_date())
             files.rename(hidden.data, entry.path)
             files.sync_folder(self.folder)
@@ -233,14 +233,14 @@ class Store:
         """Read the folder once and use the result within the context."""
         return self._manifests.steady()
 
-    def entries(self, scope: reader.Scope = "run") -> tuple[list[Entry], list[str]]:
+    def entries(self, scope: inventory.Scope = "run") -> tuple[list[Entry], list[str]]:
         """Return the checkpoints of all trainings of the run's name, newest first, and notes on skipped files.
 
-        `scope` selects which manifests are read; see `reader.entries`.
+        `scope` selects which manifests are read; see `inventory.entries`.
         """
-        return reader.entries(self._manifests, self.run_name, scope)
+        return inventory.entries(self._manifests, self.run_name, scope)
 
-    def own(self, scope: reader.Scope = "run") -> list[Entry]:
+    def own(self, scope: inventory.Scope = "run") -> list[Entry]:
         """Return the training's checkpoints, newest first; see `entries`."""
         return [entry for entry in self.entries(scope)[0] if entry.training == (self.training_id or entry.training)]
 
@@ -249,22 +249,28 @@ class Store:
 
         Only the newest ones are returned, if one of them has the name.
         """
-        return reader.under(self._manifests, self.run_name, name)
+        return inventory.under(self._manifests, self.run_name, name)
 
-    def lost(self, scope: reader.Scope = "run") -> list[FoundFile]:
+    def lost(self, scope: inventory.Scope = "run") -> list[FoundFile]:
         """Return damaged files that were checkpoints of this run's name, according to their beginning."""
-        return reader.lost(self._manifests, self.run_name, scope)
+        return inventory.lost(self._manifests, self.run_name, scope)
 
-    def newest(self) -> tuple[Entry | None, reader.State | None, list[str]]:
+    def newest(self) -> tuple[Entry | None, State | None, list[str]]:
         """Return the newest intact checkpoint, its state, and a message for each skipped one."""
+        from . import reader  # imported when data are read
+
         return reader.newest(self._manifests, self.run_name)
 
-    def load(self, path: Path) -> reader.State:
+    def load(self, path: Path) -> State:
         """Return the state in a checkpoint in any folder, verified; see `reader.load`."""
+        from . import reader  # imported when data are read
+
         return reader.load(path, files=self._files)
 
     def verify(self, path: Path) -> Entry:
         """Verify every byte of a checkpoint in any folder; see `reader.verify`."""
+        from . import reader  # imported when data are read
+
         return reader.verify(path, files=self._files)
 
     def files_of(self, path: Path) -> list[Path]:
@@ -273,14 +279,18 @@ class Store:
         Raises:
             ValueError: it has no manifest, or a shard is missing or has another size.
         """
-        entry = reader.read_manifest(path, files=self._files)
+        from . import reader  # imported when data are read
+
+        entry = inventory.read_manifest(path, files=self._files)
         for shard, (size, _) in reader.read_shards(entry, files=self._files).items():
             if not shard.is_file() or shard.stat().st_size != size:
                 raise ValueError(f"The checkpoint {path} is damaged: {shard} is missing, or has another size.")
         return [path] if entry.shards is None else [path, *sorted(reader.shards_path(entry).iterdir())]
 
-    def peek(self, path: Path) -> reader.State:
+    def peek(self, path: Path) -> State:
         """Return the state in a checkpoint in any folder, unverified, with its tensors left on the disk."""
+        from . import reader  # imported when data are read
+
         return reader.read(path, map_tensors=True, files=self._files)  # type: ignore[no-any-return]
 
     def marks(self, entry: Entry) -> list[str]:
@@ -308,7 +318,7 @@ class Store:
         if self.is_pinned(path):
             return False
         try:
-            entry = reader.read_manifest(path, files=self._files)
+            entry = inventory.read_manifest(path, files=self._files)
         except (ValueError, FileNotFoundError):  # its training is unknown, or it was just moved away
             return False
         if entry.training != (training or self.training_id or entry.training) or not entry.is_removable:
@@ -322,11 +332,11 @@ class Store:
 
     def pin(self, path: Path) -> None:
         """Exempt a checkpoint from removal."""
-        path.with_suffix(PINNED).touch()
+        path.with_suffix(manifest.PINNED).touch()
 
     def is_pinned(self, path: Path) -> bool:
         """Return whether a checkpoint is pinned."""
-        return self._files.exists(path.with_suffix(PINNED))
+        return self._files.exists(path.with_suffix(manifest.PINNED))
 
     def point(self, label: Label, path: Path | None) -> None:
         """Write the pointer to the last or best checkpoint, for people and tools; None removes it.
@@ -351,15 +361,12 @@ class Store:
         leftovers = [path for path in (hidden.data, hidden.small, hidden.shards) if files.exists(path)]
         if hidden.data in leftovers:
             with suppress(ValueError, FileNotFoundError):  # it was not complete, or is a broken link
-                if shards := reader.read_manifest(hidden.data, files=files).shards:
+                if shards := inventory.read_manifest(hidden.data, files=files).shards:
                     self._remove_shards(shards[0])
         for path in leftovers:
             files.remove_folder(path) if path == hidden.shards else files.unlink(path)
-        return (
-            [f"Removed files of an interrupted save: {', '.join(path.name for path in leftovers)}."]
-            if leftovers
-            else []
-        )
+        names = ", ".join(path.name for path in leftovers)
+        return [f"Removed files of an interrupted save: {names}."] if names else []
 
     def _remove_shards(self, name: str) -> None:
         # unless a checkpoint in the folder names it, or an unreadable one may
@@ -400,7 +407,7 @@ class Store:
 
     def _is_at(self, entry: Entry) -> bool:
         with suppress(ValueError, OSError):
-            return reader.read_manifest(entry.path, files=self._files).sha256 == entry.sha256
+            return inventory.read_manifest(entry.path, files=self._files).sha256 == entry.sha256
         return False
 
     def _highest(self, run_name: str) -> int:
@@ -441,14 +448,14 @@ class Store:
                 return path, False, None
             with suppress(OSError):  # its training is unknown
                 try:
-                    present: Entry | None = reader.read_manifest(path, files=self._files)
+                    present: Entry | None = inventory.read_manifest(path, files=self._files)
                 except ValueError:
                     present = None
                 is_own = present and present.training == training and (replace_unknown or present.is_removable)
                 if (is_own if present else replace_unknown) and not self.is_pinned(path):
                     return path, True, present
             number += 1
-            path = wanted.with_name(f"{wanted.stem}-{number}{SUFFIX}")
+            path = wanted.with_name(f"{wanted.stem}-{number}{manifest.SUFFIX}")
 
 
 def _check_room(files: Files, folder: Path, needed: int, action: str) -> None:

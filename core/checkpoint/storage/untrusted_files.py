@@ -2,71 +2,31 @@
 
 from __future__ import annotations
 
-import errno
-import os
+import hashlib
+import json
+import pickletools
 import re
-import stat
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from hashlib import sha256
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from io import BufferedReader
 from math import prod
 from pathlib import Path, PurePosixPath
 from pickle import UnpicklingError
-from typing import Any, NoReturn, Self
-from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
-from zlib import crc32
+from types import NoneType
+from typing import Any, NamedTuple, NoReturn, Self
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
-from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from ....events.checks import PLAIN
 from ...system.errors import is_of_machine
-from ..schema import CONTAINERS, MAPPINGS, check_tree
-
-FOLLOW_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these
-_FLAGS: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_NO_FILE = {errno.ELOOP, errno.ENXIO, errno.EISDIR}
-
-
-def open_regular(path: Path | str) -> BufferedReader:
-    """Open a regular file, or a symbolic link to one, for reading.
-
-    Raises:
-        ValueError: it is something else, such as a folder, a pipe or a device.
-        OSError: it does not exist, or cannot be opened.
-    """
-    problem = ValueError(f"{path} is not a regular file: a folder, a link, a pipe or a device has that name")
-    try:
-        handle = os.open(path, _FLAGS)
-    except OSError as error:
-        if error.errno in _NO_FILE:
-            raise problem from None
-        raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise problem
-    return os.fdopen(handle, "rb")
-
-
-def read_range(path: Path | str, begin: int, most: int) -> tuple[bytes, int]:
-    """Return up to `most` bytes of a regular file from a position, and the size of the file.
-
-    A negative position is counted from the end.
-    """
-    with open_regular(path) as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(begin if begin >= 0 else max(0, size + begin))
-        return file.read(most), size
-
-
-def read_small(path: Path | str, most: int) -> bytes:
-    """Return all of a regular file; raise ValueError if it is larger than `most` bytes."""
-    content, size = read_range(path, 0, most)
-    if size > most:
-        raise ValueError(f"{path} has {size:,} bytes, at most {most:,} are expected: it is not a file of heliograph")
-    return content
+from ...system.extras import kind_of
+from ..checks import check_tree, describe_schema
+from ..schema import SCHEMA
+from .archive import tensors_in
+from .files import open_regular, records_of
+from .manifest import CHECKSUM, FORMAT, MOST, SPECIAL, Entry, JudgedBy, MissingManifestError, SchemaError
 
 
 def cause(error: Exception) -> str:
@@ -95,15 +55,6 @@ def refuse_unread(name: Path | str, error: Exception, *, is_verified: bool = Fal
 EXPANDED = 2**40  # bytes: an expanded view may be larger than its file, but not than any memory
 
 
-def _records(file: BufferedReader, path: Path) -> list[ZipInfo]:
-    try:
-        with ZipFile(file) as archive:
-            return archive.infolist()
-    except (BadZipFile, ValueError, NotImplementedError, EOFError) as error:
-        problem = "is empty" if file.seek(0, 2) == 0 else "is damaged, or was not written by torch.save"
-        raise ValueError(f"{path} {problem}: {error}") from None
-
-
 def check_archive(file: BufferedReader, path: Path, *, checks_data: bool = False) -> None:
     """Compare the sizes of an archive's records with the size of the file, before any record is read.
 
@@ -113,7 +64,7 @@ def check_archive(file: BufferedReader, path: Path, *, checks_data: bool = False
     Raises:
         ValueError: it is not an archive of torch, a record is compressed, or the records are larger than the file.
     """
-    records, size = _records(file, path), file.seek(0, 2)
+    records, size = records_of(file, path), file.seek(0, 2)
     packed = [record.filename for record in records if record.compress_type != ZIP_STORED]
     if packed:
         raise ValueError(f"{path} is not a file of torch.save: its record {packed[0]!r} is compressed.")
@@ -141,70 +92,6 @@ def check_content(value: Any, path: Path) -> None:
                 f"{path} is damaged or forged: a tensor of {list(tensor.shape)} claims {claimed:,} bytes, the file has "
                 f"{size:,}."
             )
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    # a shared container is visited once
-    pending, seen = [value], set[int]()
-    while pending:
-        value = pending.pop()
-        if isinstance(value, Tensor):
-            yield value
-        elif type(value) in CONTAINERS and id(value) not in seen:
-            seen.add(id(value))
-            items = value.values() if type(value) in MAPPINGS else value
-            pending += [item for item in items if type(item) not in PLAIN]  # lists of a thousand are common
-
-
-LARGE = 2**16  # bytes of a record whose content is verified by its CRC-32
-
-
-def archive_digest(file: BufferedReader, size: int, path: Path, *, checks_data: bool) -> str:
-    """Return the SHA-256 of an archive of torch, without the content of its large records and its last two bytes.
-
-    The directory of the archive is covered and holds the CRC-32 of these records, so torch's own pass over the data of
-    a save suffices. The digest identifies a checkpoint and detects any change outside the large records. The CRC-32
-    detects any flipped bit and any burst in a large record, and all but one of 4 billion other damages.
-
-    Args:
-        file: the archive.
-        size: how many bytes of the file are the archive, without its comment.
-        path: for messages.
-        checks_data: compare the large records with their CRC-32.
-
-    Raises:
-        ValueError: it is damaged.
-        OSError: it cannot be read.
-    """
-    digest, at, buffer = sha256(), 0, memoryview(bytearray(2**18))
-
-    def pieces(end: int) -> Iterator[memoryview]:
-        nonlocal at
-        file.seek(at)
-        while at < end and (count := file.readinto(buffer[: min(end - at, len(buffer))])):
-            at += count
-            yield buffer[:count]
-        if at != end:
-            raise ValueError(f"{path} is damaged: the size of a record does not match the directory.")
-
-    large = (
-        record for record in _records(file, path) if record.compress_type == ZIP_STORED and record.file_size >= LARGE
-    )
-    for record in sorted(large, key=lambda item: item.header_offset):
-        file.seek(record.header_offset + 26)
-        lengths = file.read(4)
-        begin = record.header_offset + 30 + sum(int.from_bytes(part, "little") for part in (lengths[:2], lengths[2:]))
-        for piece in pieces(begin):
-            digest.update(piece)
-        end, crc = begin + record.file_size, 0
-        for piece in pieces(end) if checks_data else ():
-            crc = crc32(piece, crc)
-        if checks_data and crc != record.CRC:
-            raise ValueError(f"{path} is damaged: the CRC-32 of its record {record.filename!r} does not match.")
-        at = end
-    for piece in pieces(size - 2):
-        digest.update(piece)
-    return digest.hexdigest()
 
 
 PATH = re.compile(r"pathlib(\._local)?\.(Pure)?(Posix|Windows)?Path")
@@ -309,3 +196,165 @@ def _make_plain(value: Any, made: dict[int, Any]) -> Any:
         items = [_plain(item, made) for item in value]
         return tuple(items) if type(value) is tuple else items
     return value
+
+
+SHARDS = re.compile(r".+\.[0-9a-f]{8}\.shards")
+MARK = b'"format": "heliograph checkpoint"'
+END, END_SIZE = b"PK\5\6", 22  # the last record of a zip archive; its last two bytes are the length of the comment
+NEAR = 4096  # bytes: most manifests are shorter
+DIGITS = 64  # of a SHA-256
+
+
+def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:
+    """Parse a manifest.
+
+    Args:
+        content: all bytes of the manifest.
+        path: the checkpoint.
+        begin: the position of the manifest in the file.
+
+    Raises:
+        SchemaError: it has another schema.
+        ValueError: it is not a manifest, or it is damaged.
+    """
+    try:  # given bytes, json would look for their encoding
+        facts = json.loads(content.decode()) if MARK in content else None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: its manifest cannot be read: {error}.") from None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise ValueError(f"{path} is damaged, or not a checkpoint of heliograph: it does not end with a manifest.")
+    before, _, signed = content.partition(CHECKSUM)
+    digest, end, after = signed[:DIGITS], signed[DIGITS : DIGITS + 2], signed[DIGITS + 2 :]
+    if not (end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == digest):
+        raise ValueError(f"{path} is damaged: the bytes of its manifest do not match its own digest.")
+    if type(schema := facts.get("schema")) is int and schema != SCHEMA:
+        raise SchemaError(f"The checkpoint {path} has {describe_schema(schema)}")
+    try:
+        entry = _entry(facts, path)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise ValueError(f"The manifest of {path} cannot be used: {error}.") from None
+    if begin not in (None, entry.size):
+        raise ValueError(f"{path} is damaged: it has {begin} bytes before its manifest, which says {entry.size}.")
+    return entry
+
+
+def find_tail(read: Callable[[int], tuple[bytes, int]], path: Path) -> tuple[bytes, int]:
+    """Return the manifest of a file and its position, with one or two reads at the end of the file.
+
+    Args:
+        read: returns up to that many bytes from the end of the file, and its size.
+        path: for messages.
+
+    Raises:
+        MissingManifestError: it has none.
+        ValueError: it is damaged, or is not an archive.
+    """
+    for near in (NEAR, MOST + END_SIZE):
+        tail, size = read(near)
+        if (at := tail.rfind(END)) >= 0:
+            break
+    comment = tail[at + END_SIZE :]
+    if at < 0 or len(tail) - at - END_SIZE != int.from_bytes(tail[at + END_SIZE - 2 : at + END_SIZE], "little"):
+        problem = "is empty" if size == 0 else "is damaged, or was not written by torch.save"
+        raise ValueError(f"{path} {problem}: the end of the archive is missing, the file may be cut short.")
+    if not comment:
+        raise MissingManifestError(path)
+    return comment, size - len(comment)
+
+
+def read_entry(read: Callable[[int], tuple[bytes, int]], path: Path) -> Entry:
+    content, begin = find_tail(read, path)
+    return decode(content, path, begin)
+
+
+def _entry(facts: Mapping[str, Any], path: Path) -> Entry:
+    # a manifest with a correct digest may still be forged, so all types are checked
+    _typed(facts["schema"], "schema", int)
+    shards, former_shards = facts["shards"], _typed(facts["former_shards"], "former_shards", str)
+    return Entry(
+        path=path,
+        run_name=_typed(facts["run_name"], "run_name", str),
+        sequence=_typed(facts["sequence"], "sequence", int),
+        saved_at=_typed(facts["saved_at"], "saved_at", int, float),
+        size=_typed(facts["data"]["bytes"], "bytes", int),
+        sha256=_typed(facts["data"]["sha256"], "sha256", str),
+        progress=_all_typed(facts["progress"], "progress", int, float),
+        metrics={
+            name: float(value) for name, value in _all_typed(facts["metrics"], "metrics", int, float, str).items()
+        },
+        versions=_all_typed(facts["versions"], "versions", str),
+        judged_by=_judged_by(facts["judged_by"]),
+        shards=None if shards is None else _shards(*_typed(shards, "shards", list)),
+        former_shards=former_shards and _shards(former_shards, "")[0],
+        training=_typed(facts["training_id"], "training_id", str),
+        asked_name=_typed(facts["asked_name"], "asked_name", str),
+        weights_only=_typed(facts["weights_only"], "weights_only", bool),
+        name=_typed(facts["name"], "name", str),
+    )
+
+
+def _judged_by(saved: Any) -> JudgedBy | None:
+    if saved is None:
+        return None
+    metric, mode, value = _typed(saved, "judged_by", list)
+    if mode not in ("min", "max"):
+        raise ValueError(f"judged_by has the mode {mode!r}")
+    value = _typed(value, "judged_by", int, float, str, NoneType)
+    return _typed(metric, "judged_by", str), mode, (None if value is None else float(value))
+
+
+def _shards(name: Any, sha256: Any) -> tuple[str, str]:
+    if type(name) is not str or type(sha256) is not str or not SPECIAL.isdisjoint(name) or not SHARDS.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a folder of shards")
+    return name, sha256
+
+
+def _typed(value: Any, name: str, *kinds: type) -> Any:
+    # exactly one of these types: a bool is not an int here
+    if type(value) not in kinds:
+        raise TypeError(f"{name} is {kind_of(value)}, not {' or '.join(kind.__name__ for kind in kinds)}")
+    return value
+
+
+def _all_typed(values: Any, name: str, *kinds: type) -> dict[str, Any]:
+    types = {*map(type, _typed(values, name, dict).values())}
+    if wrong := types.difference(kinds):
+        names = " and ".join(sorted(kind.__name__ for kind in wrong))
+        raise TypeError(f"{name} holds {names}, not {' or '.join(kind.__name__ for kind in kinds)}")
+    return values  # type: ignore[no-any-return]  # just checked
+
+
+MOST_HEAD = 2**24  # bytes of a pickled state, without its tensors
+
+
+class Head(NamedTuple):
+    """The first facts of a checkpoint whose end is missing.
+
+    Attributes:
+        run_name: the name that the program gave the run.
+        training: the id of the training.
+        saved_at: the time of the save, in seconds since the epoch.
+    """
+
+    run_name: str
+    training: str
+    saved_at: float
+
+
+def read_head(path: Path) -> Head | None:
+    # the state is at the beginning of the file; nothing is unpickled
+    facts, last = dict[str, Any](), ""
+    with suppress(OSError, ValueError, IndexError), open_regular(path) as file:
+        content = file.read(MOST_HEAD)
+        for operation, argument, _ in pickletools.genops(content[content.index(b"\x80\x02") :]):
+            if argument is None or operation.name in ("BINPUT", "LONG_BINPUT"):
+                continue
+            if last in ("run_name", "training_id", "saved_at"):
+                facts.setdefault(last, argument)
+            last = argument if isinstance(argument, str) else ""
+            if len(facts) == len(Head._fields):
+                break
+    run_name, training, saved_at = (facts.get(name) for name in ("run_name", "training_id", "saved_at"))
+    if not isinstance(run_name, str) or not isinstance(training, str) or not isinstance(saved_at, float):
+        return None
+    return Head(run_name, training, saved_at)

@@ -30,6 +30,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import inventory, reader
 from heliograph.packages.ray.tests.fakes import FakeSession, on_ray
 from heliograph.packages.tests.facts import assert_facts
 from heliograph_ray import report as ray_report
@@ -108,7 +109,7 @@ def test_a_checkpoint_is_reported_with_its_manifest_and_the_metrics_of_its_save(
     assert [path.name for path in stored] == ["checkpoint_000001_one", "checkpoint_000002_one"]
     for folder in stored:
         [path] = folder.glob("*.pth")
-        storage.verify(path)
+        reader.verify(path)
     assert not list((tmp_path / "here").glob(".*"))
 
 
@@ -390,7 +391,7 @@ def test_a_newer_checkpoint_of_another_training_is_not_resumed(fit: Fit, tmp_pat
         result, _ = fit(*saving(stale, keep_last=None))
     assert session.beginnings == [(2, stale / "run_epoch_0_iter_2.pth")]
     assert result.last_checkpoint is not None
-    newest, *_ = storage.entries(stale, "run")[0]
+    newest, *_ = inventory.entries(stale, "run")[0]
     assert newest.path == result.last_checkpoint
 
 
@@ -530,7 +531,7 @@ def test_a_run_that_rolled_back_reports_again(fit: Fit, tmp_path: Path) -> None:
             if run.progress.batches == 5 and not self.done:
                 self.done = True
                 assert run.checkpoints.last is not None
-                run.roll_back(storage.load(run.checkpoints.last), run.checkpoints.last)
+                run.roll_back(reader.load(run.checkpoints.last), run.checkpoints.last)
 
     with on_ray(FakeSession(tmp_path / "there")) as session:
         result, _ = fit(*saving(tmp_path / "here"), Returns())
@@ -548,7 +549,7 @@ def test_the_save_is_requested_again_after_a_roll_back(fit: Fit, tmp_path: Path)
             if run.progress.batches == 3 and session.warned is None:
                 session.warned = PREEMPTED
                 assert run.checkpoints.last is not None
-                run.roll_back(storage.load(run.checkpoints.last), run.checkpoints.last)
+                run.roll_back(reader.load(run.checkpoints.last), run.checkpoints.last)
 
     with on_ray(session), pytest.raises(SystemExit):
         fit(*saving(tmp_path / "here", At(batches=2)), Returns())

@@ -28,6 +28,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
 from heliograph.events import Lane
 from heliograph.packages.ray.tests.fakes import FakeSession, on_ray
 from heliograph.tests.kit import adam
@@ -209,7 +210,7 @@ def test_a_save_that_ends_after_the_ranks_left_their_group_is_not_reported(ranks
     path = tmp_path / "here" / "0" / "run_epoch_0_iter_2.pth"
     assert any(f"{path} is not in" in note for note in main["notes"])
     assert (main["reports"], other["reports"]) == ([], [])
-    storage.verify(path)
+    reader.verify(path)
 
 
 def refuse_on_main(folder: Path) -> dict[str, Any]:

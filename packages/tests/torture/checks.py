@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import inventory, reader
 from heliograph.core.objects.equality import leaves
 from heliograph.tests.kit import newest_log
 from heliograph_recorder.demo.training import NAME
@@ -30,13 +31,13 @@ def newest_whole(folder: Path) -> int:
     Raises:
         AssertionError: one is not whole, or is not read back.
     """
-    found, _ = storage.entries(checkpoints(folder), NAME)
+    found, _ = inventory.entries(checkpoints(folder), NAME)
     for path in checkpoints(folder).glob("[!.]*.pth"):
         try:
-            storage.verify(path)
+            reader.verify(path)
         except (OSError, ValueError) as error:
             raise AssertionError(f"a kill left a checkpoint that is not whole: {error}") from error
-    entry, _, _ = storage.newest(checkpoints(folder), NAME)
+    entry, _, _ = reader.newest(checkpoints(folder), NAME)
     first = found[0].sequence if found else 0
     assert first == (0 if entry is None else entry.sequence), f"the newest, number {first}, is not read back"
     return first
@@ -86,7 +87,7 @@ def _of_values(name: str, mine: Any, its: Any) -> Iterator[str]:
 
 def _state(path: Path) -> dict[str, Any]:
     """Return a state without what depends on the clock, or names a file by the date."""
-    state = storage.load(path)
+    state = reader.load(path)
     del state["saved_at"], state["progress"]["earlier_seconds"]
     del state["training_id"]
     for name in ("file_log", "jsonl_log", "recorder", "tensorboard"):  # dates, and the names of attempts

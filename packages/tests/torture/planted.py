@@ -37,7 +37,7 @@ DEFECTS = (
         "        if checks_data and crc != record.CRC:\n",
         "        if False:\n",
     ),
-    defect("one: sequences begin again after a start", "reader.highest_sequence(files, self.run_name)", "0"),
+    defect("one: sequences begin again after a start", "inventory.highest_sequence(files, self.run_name)", "0"),
     defect("one: all checkpoints have one number", "newest + 1 if sequence is None else sequence", "1"),
     defect(
         "one: a failed save is taken for a good one",
@@ -240,8 +240,8 @@ DEFECTS = (
     ),
     defect(
         "ranks: the state is read by the main rank only",
-        "            state = share_state(run.engine, path, point.state)\n",
-        "            state = point.state or run.state_dict()\n",
+        "            state = share_state(run.engine, path, None if point is None else point.state)\n",
+        "            state = run.state_dict() if point is None or point.state is None else point.state\n",
     ),
 )
 

@@ -33,10 +33,11 @@ from unittest.mock import patch
 import torch
 from heliograph import Checkpoint, Resume
 from heliograph.core.checkpoint.schema import SCHEMA
-from heliograph.core.checkpoint.storage import Files, Store, load
+from heliograph.core.checkpoint.storage import Files, Store
 from heliograph.core.checkpoint.storage.files import SYSTEM
+from heliograph.core.checkpoint.storage.inventory import Manifests
 from heliograph.core.checkpoint.storage.manifest import Entry
-from heliograph.core.checkpoint.storage.reader import Manifests
+from heliograph.core.checkpoint.storage.reader import load
 from heliograph.events import CheckpointLoaded, RunClosed, SavePoint, TrainStart
 from heliograph_cli.checkpoint_command import checkpoint
 

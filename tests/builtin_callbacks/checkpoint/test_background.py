@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from heliograph.builtin_callbacks.checkpoint import writers
-from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWorker
+from heliograph.builtin_callbacks.checkpoint import background_writer
+from heliograph.builtin_callbacks.checkpoint.background_writer import BackgroundWorker
 
 
 class LateError(Exception):
@@ -38,7 +38,7 @@ def on_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             act()
             return time
 
-        monkeypatch.setattr(writers, "perf_counter", clock)
+        monkeypatch.setattr(background_writer, "perf_counter", clock)
 
     return arrange
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.builtin_callbacks.checkpoint.writers import Buffers, sizes_of
+from heliograph.builtin_callbacks.checkpoint.background_writer import Buffers, sizes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn

@@ -39,8 +39,7 @@ from heliograph import (
     load_weights,
     on,
 )
-from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage import Files
+from heliograph.core.checkpoint.storage import Files, reader
 from heliograph.tests.kit import adam
 from heliograph.tests.messages import assert_each
 from heliograph.tests.stores import unseal
@@ -396,7 +395,7 @@ def test_a_file_that_the_kernel_refuses_to_let_grow(fit: Make, tmp_path: Path) -
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
     assert names(tmp_path) == ["run_epoch_1_iter_3.pth"]
-    assert storage.load(tmp_path / "run_epoch_1_iter_3.pth")["progress"]["steps"] == 3
+    assert reader.load(tmp_path / "run_epoch_1_iter_3.pth")["progress"]["steps"] == 3
 
 
 def test_an_interrupt_in_a_save_leaves_no_temporary_file(

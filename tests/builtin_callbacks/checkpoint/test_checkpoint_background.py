@@ -34,10 +34,10 @@ from heliograph import (
     Trainer,
     on,
 )
-from heliograph.builtin_callbacks.checkpoint import writers
-from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWriter
+from heliograph.builtin_callbacks.checkpoint import background_writer
+from heliograph.builtin_callbacks.checkpoint.background_writer import BackgroundWriter
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage import Entry, Store
+from heliograph.core.checkpoint.storage import Entry, Store, reader
 from heliograph.tests.messages import assert_facts
 from torch import Tensor, nn
 
@@ -105,7 +105,7 @@ def on_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object
                 action()
             return float(tick)
 
-        monkeypatch.setattr(writers, "perf_counter", clock)
+        monkeypatch.setattr(background_writer, "perf_counter", clock)
 
     return arrange
 
@@ -197,7 +197,7 @@ def test_the_file_holds_the_cut_whatever_happens_meanwhile(make: Make, disk: Dis
     at(trainer.bus, BatchEnd, spoil, batches=6)
     at(trainer.bus, BatchEnd, lambda run: run.control.stop("enough"), batches=7)
     result = fit(task=mine)
-    saved = storage.load(tmp_path / "run_epoch_0_iter_4.pth")
+    saved = reader.load(tmp_path / "run_epoch_0_iter_4.pth")
 
     assert torch.equal(saved["modules"]["model"]["weight"], cut["weight"])
     assert torch.equal(saved["optimizers"]["optimizer"]["state"][0]["momentum_buffer"], cut["moment"])
@@ -222,7 +222,7 @@ def test_tied_weights_are_saved_once_and_stay_tied(make: Make, tmp_path: Path) -
     for background_ in (False, True):
         _, fit = make(Checkpoint(tmp_path / str(background_), background=background_), every=Every(epochs=1))
         fit(task=Supervised(Tied(), nn.functional.mse_loss))
-    plain, after = (storage.load(tmp_path / str(each) / "run_epoch_1_iter_8.pth") for each in (False, True))
+    plain, after = (reader.load(tmp_path / str(each) / "run_epoch_1_iter_8.pth") for each in (False, True))
 
     weights = after["modules"]["model"]
     assert weights["into.weight"].untyped_storage().data_ptr() == weights["out.weight"].untyped_storage().data_ptr()
@@ -240,7 +240,7 @@ def test_what_is_written_is_what_the_loop_would_have_written(make: Make, task: M
     )
     assert plain == after
     for name in names(tmp_path / "True"):
-        one, other = (storage.load(tmp_path / str(each) / name) for each in (False, True))
+        one, other = (reader.load(tmp_path / str(each) / name) for each in (False, True))
         assert torch.equal(one["modules"]["model"]["1.weight"], other["modules"]["model"]["1.weight"])
         assert one["optimizers"]["optimizer"]["param_groups"] == other["optimizers"]["optimizer"]["param_groups"]
 
@@ -476,7 +476,7 @@ def test_what_is_in_flight_is_finished_when_the_run_fails(
 
     assert reported == ["run_epoch_0_iter_3.pth"]
     assert names(tmp_path) == ["run_epoch_0_iter_3.pth"]
-    assert storage.load(tmp_path / "run_epoch_0_iter_3.pth")["progress"]["steps"] == 3
+    assert reader.load(tmp_path / "run_epoch_0_iter_3.pth")["progress"]["steps"] == 3
 
 
 def test_what_is_in_flight_is_finished_when_the_run_is_stopped(make: Make, disk: Disk, tmp_path: Path) -> None:

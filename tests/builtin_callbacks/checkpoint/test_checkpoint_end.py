@@ -37,6 +37,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
 from heliograph.tests import kit
 from heliograph.tests.kit import adam, checkpoint_names, class_batches, linear_classifier
 from heliograph.tests.messages import assert_each, assert_facts, pattern
@@ -147,7 +148,7 @@ def test_the_last_checkpoint_has_the_metrics_of_its_weights_and_a_step_has_one_f
     assert path.name.endswith(f"_iter_{result.progress.steps}_{value:.6f}.pth")
     entry = storage.read_manifest(path)
     assert (entry.metrics["validation/loss"], entry.judged_by) == (value, ("validation/loss", "min", value))
-    assert storage.load(path)["metrics"]["validation/loss"] == value
+    assert reader.load(path)["metrics"]["validation/loss"] == value
     steps = [int(name.split("_iter_")[1].split("_")[0].removesuffix(".pth")) for name in checkpoint_names(tmp_path)]
     assert sorted(set(steps)) == sorted(steps)
     assert result.best_checkpoint is not None
@@ -205,7 +206,7 @@ def train(folder: Path, steps: int, resume: str | None = None) -> tuple[RunResul
         steps=steps,
     )
     assert result.last_checkpoint is not None
-    state = storage.load(result.last_checkpoint)
+    state = reader.load(result.last_checkpoint)
     parts = ("modules", "optimizers", "schedulers", "metrics", "means", "data")
     plugin_states = {name: state["plugins"][name] for name in ("early_stopping", "ema", "rng_capture")}
     progress = {name: value for name, value in state["progress"].items() if "seconds" not in name}
@@ -273,7 +274,7 @@ def test_a_checkpoint_is_judged_by_a_measurement_of_its_weights_that_comes_later
     assert result.best_checkpoint == tmp_path / "run_epoch_1_iter_12.pth"
     assert (tmp_path / "run.best").read_text() == "run_epoch_1_iter_12.pth\n"
     assert result.warnings == ()
-    storage.verify(result.best_checkpoint)
+    reader.verify(result.best_checkpoint)
 
 
 def test_what_is_judged_later_is_kept_and_what_it_beats_goes(tmp_path: Path) -> None:
@@ -480,7 +481,7 @@ def test_the_trained_weights_come_back_where_they_were_measured(tmp_path: Path) 
     savers = [Checkpoint(tmp_path, keep_best=1, monitor="train/loss"), LoadBest()]
     result = kit.fit(EMA(0.9), *schedules, *savers, task=task, epochs=3)
     assert result.best_checkpoint is not None
-    saved = storage.load(result.best_checkpoint)["modules"]["model"]["weight"]
+    saved = reader.load(result.best_checkpoint)["modules"]["model"]["weight"]
     assert torch.equal(task.model.state_dict()["weight"], saved)
 
 
@@ -488,8 +489,8 @@ def test_weights_are_loaded_as_they_were_measured_unless_others_are_asked_for(tm
     result, task, _ = averaged(tmp_path)
     path = result.best_checkpoint
     assert path is not None
-    trained = storage.load(path)["modules"]["model"]["weight"]
-    average = storage.load(path)["plugins"]["ema"]["weights"]["model"]["weight"]
+    trained = reader.load(path)["modules"]["model"]["weight"]
+    average = reader.load(path)["plugins"]["ema"]["weights"]["model"]["weight"]
     assert not torch.equal(trained, average)
 
     metrics = load_weights(task, path).metrics
@@ -527,7 +528,7 @@ def test_one_module_gets_its_own_of_several_that_are_saved(tmp_path: Path) -> No
     alone, both = nn.Linear(4, 2), SimpleNamespace(model=nn.Linear(4, 2), other=nn.Linear(1, 1))
     load_weights(alone, result.last_checkpoint)
     load_weights(both, result.last_checkpoint)
-    saved = storage.load(result.last_checkpoint)["modules"]["model"]["weight"]
+    saved = reader.load(result.last_checkpoint)["modules"]["model"]["weight"]
     assert torch.equal(alone.weight, saved)
     assert torch.equal(both.model.weight, saved)
 

@@ -32,6 +32,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
 from heliograph.tests.kit import checkpoint_names, contents, damage
 from heliograph.tests.messages import assert_facts, has_facts
 from heliograph.tests.stores import seal_as
@@ -60,7 +61,7 @@ def test_a_training_has_an_identity_that_its_resumes_inherit(fit: Make, tmp_path
     assert checkpoint_names(tmp_path) == ["run_epoch_3_iter_9.pth"]  # the first one's went: it is the same training
     assert training_of(resumed.last_checkpoint) == training_of(other.last_checkpoint)
     assert training_of(other.last_checkpoint) != training_of(second.last_checkpoint)
-    saved = storage.load(tmp_path / "run_epoch_3_iter_9.pth")
+    saved = reader.load(tmp_path / "run_epoch_3_iter_9.pth")
     assert saved["training_id"] == training_of(second.last_checkpoint)
 
 
@@ -114,7 +115,7 @@ def test_a_resume_from_an_older_checkpoint_branches(fit: Make, tmp_path: Path, o
     (note,) = [note for note in branch.notes if note.startswith("branched from")]
     assert f"{tmp_path / FIRST} at step 3" in note
     assert "run_epoch_3_iter_9.pth" in note
-    one, other = (storage.load(tmp_path / name)["modules"] for name in (SECOND, "run-2_epoch_2_iter_6.pth"))
+    one, other = (reader.load(tmp_path / name)["modules"] for name in (SECOND, "run-2_epoch_2_iter_6.pth"))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
 
 
@@ -185,7 +186,7 @@ def test_a_rerun_without_resume_loses_nothing_of_the_former(
     assert (tmp_path / "run-2.last").read_text() == "run-2_epoch_2_iter_6.pth\n"
     manifest = storage.read_manifest(result.last_checkpoint)
     assert (manifest.run_name, manifest.family, manifest.sequence) == ("run-2", "run", 3)
-    assert storage.load(result.last_checkpoint)["run_name"] == "run"
+    assert reader.load(result.last_checkpoint)["run_name"] == "run"
 
 
 def test_the_same_file_name_is_not_written_over(fit: Make, tmp_path: Path) -> None:
@@ -449,7 +450,7 @@ class ResumesAnother(Plugin):
 
     @on(TrainStart, lane=Lane.REPORT)
     def resume(self, run: Run, event: TrainStart) -> None:
-        run.resume(storage.load(self.path), self.path)
+        run.resume(reader.load(self.path), self.path)
 
 
 def test_where_another_plugin_resumes_another_training_only_its_own_checkpoints_count(

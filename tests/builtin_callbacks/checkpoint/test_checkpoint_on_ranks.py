@@ -42,8 +42,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint import weights as weights_module
-from heliograph.core.checkpoint.storage import Files
+from heliograph.core.checkpoint.storage import Files, inventory, reader
 from heliograph.events import CheckpointPruned
 from heliograph.tests.kit import adam
 from heliograph.tests.messages import assert_each, assert_facts, has_facts
@@ -173,7 +172,7 @@ def test_a_resumed_run_is_bit_equal_on_every_rank(ranks: Pool, tmp_path: Path, b
 
 def test_a_file_holds_once_what_is_the_same_everywhere(ranks: Pool, tmp_path: Path) -> None:
     ranks(2).run(resume_during_an_epoch, tmp_path, False)
-    state = storage.load(tmp_path / "halves" / "run_epoch_1_iter_10.pth")
+    state = reader.load(tmp_path / "halves" / "run_epoch_1_iter_10.pth")
     main, other = state["ranks"]
     assert main == {}
     assert other.keys() == {"plugins", "means", "objects"}  # `own` has another value there
@@ -263,7 +262,7 @@ def go_back_at_once(folder: Path) -> dict[str, Any]:
             if self.times == 1:
                 assert run.checkpoints.last is not None
                 run.control.skip_step("test")
-                run.roll_back(storage.load(run.checkpoints.last), run.checkpoints.last)
+                run.roll_back(reader.load(run.checkpoints.last), run.checkpoints.last)
 
     train(Checkpoint(folder, background=True), batch_size=4, steps=2)
     result, _, recorder = train(Checkpoint(folder, background=True, resume="auto"), Back(), batch_size=4)
@@ -403,7 +402,7 @@ def counted_otherwise(folder: Path, alone: bool) -> Any:
         optimizer=torch.optim.SGD(task.model.parameters(), lr=0.1),
         epochs=1 if alone else 2,
     )
-    entries, _ = storage.entries(folder, "run")
+    entries, _ = inventory.entries(folder, "run")
     return result.progress.batches, [entry.judged_by is not None for entry in entries]
 
 
@@ -484,7 +483,7 @@ def test_the_main_rank_finishes_what_it_writes_when_a_peer_fails(ranks: Pool, tm
     assert_each(main[2], ["newest checkpoint"])
     assert other[:2] == ("ArithmeticError", [])
     assert_each(other[2], ["main rank", "without a report"])
-    assert storage.load(tmp_path / "run_epoch_0_iter_2.pth")["progress"]["steps"] == 2
+    assert reader.load(tmp_path / "run_epoch_0_iter_2.pth")["progress"]["steps"] == 2
 
 
 def receive_removals(folder: Path, background: bool) -> list[tuple[int, str, str]]:
@@ -553,12 +552,12 @@ def read_only_on_main(folder: Path, hidden: bool) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         if DDPEngine(device="cpu").rank == 1:
             if hidden:
-                patch.setattr(weights_module, "_checksum", lambda path: None)
+                patch.setattr(reader, "_checksum", lambda path: None)
 
             def refuse(path: Path, **options: Any) -> Any:
                 raise ValueError("this rank cannot read")
 
-            patch.setattr("heliograph.core.checkpoint.storage.load", refuse)
+            patch.setattr("heliograph.builtin_callbacks.checkpoint.resume.load", refuse)
         results: list[Any] = []
         error = caught(lambda: results.append(train(Checkpoint(folder, resume="auto"), batch_size=4, steps=4)))
     return {"error": error, "weights": results[0][1] if results else None}
@@ -584,7 +583,7 @@ def test_all_ranks_continue_alike(ranks: Pool, tmp_path: Path) -> None:
     unread = ranks(2).run(read_only_on_main, tmp_path, False)
     assert [each["error"] for each in unread] == [("ValueError", "this rank cannot read")] * 2
     sent = ranks(2).run(read_only_on_main, tmp_path, True)
-    saved = storage.load(tmp_path / "run_epoch_0_iter_4.pth")["modules"]["model"]
+    saved = reader.load(tmp_path / "run_epoch_0_iter_4.pth")["modules"]["model"]
     for each in sent:
         assert each["error"] == ("", "")
         assert all(torch.equal(each["weights"][name], saved[name]) for name in saved)
@@ -689,7 +688,7 @@ def test_all_ranks_are_of_one_training(ranks: Pool, tmp_path: Path) -> None:
     assert identities[0] != identities[1] == identities[2]
     assert any("written as 'run-2'" in note for note in notes[1])
     assert storage.read_manifest(tmp_path / names[2]).training == identities[2]
-    assert "training_id" not in storage.load(tmp_path / names[2])["ranks"][1]
+    assert "training_id" not in reader.load(tmp_path / names[2])["ranks"][1]
 
 
 # The end of a run.
@@ -722,7 +721,7 @@ def test_the_end_within_an_epoch_is_saved_judged_and_loaded_back_averaged(
     for best, warnings, value, weights in ranks(2).run(end_within_an_epoch, tmp_path, background):
         assert (best, warnings) == (path, ())
         assert storage.read_manifest(path).judged_by == ("validation/loss", "min", value)
-        average = storage.load(path)["plugins"]["ema"]["weights"]["model"]
+        average = reader.load(path)["plugins"]["ema"]["weights"]["model"]
         assert weights.keys() == average.keys()
         assert all(torch.equal(weights[name], average[name]) for name in weights)
     assert average is not None

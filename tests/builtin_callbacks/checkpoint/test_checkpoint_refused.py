@@ -13,6 +13,7 @@ import pytest
 import torch
 from heliograph import BatchEnd, Checkpoint, CheckpointLabel, Plugin, Resume, Run, on
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
 from heliograph.core.checkpoint.storage.files import PAUSES, SYSTEM
 from heliograph.tests.kit import checkpoint_names, contents, damage
 from heliograph.tests.messages import assert_each, assert_facts
@@ -142,7 +143,7 @@ def test_what_took_the_place_of_a_checkpoint_stays_there(fit: Make, tmp_path: Pa
     assert first.last_checkpoint == place
     assert result.last_checkpoint == tmp_path / "run_epoch_2_iter_6-2.pth"
     assert os.lstat(place).st_ino == before.st_ino
-    assert storage.load(result.last_checkpoint)["progress"]["epoch"] == 2
+    assert reader.load(result.last_checkpoint)["progress"]["epoch"] == 2
     again = fit(Checkpoint(tmp_path, keep_last=None, resume="auto"), epochs=3)
     assert again.resume is not None
     assert again.resume.step == 6
@@ -286,5 +287,5 @@ def test_a_save_that_cannot_be_read_back_fails_and_removes_nothing(
 
     assert contents(tmp_path) == before
     monkeypatch.undo()
-    assert storage.verify(tmp_path / FIRST).progress["steps"] == 3
+    assert reader.verify(tmp_path / FIRST).progress["steps"] == 3
     assert torch.load(tmp_path / FIRST, weights_only=True)["progress"]["steps"] == 3

@@ -26,7 +26,7 @@ from heliograph import (
     WeightsCheckpoint,
     on,
 )
-from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
 from heliograph.events import Event
 from heliograph.tests.kit import adam, checkpoint_names
 from heliograph.tests.messages import assert_each, has_facts
@@ -104,16 +104,16 @@ def test_the_best_is_loaded_back_after_the_last_save(
     plugins = [LoadBest(extent), watch, Halve()]
     checkpoint = Checkpoint(tmp_path, background=background, **MONITOR)
     result = fit(checkpoint, values, *plugins, task=task, optimizer=optimizer, scheduler=scheduler)
-    saved = storage.load(tmp_path / LAST)
+    saved = reader.load(tmp_path / LAST)
 
-    assert torch.equal(task.model.weight, storage.load(tmp_path / BEST)["modules"]["model"]["weight"])
+    assert torch.equal(task.model.weight, reader.load(tmp_path / BEST)["modules"]["model"]["weight"])
     assert torch.equal(saved["modules"]["model"]["weight"], watch.trained)  # the last save holds the last weights
     assert not torch.equal(task.model.weight, watch.trained)
     assert torch.equal(task.model.weight, watch.at_train_end)  # who exports it there has the best
     everything = extent == "everything"
     assert torch.equal(
         moment(kept[0]),
-        storage.load(tmp_path / (BEST if everything else LAST))["optimizers"]["optimizer"]["state"][0]["exp_avg"],
+        reader.load(tmp_path / (BEST if everything else LAST))["optimizers"]["optimizer"]["state"][0]["exp_avg"],
     )
     assert kept[0].param_groups[0]["lr"] == 0.1 * 0.5 ** (2 if everything else 4)
     facts = ("loaded back", extent, "best checkpoint", tmp_path / BEST, "validation/loss 1")
@@ -144,7 +144,7 @@ def test_a_save_that_is_asked_for_at_the_end_holds_the_last_weights(
     task, watch = scripted([1.0, 2.0]), Watch()
     result = fit(Checkpoint(tmp_path, **MONITOR), [1.0, 2.0], LoadBest(), watch, Late(event), task=task)
 
-    assert torch.equal(storage.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"], watch.trained)
+    assert torch.equal(reader.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"], watch.trained)
     assert not torch.equal(task.model.weight, watch.trained)
     assert result.warnings == ()
 
@@ -202,7 +202,7 @@ def test_a_best_that_was_damaged_is_not_loaded(fit: Make, scripted: Make, tmp_pa
     with pytest.raises(ValueError, match=r"run_epoch_1_iter_1\.pth is damaged"):
         fit(Checkpoint(tmp_path, **MONITOR), [1.0, 2.0], LoadBest(), Damage(), task=task)
     assert torch.equal(
-        task.model.weight, storage.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"]
+        task.model.weight, reader.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"]
     )
 
 
@@ -229,7 +229,7 @@ def test_the_best_of_an_earlier_process_comes_back(fit: Make, scripted: Make, tm
     fit(Checkpoint(tmp_path, resume="auto", **MONITOR), [0.7], LoadBest(), task=task, epochs=3)
 
     assert torch.equal(
-        task.model.weight, storage.load(tmp_path / "run_epoch_1_iter_1.pth")["modules"]["model"]["weight"]
+        task.model.weight, reader.load(tmp_path / "run_epoch_1_iter_1.pth")["modules"]["model"]["weight"]
     )
 
 
@@ -288,4 +288,4 @@ def test_others_receive_the_closing_after_the_best_has_come_back(fit: Make, scri
             seen.append(task.model.weight.detach().clone())
 
     fit(Checkpoint(tmp_path, **MONITOR), [1.0, 2.0], LoadBest(), Closing(), task=task)
-    assert torch.equal(seen[0], storage.load(tmp_path / "run_epoch_1_iter_1.pth")["modules"]["model"]["weight"])
+    assert torch.equal(seen[0], reader.load(tmp_path / "run_epoch_1_iter_1.pth")["modules"]["model"]["weight"])

@@ -24,7 +24,7 @@ from heliograph import (
     WeightsCheckpoint,
     on,
 )
-from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
 from heliograph.tests.kit import checkpoint_names, class_batches, fit, linear_classifier, sgd
 from heliograph.tests.messages import has_facts
 
@@ -104,7 +104,7 @@ def test_one_that_comes_late_says_that_it_does_nothing(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD((each for each in task.model.parameters() if each.requires_grad), lr=0.1)
     result = train(Checkpoint(tmp_path / "b", **EVERY), Late(TrainedOnly()), task=task, optimizer=optimizer)
     assert result.last_checkpoint is not None
-    assert "bias" in storage.load(result.last_checkpoint)["modules"]["model"]
+    assert "bias" in reader.load(result.last_checkpoint)["modules"]["model"]
 
 
 @pytest.mark.parametrize(

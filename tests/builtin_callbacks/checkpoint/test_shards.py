@@ -41,6 +41,7 @@ from heliograph import (
 )
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.ranks import join_shards
+from heliograph.core.checkpoint.storage import reader
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.reader import read_shards, shards_path
 from heliograph.tests.kit import checkpoint_names
@@ -117,10 +118,10 @@ def test_a_run_continues_from_shards(ranks: Pool, tmp_path: Path, background: bo
     places = ("0_iter_4", "1_iter_6", "1_iter_8")
     assert names == ["run.last", *(f"run_epoch_{place}.{end}" for place in places for end in ("pth", "shards"))]
     last = tmp_path / "parts" / "run_epoch_1_iter_8.pth"
-    shards = read_shards(storage.verify(last))
+    shards = read_shards(reader.verify(last))
     assert sorted(path.name for path in next(iter(shards)).parent.iterdir()) == [*FILES, "digests.json"]
     assert sorted(path.name for path in shards) == FILES
-    state = storage.load(last)
+    state = reader.load(last)
     assert (state["modules"], state["optimizers"]) == ({}, {})
 
 
@@ -136,7 +137,7 @@ def test_a_branch_leaves_the_shards_of_its_parent(ranks: Pool, tmp_path: Path) -
     names = [f"run_epoch_{place}.pth" for place in ("0_iter_2", "0_iter_4", "1_iter_6", "1_iter_8")]
     assert checkpoint_names(tmp_path) == ["run-2_epoch_1_iter_8.pth", *names]
     for name in names:
-        storage.verify(tmp_path / name)
+        reader.verify(tmp_path / name)
 
 
 def write_shards(folder: Path) -> Weights:
@@ -329,17 +330,17 @@ def test_a_save_is_finished_together_after_an_interrupt(ranks: Pool, tmp_path: P
     assert ranks(2).run(interrupt, tmp_path, sharded) == [
         ("interrupted", path, notes, [(4, path.name)]) for notes in ((resume,), ())
     ]
-    assert bool(storage.verify(path).shards) == sharded
+    assert bool(reader.verify(path).shards) == sharded
 
 
 def test_a_state_without_its_file_has_no_shards(ranks: Pool, tmp_path: Path) -> None:
     ranks(2).run(write_shards, tmp_path)
     path = tmp_path / "run_epoch_0_iter_2.pth"
     with pytest.raises(ValueError, match="weights of the state"):
-        join_shards(storage.load(path), None)
+        join_shards(reader.load(path), None)
     (shards_path(storage.read_manifest(path)) / "__1_0.distcp").write_bytes(b"")
     with pytest.raises(ValueError, match="read: rank 0:"):
-        join_shards(storage.read(path), path)
+        join_shards(reader.read(path), path)
 
 
 class Evil:
@@ -379,8 +380,8 @@ def test_no_code_in_the_index_of_shards_runs(ranks: Pool, tmp_path: Path) -> Non
         lambda: load_weights(make_task(), path),
         lambda: load_weights(make_task(), tmp_path),
         lambda: trainer.test(make_task(), DataLoader(data), weights=path),
-        lambda: storage.load(path),
-        lambda: join_shards(storage.read(path), path),
+        lambda: reader.load(path),
+        lambda: join_shards(reader.read(path), path),
         lambda: train(Checkpoint(tmp_path / "other", resume=path), DeviceEngine(device="cpu")),
     ):
         with pytest.raises(ValueError, match=r"pathlib\.Path\.touch"):
@@ -393,7 +394,7 @@ def test_no_code_in_the_index_of_shards_runs(ranks: Pool, tmp_path: Path) -> Non
 def test_what_the_index_of_shards_says_is_checked(ranks: Pool, tmp_path: Path) -> None:
     ranks(2).run(write_shards, tmp_path)
     path = tmp_path / "run_epoch_0_iter_2.pth"
-    storage.verify(path)
+    reader.verify(path)
 
     def as_bytes(index: Metadata) -> Metadata:  # torch would unpickle what is in the shards
         index.state_dict_metadata = dict.fromkeys(index.state_dict_metadata, BytesStorageMetadata())

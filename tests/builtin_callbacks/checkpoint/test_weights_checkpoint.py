@@ -29,8 +29,8 @@ from heliograph import (
     load_weights,
 )
 from heliograph.__main__ import main
-from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWriter
-from heliograph.core.checkpoint import storage
+from heliograph.builtin_callbacks.checkpoint.background_writer import BackgroundWriter
+from heliograph.core.checkpoint.storage import reader
 from heliograph.tests import kit
 from heliograph.tests.kit import adam, checkpoint_names, class_batches, linear_classifier
 from heliograph.tests.messages import assert_facts, has_facts
@@ -64,7 +64,7 @@ def test_the_file_holds_the_weights_and_what_they_are_worth(tmp_path: Path, back
     fresh: Any = linear_classifier()
     assert load_weights(fresh, tmp_path / "weights").metrics == result.metrics
     assert torch.equal(fresh.model.weight, task.model.weight)
-    storage.verify(result.last_checkpoint)
+    reader.verify(result.last_checkpoint)
 
 
 def test_the_best_are_kept_and_loaded_back(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_an_average_is_in_it(tmp_path: Path) -> None:
     loaded = load_weights(task, tmp_path)
 
     assert (loaded.average, loaded.metrics) == ("ema", result.metrics)
-    assert storage.load(loaded.path)["plugins"].keys() == {"ema"}
+    assert reader.load(loaded.path)["plugins"].keys() == {"ema"}
 
 
 @pytest.mark.parametrize("how", ["auto", "path"])

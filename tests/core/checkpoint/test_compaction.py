@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.builtin_callbacks.checkpoint.writers import Buffers
+from heliograph.builtin_callbacks.checkpoint.background_writer import Buffers
 from heliograph.core.checkpoint.storage.archive import compacted
 from hypothesis import given
 from hypothesis import strategies as st

@@ -22,8 +22,9 @@ from heliograph import (
     Trainer,
     on,
 )
-from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.compatibility import global_batch, scale_optimizer, scale_scheduler
+from heliograph.core.checkpoint.compatibility import scale_optimizer, scale_scheduler
+from heliograph.core.checkpoint.schema import global_batch
+from heliograph.core.checkpoint.storage import reader
 from heliograph.tests.messages import has_facts
 from torch import nn
 from torch.optim.lr_scheduler import CyclicLR, LinearLR, OneCycleLR, SequentialLR, StepLR
@@ -173,7 +174,7 @@ def test_a_return_to_what_the_run_was_resumed_from_is_scaled_too(tmp_path: Any) 
     path = fit(Checkpoint(tmp_path), 8)[0].last_checkpoint
     assert path is not None
     checkpoint = Checkpoint(tmp_path, resume=Resume("auto", batch_change="linear"))
-    _, scheduler = fit(checkpoint, 16, Once(storage.load(path)), steps=3)
+    _, scheduler = fit(checkpoint, 16, Once(reader.load(path)), steps=3)
     assert scheduler.base_lrs == [1.0]
 
 

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from heliograph.core.checkpoint.frozen import verified_weights
+from heliograph.core.checkpoint.compatibility import verified_weights
 from heliograph.core.checkpoint.ranks import digest
 from heliograph.core.objects.equality import SUMMED, sums
 from heliograph.tests import kit

@@ -25,7 +25,7 @@ from heliograph import (
     load_weights,
 )
 from heliograph.core.checkpoint import weights
-from heliograph.core.checkpoint.storage import Store
+from heliograph.core.checkpoint.storage import Store, reader
 from heliograph.core.engines.options import modules_of
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, damage
@@ -520,7 +520,7 @@ def evaluate_on_ranks(folder: Path, is_hidden: bool) -> tuple[bool, float, str]:
     made.engine = DDPEngine(device="cpu")
     with pytest.MonkeyPatch.context() as patch:
         if is_hidden and made.engine.rank == 1:
-            patch.setattr(weights, "_checksum", lambda path: None)
+            patch.setattr(reader, "_checksum", lambda path: None)
             patch.setattr(weights, "read_weights", refuse)
         result = made.test(task, class_batches(2), weights="best")
     saved = torch.load(folder / "run_epoch_1_iter_2.pth")["modules"]["model"]["weight"]

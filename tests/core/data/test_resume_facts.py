@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import BatchEnd, GradientAccumulation, Plugin, ResumeReport, Run, Trainer, TrainStart, on
-from heliograph.core.checkpoint.schema import check_plain
+from heliograph.core.checkpoint.checks import check_plain
 from heliograph.core.data.training_data import TrainingData
 from heliograph.events import Progress
 from heliograph.events.progress import worst

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.schema import check_plain
+from heliograph.core.checkpoint.checks import check_plain
 from heliograph.core.data import rng
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from heliograph import DDPEngine, DeviceEngine
-from heliograph.core.distributed.failure import on_main, outcome_of, values_of_ranks
+from heliograph.core.distributed.outcomes import on_main, outcome_of, values_of_ranks
 from heliograph.tests.messages import assert_each
 from heliograph.tests.ranks_pool import Pool
 

@@ -12,7 +12,8 @@ from heliograph import BatchStart, Event, GradientsReady, Plugin, RankFailed, Ru
 from heliograph.core.engines.ddp import DDPEngine
 from heliograph.core.engines.device import DeviceEngine
 from heliograph.core.engines.fsdp import FSDPEngine
-from heliograph.core.engines.sharded_states import ShardingEngine, empty_tensors, join_states
+from heliograph.core.engines.options import is_sharding
+from heliograph.core.engines.sharded_states import empty_tensors, join_states
 from heliograph.tests.core.engines.training import (
     Fitting,
     Generating,
@@ -254,7 +255,7 @@ def sharded(folder: str, *, is_async: bool) -> Any:
     from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
     with Training(FSDPEngine(state="sharded"), Fitting()) as whole:
-        assert isinstance(whole.engine, ShardingEngine)
+        assert is_sharding(whole.engine)
         whole.go(range(2))
         states = whole.pack()
         tensors, rest = whole.engine.shard_state(whole.modules, whole.optimizers)
@@ -267,7 +268,7 @@ def sharded(folder: str, *, is_async: bool) -> Any:
             save(tensors, checkpoint_id=folder, process_group=group)
             whole.go(range(2, 4))
     with Training(FSDPEngine(), Fitting()) as resumed:
-        assert isinstance(resumed.engine, ShardingEngine)
+        assert is_sharding(resumed.engine)
         resumed.go(range(7, 8))
         resumed.engine.load_shard_state(
             resumed.modules, resumed.optimizers, rest, lambda room: load(room, checkpoint_id=folder)
@@ -297,14 +298,14 @@ def test_shards_resume_to_the_bit_and_can_be_consolidated(ranks: Pool, tmp_path:
 
 def loaded_elsewhere(rest: Any) -> None:
     with Training(FSDPEngine(), Fitting(nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 2)))) as training:
-        assert isinstance(training.engine, ShardingEngine)
+        assert is_sharding(training.engine)
         training.engine.load_shard_state(training.modules, training.optimizers, rest, dict.clear)
 
 
 def rest_of_a_training() -> Any:
     with Training(FSDPEngine(), Fitting()) as training:
         training.go(range(1))
-        assert isinstance(training.engine, ShardingEngine)
+        assert is_sharding(training.engine)
         return training.engine.shard_state(training.modules, training.optimizers)[1]
 
 

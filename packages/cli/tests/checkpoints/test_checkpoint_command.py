@@ -19,7 +19,7 @@ import torch
 from heliograph.__main__ import main
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.schema import SCHEMA
-from heliograph.core.checkpoint.storage import Entry, Store
+from heliograph.core.checkpoint.storage import Entry, Store, reader
 from heliograph.tests.kit import damage
 from heliograph.tests.messages import assert_facts, has_facts
 from heliograph.tests.stores import seal, seal_as, unseal
@@ -172,7 +172,7 @@ def test_names_do_not_steer_the_terminal(command: Said, write: Make, tmp_path: P
     name = "\x1b[2J\u202eevil\nintact   everything"
     with closing(Store(tmp_path, name)) as store:
         store.open()
-        saved = storage.load(write(4, 0.5)) | {"run_name": name, "modules": {"\x07": {}}}
+        saved = reader.load(write(4, 0.5)) | {"run_name": name, "modules": {"\x07": {}}}
         entry = store.save("a.pth", saved)
     assert command("inspect", tmp_path, entry.path) == 0
     assert "\\x1b[2J\\u202eevil" in command.out
@@ -341,7 +341,7 @@ def test_migrate_continues_after_a_bad_one(command: Said, old: Path, tmp_path: P
     (tmp_path / "a.pth").write_text("nothing")
     assert command("migrate", "--no-backup", tmp_path) == 1
     assert command.error.startswith(f"heliograph checkpoint: {tmp_path / 'a.pth'} is damaged")
-    assert storage.load(tmp_path / OLD)["schema"] == SCHEMA
+    assert reader.load(tmp_path / OLD)["schema"] == SCHEMA
     assert not list(tmp_path.glob("*.backup"))
 
 

@@ -9,6 +9,7 @@ import torch
 from heliograph import Checkpoint, Every, FSDPEngine, RNGCapture, SaveSchedule, Supervised, Trainer, load_weights
 from heliograph.__main__ import main
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
 from heliograph.core.checkpoint.storage.reader import shards_path
 from heliograph.tests.messages import assert_facts
 from heliograph.tests.ranks_pool import Pool
@@ -50,8 +51,8 @@ def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
     entry = consolidate(path, tmp_path / "copy" / "one.pth")
     assert entry.path == tmp_path / "copy" / "one.pth"
     assert (entry.sequence, entry.judged_by, entry.shards) == (former.sequence, former.judged_by, None)
-    assert storage.verify(path).shards
-    one, other = storage.load(entry.path), storage.load(tmp_path / "whole" / "run_epoch_0_iter_2.pth")
+    assert reader.verify(path).shards
+    one, other = reader.load(entry.path), reader.load(tmp_path / "whole" / "run_epoch_0_iter_2.pth")
     assert equal(one["modules"]["model"], other["modules"]["model"])
     assert repr(one["optimizers"]) == repr(other["optimizers"])
     assert "shards" not in one
@@ -61,7 +62,7 @@ def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
         "run.last",
         "run_epoch_0_iter_2.pth",
     ]
-    assert equal(storage.load(path)["modules"]["model"], weights)
+    assert equal(reader.load(path)["modules"]["model"], weights)
     with pytest.raises(ValueError, match="has no shards"):
         consolidate(path, path)
 

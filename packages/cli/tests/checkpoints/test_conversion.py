@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.schema import SCHEMA
-from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.core.checkpoint.storage import Files, Store, inventory, reader
 from heliograph.packages.cli.tests.checkpoints.helios_files import migrate
 from heliograph.tests.messages import assert_each, assert_facts
 
@@ -30,17 +29,17 @@ def test_a_file_is_migrated_and_its_former_self_kept(old: Path) -> None:
     assert_facts(lines[0], old / BORDER, "migrated", f"schema {SCHEMA}", f"{BORDER}.backup")
     assert_facts(lines[1], "Helios 1.1.0", "'golden'")
     assert (old / f"{BORDER}.backup").read_bytes() == before
-    state = storage.load(old / BORDER)
+    state = reader.load(old / BORDER)
     assert (state["schema"], state["progress"]["steps"]) == (SCHEMA, 4)
     assert torch.equal(state["modules"]["model"]["0.weight"], torch.full((3, 2), 4.0))
-    entry = storage.verify(old / BORDER)
+    entry = reader.verify(old / BORDER)
     assert (entry.run_name, entry.judged_by) == ("golden", None)
     assert entry.training == state["training_id"]
 
 
 def test_a_folder_is_migrated_and_the_order_of_writing_kept(old: Path) -> None:
     migrate(old)
-    entries, passed_over = storage.entries(old, "golden")
+    entries, passed_over = inventory.entries(old, "golden")
     assert [each.path.name for each in entries] == [MIDDLE, BORDER]
     assert passed_over == []
 
@@ -73,7 +72,7 @@ def test_a_file_that_is_migrated_late_keeps_its_sequence(old: Path, state: Make)
     store.save("later.pth", state(5, name="golden", saved_at=0.0))
     store.close()
     migrate(old / MIDDLE)
-    assert [each.path.name for each in storage.entries(old, "golden")[0]] == ["later.pth", MIDDLE, BORDER]
+    assert [each.path.name for each in inventory.entries(old, "golden")[0]] == ["later.pth", MIDDLE, BORDER]
 
 
 def test_a_flipped_bit_in_an_old_file_is_noticed(old: Path, names: Names) -> None:
@@ -156,7 +155,7 @@ def test_the_data_of_other_classes_is_read_if_they_are_allowed(old: Path) -> Non
     with pytest.raises(ValueError, match=r"objects of nowhere\.Mine: .*--as-data"):
         migrate(old / BORDER)
     migrate(old / BORDER, as_data=["nowhere.Mine"])
-    assert storage.load(old / BORDER)["plugins"]["mine"] == {"value": 3}
+    assert reader.load(old / BORDER)["plugins"]["mine"] == {"value": 3}
 
 
 def killed_at(operation: int, path: Path) -> int:
@@ -191,10 +190,10 @@ def test_a_kill_at_any_instant_loses_nothing(old: Path, tmp_path_factory: pytest
         shutil.copytree(old, folder)
         status = killed_at(operation, folder / BORDER)
         migrate(folder)
-        entries, passed_over = storage.entries(folder, "golden")
+        entries, passed_over = inventory.entries(folder, "golden")
         assert [each.path.name for each in entries] == [MIDDLE, BORDER]
         assert passed_over == []
-        assert all(storage.load(each.path)["schema"] == SCHEMA for each in entries)
+        assert all(reader.load(each.path)["schema"] == SCHEMA for each in entries)
         assert (folder / f"{BORDER}.backup").read_bytes() == former
         assert not [each.name for each in folder.iterdir() if each.name.startswith(".")]
         if status == 0:
@@ -216,6 +215,6 @@ def test_helios_checkpoints_are_ordered_by_their_batches_not_by_the_time_of_a_co
             {"training_state": now, "model": {}, "rng": {}}, tmp_path / f"net_epoch_{epoch}_iter_{4 * epoch}.pth"
         )
     migrate(tmp_path)
-    entries, _ = storage.entries(tmp_path, "net")
+    entries, _ = inventory.entries(tmp_path, "net")
     assert [each.progress["epoch"] for each in entries] == [10, 2, 1]
     assert entries[0].sequence < 0

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph import load_weights
-from heliograph.core.checkpoint.schema import check_schema
+from heliograph.core.checkpoint.checks import check_schema
 from heliograph.core.checkpoint.storage.untrusted_files import read_with_stand_ins, records_as_dicts
 from heliograph.core.data import rng
 from heliograph.packages.cli.tests.checkpoints.helios_files import migrate

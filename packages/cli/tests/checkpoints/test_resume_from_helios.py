@@ -21,7 +21,7 @@ from heliograph import (
     Trainer,
     ValidationSchedule,
 )
-from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
 from heliograph.packages.cli.tests.checkpoints.helios_files import migrate
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
@@ -89,7 +89,7 @@ def fit(checkpoint: Checkpoint) -> RunResult:
 def test_a_run_continues_from_a_migrated_one(tmp_path: Path) -> None:
     write(tmp_path)
     migrate(tmp_path)
-    weights = storage.load(tmp_path / FILE)["modules"]["model"]["0.weight"]
+    weights = reader.load(tmp_path / FILE)["modules"]["model"]["0.weight"]
     result = fit(Checkpoint(tmp_path, resume="auto"))
     assert torch.equal(weights, torch.full((3, 2), 0.125))
     place = result.progress

@@ -9,7 +9,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import inventory, reader
 from heliograph.packages.ray.tests.creators import creators
 from heliograph.packages.ray.tests.creators.creators import make, weights
 from heliograph.tests.core.distributed.test_launch import has_ended
@@ -47,9 +47,9 @@ def test_a_saved_state_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
     trainer = make(**OPTIONS)
     trainer.train()
     path = trainer.save(tmp_path / "model.pth")
-    entry = storage.verify(path)
+    entry = reader.verify(path)
     assert (entry.run_name, entry.progress["epoch"]) == ("run", 1)
-    state = storage.load(path)
+    state = reader.load(path)
     assert {"creators", "rng_capture", "learning_rate"} >= {name for name, each in state["plugins"].items() if each}
     assert state["plugins"]["rng_capture"]["globals"].keys() == {"python", "numpy", "torch", "cuda"}
     task = h.Supervised(creators.model({}), torch.nn.CrossEntropyLoss())
@@ -63,10 +63,10 @@ def test_a_save_replaces_the_file_and_a_failed_one_keeps_it(tmp_path: Path) -> N
     path = trainer.save(tmp_path / "model.pth")
     trainer.train()
     assert trainer.save(path) == path
-    assert storage.load(path)["progress"]["epoch"] == 2
+    assert reader.load(path)["progress"]["epoch"] == 2
     with pytest.raises(ValueError, match="pth"):
         trainer.save(tmp_path / "model.txt")
-    assert storage.verify(path).progress["epoch"] == 2
+    assert reader.verify(path).progress["epoch"] == 2
 
 
 def test_a_checkpoint_of_a_fit_can_be_restored_within_a_pass(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_checkpoint_of_a_fit_can_be_restored_within_a_pass(tmp_path: Path) -> 
 
     saving, resumed, whole = make(plugin_creator=save), make(), make()
     saving.train(passes=2)
-    entries, _ = storage.entries(tmp_path, "run")
+    entries, _ = inventory.entries(tmp_path, "run")
     assert [entry.progress["steps"] for entry in entries] == [8, 6, 4, 3]  # at the end of each pass, too
     resumed.restore(entries[1].path)
     for _ in range(2):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from heliograph import launch
-from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
 from heliograph.packages.ray.tests.on_ray import report_runs
 from heliograph_ray.launcher.launcher import RayLauncher
 
@@ -33,7 +33,7 @@ def test_another_call_on_other_machines_resumes_the_newest_intact_checkpoints(tm
     assert [(each["step"], each["validation/loss"]) for each in facts] == [(2, 4.0), (4, 0.0), (6, 4.0)] * 2
     for folder, found in zip(folders, names, strict=True):
         for name in found:
-            storage.verify(folder / name)
+            reader.verify(folder / name)
 
     record = there / "checkpoint_manager_snapshot.json"
     record.write_text(record.read_text()[:100])  # as if Ray was killed while writing it

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.schema import SCHEMA
-from heliograph.core.checkpoint.storage import Entry, Store
+from heliograph.core.checkpoint.storage import Entry, Store, reader
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.packages.ray.tests.fakes import FakeSession
 from heliograph.packages.tests.facts import assert_each, assert_facts
@@ -186,7 +185,7 @@ def test_the_newest_and_the_best_are_fetched(tmp_path: Path, opened: Open) -> No
         notes, *[(str(tmp_path / "second" / each.path.name), "checkpoint_000001_one") for each in (best, entry)]
     )
     for each in (best, entry):
-        assert storage.verify(tmp_path / "second" / each.path.name).sequence == each.sequence
+        assert reader.verify(tmp_path / "second" / each.path.name).sequence == each.sequence
     assert files(tmp_path / "second") == [
         ".run.holder",
         ".run.lock",
@@ -243,8 +242,8 @@ def test_another_file_with_its_name_is_kept(tmp_path: Path, opened: Open) -> Non
     former = save(second, 4, training="2" * 32)
     path, _ = fetch_newest(session, second, "auto")
     assert path == tmp_path / "second" / "run_epoch_1_iter_4-2.pth"
-    assert storage.verify(path).sha256 == entry.sha256
-    assert storage.verify(former.path).sha256 == former.sha256
+    assert reader.verify(path).sha256 == entry.sha256
+    assert reader.verify(former.path).sha256 == former.sha256
 
 
 def test_a_pinned_checkpoint_is_kept(tmp_path: Path, opened: Open) -> None:
@@ -257,8 +256,8 @@ def test_a_pinned_checkpoint_is_kept(tmp_path: Path, opened: Open) -> None:
     second.pin(former.path)
     path, _ = fetch_newest(session, second, "auto")
     assert path == tmp_path / "second" / "run_epoch_1_iter_4-2.pth"
-    assert storage.verify(path).sha256 == entry.sha256
-    assert storage.verify(former.path).sha256 == former.sha256
+    assert reader.verify(path).sha256 == entry.sha256
+    assert reader.verify(former.path).sha256 == former.sha256
 
 
 def test_a_path_is_resumed_only_while_this_call_has_stored_nothing(tmp_path: Path, opened: Open) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
 from heliograph.core.objects.equality import Leaf, leaves
 from heliograph.core.program import UsageError
 from heliograph.packages.recorder.tests.mutated_programs import Program, make
@@ -49,7 +49,7 @@ def trained(folder: Path) -> h.RunResult:
 def saved_state(path: Path | None) -> dict[str, Any]:
     """Return what a checkpoint holds."""
     assert path is not None
-    return storage.load(path)
+    return reader.load(path)
 
 
 def state_of(path: Path | None) -> dict[str, Leaf]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import heliograph as h
 import torch
-from heliograph.core.checkpoint.schema import check_plain
+from heliograph.core.checkpoint.checks import check_plain
 from heliograph.core.data import rng
 from heliograph.core.objects.equality import Leaf, leaves
 from heliograph_recorder import Digests, Recorder

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from heliograph import EpochEnd, Event, Every, Log, LogSchedule, StepEnd, Trainer, ValidationEnd, ValidationSchedule
-from heliograph.core.checkpoint.schema import check_plain
+from heliograph.core.checkpoint.checks import check_plain
 from heliograph.events import Lane, Progress
 from heliograph_rules.errors import RuleTypeError
 from heliograph_rules.metrics.history import HistoryBasedMetric

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import EpochEnd, Every, GradientNorm, LearningRate, Log, LogSchedule, StepEnd, Trainer
-from heliograph.core.checkpoint.schema import check_plain
+from heliograph.core.checkpoint.checks import check_plain
 from heliograph.core.system.errors import NotRecorded
 from heliograph.events import Lane, Progress
 from heliograph_rules.metrics import measures

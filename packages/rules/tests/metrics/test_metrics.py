@@ -33,7 +33,7 @@ from heliograph import (
     ValidationEnd,
     ValidationSchedule,
 )
-from heliograph.core.checkpoint.schema import check_plain
+from heliograph.core.checkpoint.checks import check_plain
 from heliograph.events import Lane, Progress
 from heliograph_rules.base import RuleMetric
 from heliograph_rules.errors import RuleError

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.core.checkpoint.storage import Files, Store, reader
 from heliograph.tests.core.checkpoint.storage.faulty import FULL, Death
 from heliograph.tests.messages import assert_each
 
@@ -139,7 +138,7 @@ def test_what_another_process_sees_is_whole_at_any_moment(tmp_path: Path, opened
     def look() -> None:
         paths = [path for path in tmp_path.glob("*.pth") if not path.name.startswith(".")]
         for each in paths:
-            storage.verify(each)
+            reader.verify(each)
         seen.append([each.name for each in paths])
 
     store = opened(files=Watched(look))
@@ -211,7 +210,7 @@ def test_when_nothing_works_any_more_not_even_undoing(tmp_path: Path, opened: Ma
         found, passed_over = store.entries()
         assert passed_over == []
         for entry in found:
-            storage.verify(entry.path)
+            reader.verify(entry.path)
     assert trial > 40
 
 
@@ -441,7 +440,7 @@ def test_a_folder_that_is_read_only(tmp_path: Path, opened: Make, state: Make) -
         with pytest.raises(ValueError, match="Nothing can be saved"):
             Store(tmp_path, "other").open()
         assert contents(tmp_path) == before
-        assert storage.newest(tmp_path, "run")[0] is not None
+        assert reader.newest(tmp_path, "run")[0] is not None
     finally:
         tmp_path.chmod(0o755)
 

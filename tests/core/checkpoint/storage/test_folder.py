@@ -14,7 +14,7 @@ from heliograph import Checkpoint, Every, Supervised, Trainer
 from heliograph.core.checkpoint.storage import reader
 from heliograph.core.checkpoint.storage import store as storage_of_run
 from heliograph.core.checkpoint.storage.files import SYSTEM, Files
-from heliograph.core.checkpoint.storage.reader import Manifests
+from heliograph.core.checkpoint.storage.inventory import Manifests
 from torch import nn
 
 Make = Callable[..., Any]

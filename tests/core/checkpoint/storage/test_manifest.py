@@ -19,11 +19,11 @@ from heliograph.core.checkpoint.storage.manifest import (
     Entry,
     Hidden,
     check_name,
-    decode,
     encode,
     pointer_path,
     run_part,
 )
+from heliograph.core.checkpoint.storage.untrusted_files import decode
 
 ENTRY = Entry(
     path=Path("/somewhere/a.pth"),

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.core.checkpoint.storage import Files, Store, inventory, reader
 from heliograph.core.checkpoint.storage.files import SYSTEM
-from heliograph.core.checkpoint.storage.manifest import MOST, find_tail
+from heliograph.core.checkpoint.storage.manifest import MOST
 from heliograph.core.checkpoint.storage.reader import shards_path
+from heliograph.core.checkpoint.storage.untrusted_files import find_tail
 from heliograph.tests.messages import assert_each
 from heliograph.tests.stores import seal
 
@@ -91,8 +91,8 @@ def test_what_this_user_may_not_read(
     with_store.open()
     with_store.close()
 
-    assert [each.path.name for each in storage.entries(tmp_path, "run")[0]] == [NAME]
-    storage.load(tmp_path / NAME)
+    assert [each.path.name for each in inventory.entries(tmp_path, "run")[0]] == [NAME]
+    reader.load(tmp_path / NAME)
 
 
 @pytest.mark.parametrize("put", [as_pipe, as_loop, as_device, as_large, as_garbage])
@@ -144,7 +144,7 @@ def test_a_forged_manifest_is_no_manifest(tmp_path: Path, opened: Make, state: M
     assert entry == first
     assert "cannot be used" in passed_over
     with pytest.raises(ValueError, match="cannot be used"):
-        storage.load(tmp_path / NAME)
+        reader.load(tmp_path / NAME)
     assert store.remove(tmp_path / NAME) is False
     assert (tmp_path / NAME).exists()
 
@@ -209,7 +209,7 @@ def test_links_that_the_user_made_to_a_large_disk(tmp_path: Path, opened: Make, 
     entry, loaded, passed_over = store.newest()
 
     assert (entry.path, loaded["progress"]["steps"], passed_over) == (path, 4, [])
-    assert storage.verify(path) == entry
+    assert reader.verify(path) == entry
     assert store.remove(path)
     assert sorted(each.name for each in folder.glob("run*")) == ["run_epoch_0_iter_2.pth"]
     assert (large / path.name).exists()

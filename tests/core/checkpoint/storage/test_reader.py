@@ -17,10 +17,10 @@ import pytest
 import torch
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.schema import SCHEMA
-from heliograph.core.checkpoint.storage import Entry, Files, manifest
+from heliograph.core.checkpoint.storage import Entry, Files, inventory, manifest, reader
 from heliograph.core.checkpoint.storage.files import PAUSES, TRIES
+from heliograph.core.checkpoint.storage.inventory import Manifests
 from heliograph.core.checkpoint.storage.manifest import SchemaError
-from heliograph.core.checkpoint.storage.reader import Manifests
 from heliograph.core.checkpoint.storage.untrusted_files import UnreadableError
 from heliograph.core.checkpoint.weights import find_weights
 from heliograph.tests.messages import assert_each, assert_facts
@@ -49,19 +49,19 @@ def forge(path: Path, content: Any, **more: Any) -> Entry:
 
 def test_a_file_without_a_manifest(tmp_path: Path, opened: Make, state: Make) -> None:
     torch.save(state(3), tmp_path / "a.pth")
-    for read in (storage.load, storage.verify, storage.read_manifest):
+    for read in (reader.load, reader.verify, storage.read_manifest):
         with pytest.raises(ValueError, match=ADVICE):
             read(tmp_path / "a.pth")
 
-    assert storage.read(tmp_path / "a.pth")["progress"]["steps"] == 3
+    assert reader.read(tmp_path / "a.pth")["progress"]["steps"] == 3
 
 
 def test_a_missing_file_lists_its_siblings(tmp_path: Path, opened: Make, state: Make) -> None:
     opened().save("run_epoch_1_iter_2.pth", state())
     with pytest.raises(FileNotFoundError, match=r"mean 'run_epoch_1_iter_2.pth'\? Known: run_epoch_1"):
-        storage.load(tmp_path / "run_epoch_1_iter_3.pth")
+        reader.load(tmp_path / "run_epoch_1_iter_3.pth")
     with pytest.raises(FileNotFoundError, match=r"Known: none"):
-        storage.load(tmp_path / "nowhere" / "run.pth")
+        reader.load(tmp_path / "nowhere" / "run.pth")
     with pytest.raises(FileNotFoundError, match=r"There is no checkpoint"):
         storage.read_manifest(tmp_path / "b.pth")
 
@@ -71,7 +71,7 @@ def test_a_path_to_something_else(tmp_path: Path, opened: Make, state: Make, nam
     store = opened()
     store.point("last", store.save("a.pth", state()).path)
     with pytest.raises(ValueError, match=r"folder|torch\.save"):
-        storage.load(tmp_path / name)
+        reader.load(tmp_path / name)
 
 
 def test_a_file_may_be_renamed(tmp_path: Path, opened: Make, state: Make) -> None:
@@ -79,7 +79,7 @@ def test_a_file_may_be_renamed(tmp_path: Path, opened: Make, state: Make) -> Non
     store.save("a.pth", state(4))
     (tmp_path / "a.pth").rename(tmp_path / "best.pth")
 
-    assert storage.load(tmp_path / "best.pth")["progress"]["steps"] == 4
+    assert reader.load(tmp_path / "best.pth")["progress"]["steps"] == 4
     assert store.newest()[0].path == tmp_path / "best.pth"
     assert store.newest()[2] == []
 
@@ -93,13 +93,13 @@ def test_another_size_or_content_is_refused_before_anything_is_unpickled(
     size = storage.read_manifest(tmp_path / "a.pth").size
     (tmp_path / "a.pth").write_bytes(content + b"\0")
     with pytest.raises(ValueError, match="archive is missing"):
-        storage.load(tmp_path / "a.pth")
+        reader.load(tmp_path / "a.pth")
     (tmp_path / "a.pth").write_bytes(content[:9] + b"more" + content[9:])
     with pytest.raises(ValueError, match=f"damaged: it has {size + 4}"):
-        storage.load(tmp_path / "a.pth")
+        reader.load(tmp_path / "a.pth")
     (tmp_path / "a.pth").write_bytes(content[:90] + bytes([content[90] ^ 1]) + content[91:])
     with pytest.raises(ValueError, match="damaged: its SHA-256"):
-        storage.load(tmp_path / "a.pth")
+        reader.load(tmp_path / "a.pth")
 
 
 def test_a_malicious_pickle_with_a_forged_manifest_is_refused(tmp_path: Path, opened: Make, state: Make) -> None:
@@ -107,8 +107,8 @@ def test_a_malicious_pickle_with_a_forged_manifest_is_refused(tmp_path: Path, op
     store = opened()
     store.save("good.pth", state(1))
     forge(tmp_path / "evil.pth", state(99, evil=Evil(tmp_path / "it ran")))
-    storage.verify(tmp_path / "evil.pth")
-    for read in (storage.load, storage.read):
+    reader.verify(tmp_path / "evil.pth")
+    for read in (reader.load, reader.read):
         with pytest.raises(ValueError, match="read: UnpicklingError: Unsupported"):
             read(tmp_path / "evil.pth")
     with pytest.raises(UnreadableError, match=r"evil\.pth .* it is intact.*cannot be read"):
@@ -136,8 +136,8 @@ def test_an_intact_newest_one_that_cannot_be_read_is_not_passed_over(
 def test_another_kind_of_file_is_refused(tmp_path: Path, content: Any) -> None:
     forge(tmp_path / "other.pth", content)
     with pytest.raises(ValueError, match="checkpoint of heliograph:"):
-        storage.load(tmp_path / "other.pth")
-    read = storage.read(tmp_path / "other.pth")
+        reader.load(tmp_path / "other.pth")
+    read = reader.read(tmp_path / "other.pth")
     assert type(read) is type(content)
 
 
@@ -151,7 +151,7 @@ def test_another_schema_is_no_damage(
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "SCHEMA", schema)
         forge(tmp_path / "newer.pth", state(2, schema=schema))
-    for read in (storage.load, lambda path: store.newest()):
+    for read in (reader.load, lambda path: store.newest()):
         with pytest.raises(SchemaError, match=f"version reads {SCHEMA}:"):
             read(tmp_path / "newer.pth")
     other = replace(storage.read_manifest(tmp_path / "good.pth"), run_name="other", asked_name="")
@@ -205,14 +205,14 @@ def test_what_is_refused_is_tried_again_and_never_passed_over(
         store.save(name, state(steps))
     for times in range(1, len(PAUSES) + 1):
         files = Refusing(what, times, number)
-        newest: Any = storage.newest(Manifests(tmp_path, files), "run")
+        newest: Any = reader.newest(Manifests(tmp_path, files), "run")
         entry, loaded, passed_over = newest
         assert (entry.path.name, loaded["progress"]["steps"], passed_over) == ("b.pth", 1, [])
         assert tuple(files.paused) == PAUSES[:times]
     for enough in (TRIES, inf):  # what can be read again a moment later was not skipped, either
         files = Refusing(what, enough, number)
         with pytest.raises(OSError, match=re.escape(os.strerror(number))) as info:
-            storage.newest(Manifests(tmp_path, files), "run")
+            reader.newest(Manifests(tmp_path, files), "run")
         assert info.value.errno == number
         assert Path(info.value.filename).is_relative_to(tmp_path)
         assert tuple(files.paused[: len(PAUSES)]) == PAUSES
@@ -222,10 +222,10 @@ def test_torch_does_not_hide_that_reading_was_refused(tmp_path: Path, opened: Ma
     """Data that is whole by its digest, and cannot be read a second time, is not damaged."""
     path = opened().save("a.pth", state(modules={"model": {"weight": torch.ones(100_000)}})).path
     files = Refusing("data", 1)
-    assert torch.equal(storage.read(path, files=files)["modules"]["model"]["weight"], torch.ones(100_000))
+    assert torch.equal(reader.read(path, files=files)["modules"]["model"]["weight"], torch.ones(100_000))
     assert files.paused == [PAUSES[0]]
     with pytest.raises(OSError, match="Input/output error"):
-        storage.read(path, files=Refusing("data", inf))
+        reader.read(path, files=Refusing("data", inf))
 
 
 def test_what_is_removed_during_the_search_is_looked_for_again(tmp_path: Path, opened: Make, state: Make) -> None:
@@ -245,7 +245,7 @@ def test_what_is_removed_during_the_search_is_looked_for_again(tmp_path: Path, o
                 path.unlink(missing_ok=True)
             return super().try_open(path)
 
-    newest: Any = storage.newest(Manifests(tmp_path, Racing()), "run")
+    newest: Any = reader.newest(Manifests(tmp_path, Racing()), "run")
     entry, loaded, passed_over = newest
     assert (entry.path.name, loaded["progress"]["steps"], passed_over) == ("a.pth", 0, [])
 
@@ -261,10 +261,10 @@ def test_what_cannot_be_read_may_be_of_any_run(tmp_path: Path, opened: Make, sta
 
         def pause(self, seconds: float) -> None: ...
 
-    assert storage.newest(Manifests(tmp_path, Closed()), "run")[2] == []
+    assert reader.newest(Manifests(tmp_path, Closed()), "run")[2] == []
     (tmp_path / "config.pth").touch()
     with pytest.raises(PermissionError):
-        storage.newest(Manifests(tmp_path, Closed()), "run")
+        reader.newest(Manifests(tmp_path, Closed()), "run")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_an_intact_file_that_cannot_be_read_is_no_damage(
         raise error
 
     monkeypatch.setattr(torch, "load", load)
-    for read in (store.newest, lambda: storage.load(path), lambda: find_weights(path.parent)):
+    for read in (store.newest, lambda: reader.load(path), lambda: find_weights(path.parent)):
         with pytest.raises(type(error)) as info:
             read()
         assert info.value is error
@@ -333,8 +333,8 @@ def test_other_runs_are_none_of_its_business_unless_there_is_nothing_else(
 
 def test_an_empty_or_missing_folder(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        assert storage.entries(folder, "run") == ([], [])
-        assert storage.newest(folder, "run") == (None, None, [])
+        assert inventory.entries(folder, "run") == ([], [])
+        assert reader.newest(folder, "run") == (None, None, [])
 
 
 def test_a_folder_and_a_link_to_nowhere_with_the_suffix(tmp_path: Path, opened: Make, state: Make) -> None:

@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage import Store
+from heliograph.core.checkpoint.storage import Store, reader
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.tests.core.checkpoint.storage.faulty import Death, Faulty
 from heliograph.tests.messages import assert_each
@@ -64,7 +63,7 @@ def test_a_forged_leftover_removes_no_shards_that_a_checkpoint_names(
     assert (tmp_path / "a.pth").exists() == is_copy
     assert len([*tmp_path.glob("*.shards")]) == is_copy
     if is_copy:
-        storage.verify(path)
+        reader.verify(path)
 
 
 STEPS = st.one_of(
@@ -115,7 +114,7 @@ def check(folder: Path, copy: Path, saved_steps: dict[str, int], mine: set[str])
     for run in RUNS:
         store = Store(copy, run)
         store.open()
-        entries = [storage.verify(each.path) for each in store.own() if each.family == run]
+        entries = [reader.verify(each.path) for each in store.own() if each.family == run]
         store.close()
         assert max((each.progress["steps"] for each in entries), default=0) >= saved_steps.get(run, 0)
         named |= {each.shards[0] for each in entries if each.shards}

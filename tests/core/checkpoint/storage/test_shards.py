@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.schema import SCHEMA
-from heliograph.core.checkpoint.storage import Entry, Files, Store, manifest
+from heliograph.core.checkpoint.storage import Entry, Files, Store, inventory, manifest, reader
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.reader import read_shards, shards_path
 from heliograph.tests.core.checkpoint.storage.faulty import FULL, Death, Faulty
@@ -42,11 +42,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def check_whole(folder: Path) -> int:
     """Check that what there is is whole, and nothing else is there; return the step of the newest."""
-    found, passed_over = storage.entries(folder, "run")
+    found, passed_over = inventory.entries(folder, "run")
     assert passed_over == []
     belonging = {"run.last", "run.best"}
     for entry in found:
-        storage.verify(entry.path)
+        reader.verify(entry.path)
         belonging |= {entry.path.name, *([f"{entry.shards[0]}/digests.json"] if entry.shards else [])}
         for shard in read_shards(entry):
             belonging.add(f"{shard.parent.name}/{shard.name}")
@@ -175,8 +175,8 @@ def test_a_damaged_shard_is_noticed(tmp_path: Path, opened: Make, state: Make, f
         "gone": "is missing",
     }
     with pytest.raises(ValueError, match=rf"shard .*b\.\w+\.shards/__1_0\.distcp.*{said[fault]}"):
-        storage.verify(tmp_path / "b.pth")
-    assert storage.load(tmp_path / "b.pth", with_shards=False)["progress"] == {"steps": 2}
+        reader.verify(tmp_path / "b.pth")
+    assert reader.load(tmp_path / "b.pth", with_shards=False)["progress"] == {"steps": 2}
     entry, _, passed_over = store.newest()
     assert entry is not None
     assert entry.path == path
@@ -202,7 +202,7 @@ def test_a_damaged_index_is_noticed(tmp_path: Path, opened: Make, state: Make) -
     index = shards_path(entry) / "digests.json"
     index.write_bytes(index.read_bytes().replace(b"60", b"61", 1))
     with pytest.raises(ValueError, match=r"digests\.json of the checkpoint"):
-        storage.verify(entry.path)
+        reader.verify(entry.path)
 
 
 def test_a_copy_of_a_checkpoint_keeps_the_shards(tmp_path: Path, opened: Make, state: Make) -> None:
@@ -210,7 +210,7 @@ def test_a_copy_of_a_checkpoint_keeps_the_shards(tmp_path: Path, opened: Make, s
     entry = save(store, "a.pth", state(1), 1)
     (tmp_path / "b.pth").write_bytes(entry.path.read_bytes())
     assert store.remove(entry.path)
-    storage.verify(tmp_path / "b.pth")
+    reader.verify(tmp_path / "b.pth")
     assert store.remove(tmp_path / "b.pth") is False  # it has another name than it was saved under
     (tmp_path / "b.pth").rename(entry.path)
     assert store.remove(entry.path)
@@ -243,7 +243,7 @@ def test_shards_stay_if_a_checkpoint_cannot_be_read(
         assert store.remove(entry.path)
         assert shards_path(entry).is_dir()
     if fault == "refused":
-        storage.verify(copy)
+        reader.verify(copy)
 
 
 def test_the_room_of_a_removed_checkpoint_is_free_again(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.core.checkpoint.storage import Files, Store, reader
 from heliograph.core.checkpoint.storage.archive import compacted
 from heliograph.core.checkpoint.storage.files import prepare_folder
 from heliograph.core.checkpoint.storage.manifest import encode
@@ -25,7 +25,7 @@ Make = Callable[..., Any]
 
 def test_save_and_load(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
     entry = opened().save("a.pth", state(3, metrics={"loss": nan}), judged_by=("loss", "min", 0.5))
-    loaded = storage.load(tmp_path / "a.pth")
+    loaded = reader.load(tmp_path / "a.pth")
 
     assert names() == ["a.pth"]
     assert loaded["progress"] == {"steps": 3}
@@ -40,7 +40,7 @@ def test_save_and_load(tmp_path: Path, opened: Make, state: Make, names: Make) -
 def test_tensors_that_share_memory_continue_sharing_it(opened: Make, state: Make) -> None:
     whole = torch.arange(100_000.0)
     entry = opened().save("a.pth", state(modules={"m": {"whole": whole, "part": whole[:10], "again": whole}}))
-    loaded = storage.load(entry.path)["modules"]["m"]
+    loaded = reader.load(entry.path)["modules"]["m"]
     loaded["whole"][3] = -1
 
     assert entry.size < 450_000
@@ -65,7 +65,7 @@ def test_the_same_name_again_replaces(opened: Make, state: Make, names: Make) ->
 
     assert names() == ["a.pth", "b.pth"]
     assert [each.progress["steps"] for each in store.entries()[0]] == [3, 2]
-    assert storage.load(entry.path)["progress"]["steps"] == 3
+    assert reader.load(entry.path)["progress"]["steps"] == 3
 
 
 def test_what_belongs_to_something_else_is_never_replaced(opened: Make, state: Make, names: Make) -> None:
@@ -79,8 +79,8 @@ def test_what_belongs_to_something_else_is_never_replaced(opened: Make, state: M
 
     assert (pinned.path.name, entry.path.name) == ("a-4.pth", "a-5.pth")
     assert names() == ["a-2.pth", "a-3.pth", "a-4.pinned", "a-4.pth", "a-5.pth", "a.pth"]
-    assert storage.load(theirs.path)["progress"]["steps"] == 1
-    assert storage.load(pinned.path)["progress"]["steps"] == 2
+    assert reader.load(theirs.path)["progress"]["steps"] == 1
+    assert reader.load(pinned.path)["progress"]["steps"] == 2
     assert (theirs.path.parent / "a-2.pth").read_bytes() == b"somebody's"
 
 
@@ -92,7 +92,7 @@ def test_an_old_file_is_replaced_where_that_is_asked_for(
 
     assert entry.path == tmp_path / "a.pth"
     assert names() == ["a.pth"]
-    assert storage.verify(entry.path) == entry
+    assert reader.verify(entry.path) == entry
 
 
 def test_another_runs_is_not_unknown(opened: Make, state: Make) -> None:
@@ -322,7 +322,7 @@ def test_what_is_of_another_training_is_neither_replaced_nor_removed(
     assert store.remove(first.path, OTHER) is False
     with pytest.raises(ValueError, match=f"state of training {ONE}"):
         store.save("b.pth", state(3, training_id=ONE))
-    assert storage.verify(first.path) == first
+    assert reader.verify(first.path) == first
     assert store.remove(first.path, ONE) is True
     store.point("last", second.path)
     store.close()
@@ -334,7 +334,7 @@ def test_what_helios_wrote_is_never_written_over(opened: Make, state: Make) -> N
     former = store.save("a.pth", state(1, versions={"helios": "1.1.0"}))
 
     assert store.save("a.pth", state(2)).path.name == "a-2.pth"
-    assert storage.verify(former.path) == former
+    assert reader.verify(former.path) == former
 
 
 def test_a_measurement_after_the_save_travels_with_the_file(tmp_path: Path, opened: Make, state: Make) -> None:
@@ -347,8 +347,8 @@ def test_a_measurement_after_the_save_travels_with_the_file(tmp_path: Path, open
     (tmp_path / "elsewhere").mkdir()
     copy = tmp_path / "elsewhere" / "b.pth"
     copy.write_bytes(entry.path.read_bytes())
-    assert storage.verify(copy).judged_by == ("loss", "min", 0.5)
-    assert storage.verify(entry.path) == judged
+    assert reader.verify(copy).judged_by == ("loss", "min", 0.5)
+    assert reader.verify(entry.path) == judged
     assert (judged.sha256, judged.size) == (entry.sha256, entry.size)
     assert (tmp_path / "backup").read_bytes() == before
 
@@ -371,9 +371,9 @@ def test_a_copy_is_a_checkpoint(tmp_path: Path, opened: Make, state: Make) -> No
     entry = opened().save("a.pth", state(1))
     (tmp_path / "b.pth").write_bytes(entry.path.read_bytes())
 
-    copy = storage.verify(tmp_path / "b.pth")
+    copy = reader.verify(tmp_path / "b.pth")
     assert (copy.is_renamed, entry.is_renamed) == (True, False)
-    assert storage.load(tmp_path / "b.pth")["progress"] == {"steps": 1}
+    assert reader.load(tmp_path / "b.pth")["progress"] == {"steps": 1}
     assert torch.load(tmp_path / "b.pth", weights_only=True, mmap=True)["progress"] == {"steps": 1}
 
 

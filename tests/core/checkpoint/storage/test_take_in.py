@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage import Entry, Store
+from heliograph.core.checkpoint.storage import Entry, Store, inventory, reader
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.tests.core.checkpoint.storage.faulty import Death, Faulty
 
@@ -46,7 +45,7 @@ def test_it_keeps_its_sequence(tmp_path: Path, opened: Make, state: Make, elsewh
     save(store, "b.pth", state(1))
     entry = store.take_in(path)
     assert (entry.path, entry.sequence) == (tmp_path / "here" / "a.pth", 2)
-    assert storage.verify(entry.path) == entry
+    assert reader.verify(entry.path) == entry
     assert save(store, "c.pth", state(9)).sequence == 3
     assert [each.path.stem for each in store.entries()[0]] == ["c", "a", "b"]
     assert not path.exists()
@@ -64,8 +63,8 @@ def test_what_another_run_has_there_stays(tmp_path: Path, opened: Make, state: M
     other = save(opened("other", folder=here), "a.pth", state(3, name="other"))
     entry = opened(folder=here).take_in(elsewhere(8, 8))
     assert entry.path == here / "a-2.pth"
-    assert storage.verify(entry.path).run_name == "run"
-    assert storage.verify(other.path).run_name == "other"
+    assert reader.verify(entry.path).run_name == "run"
+    assert reader.verify(other.path).run_name == "other"
 
 
 @pytest.mark.parametrize("shards", [None, 8])
@@ -79,8 +78,8 @@ def test_beside_a_damaged_file_of_its_name_it_is_not_renamed(
     entry = store.take_in(path)
 
     assert (entry.path, entry.name, entry.is_renamed) == (here / "a-2.pth", "a-2.pth", False)
-    assert storage.verify(entry.path) == entry
-    assert storage.load(entry.path)["progress"] == {"steps": 8}
+    assert reader.verify(entry.path) == entry
+    assert reader.load(entry.path)["progress"] == {"steps": 8}
     assert not path.exists()
     assert store.remove(entry.path)
     assert [each.name for each in here.iterdir() if not each.name.startswith(".")] == ["a.pth"]
@@ -94,7 +93,7 @@ def test_what_was_renamed_there_counts_as_renamed_here(tmp_path: Path, opened: M
     entry = opened(folder=here).take_in(path)
 
     assert (entry.path.name, entry.name, entry.is_renamed) == ("mine-2.pth", "a.pth", True)
-    assert storage.verify(entry.path) == entry
+    assert reader.verify(entry.path) == entry
 
 
 @pytest.mark.sample(3)
@@ -119,11 +118,11 @@ def test_it_is_moved_completely_or_not_at_all(
             store.take_in(path)
         store.close()
         opened(folder=here).close()  # brings in order what was left
-        newest, *_ = storage.entries(here, "run")[0]
-        assert storage.verify(newest.path).progress["steps"] in (1, 2)
+        newest, *_ = inventory.entries(here, "run")[0]
+        assert reader.verify(newest.path).progress["steps"] in (1, 2)
         taken.add(newest.progress["steps"])
         if name == "b.pth":
-            assert storage.verify(former.path) == former
+            assert reader.verify(former.path) == former
         assert not [each for each in here.iterdir() if each.name.startswith(".")]
         if files.count <= trial:
             break

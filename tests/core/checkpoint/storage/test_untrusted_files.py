@@ -17,15 +17,10 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import reader
+from heliograph.core.checkpoint.storage.files import open_regular, read_small
 from heliograph.core.checkpoint.storage.manifest import Entry
-from heliograph.core.checkpoint.storage.untrusted_files import (
-    check_archive,
-    check_content,
-    open_regular,
-    read_foreign,
-    read_small,
-)
+from heliograph.core.checkpoint.storage.untrusted_files import check_archive, check_content, read_foreign
 from heliograph.tests.stores import seal_as
 
 
@@ -132,7 +127,7 @@ def is_refused(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
     def check(path: Path, says: str) -> None:
         with pytest.raises(ValueError, match=re.escape(says)) as caught:
             if request.param:
-                storage.read(with_manifest(path), map_tensors=True)
+                reader.read(with_manifest(path), map_tensors=True)
             else:
                 read_foreign(path)
         assert "\n" not in str(caught.value)
@@ -207,8 +202,8 @@ def test_a_bomb_does_not_fill_the_memory(tmp_path: Path, state: Make) -> None:
     content = state(modules={"m": {"w": Rebuilt(250_000_000, (250_000_000,), (1,))}})
     path = with_manifest(write(tmp_path / "a.pth", content, bytes(10**9), zipfile.ZIP_DEFLATED))
     code = (
-        "import re, sys, pathlib; from heliograph.core.checkpoint import storage\n"
-        "try: storage.load(pathlib.Path(sys.argv[1]))\n"
+        "import re, sys, pathlib; from heliograph.core.checkpoint.storage import reader\n"
+        "try: reader.load(pathlib.Path(sys.argv[1]))\n"
         "except ValueError: print(1)\n"  # of this program alone: ru_maxrss counts its parent's, too
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )

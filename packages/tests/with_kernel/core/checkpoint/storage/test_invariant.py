@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from heliograph.builtin_callbacks.checkpoint import folder
-from heliograph.core.checkpoint.storage import Entry, Store, reader
+from heliograph.core.checkpoint.storage import Entry, Store, inventory, reader
 from heliograph.packages.tests.torture.trainings import REFUSALS, Death, Fault, live, look, make_state, under
 
 Make = Callable[..., Any]
@@ -60,7 +60,7 @@ def owns_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     remove = Store.remove
     monkeypatch.setattr(Store, "own", lambda store, scope="run": store.entries(scope)[0])
     monkeypatch.setattr(
-        Store, "remove", lambda store, path, training=None: remove(store, path, reader.read_manifest(path).training)
+        Store, "remove", lambda store, path, training=None: remove(store, path, inventory.read_manifest(path).training)
     )
 
 
@@ -68,7 +68,7 @@ def passes_over_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes a refusal for damage, and what has no identity for its own."""
 
     def newest(folder: Any, run_name: str) -> Any:
-        entries, passed_over = reader.entries(folder, run_name)
+        entries, passed_over = inventory.entries(folder, run_name)
         for entry in entries:
             try:
                 return entry, reader.load(entry.path, files=folder.files), passed_over

@@ -1,4 +1,4 @@
-"""Write checkpoints while the loop waits, or in the background; on several ranks, the main rank writes."""
+"""Write checkpoints in the background, and the shards of several ranks."""
 
 from __future__ import annotations
 
@@ -11,74 +11,26 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, UntypedStorage, nn
 
 from ...core.checkpoint.ranks import INDEX, cause_of
 from ...core.checkpoint.schema import map_leaves
-from ...core.checkpoint.storage.archive import has_memory
+from ...core.checkpoint.storage.archive import has_memory, tensors_in
 from ...core.checkpoint.storage.files import digest_of
-from ...core.checkpoint.storage.untrusted_files import tensors_in
-from ...core.distributed.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
-from ...core.engines.sharded_states import ShardingEngine
-from ...core.engines.weights import state_of
+from ...core.distributed.outcomes import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
+from ...core.engines.contract import ShardingEngine
+from ...core.engines.options import state_of
 from ...events import BatchEnd, Engine, Handle, Lane, Run
 from ...events.checks import PLAIN
+from .folder import CheckpointWriter, Shards, T, watched
 
-T = TypeVar("T")
 WORTH_REPORTING = 0.1  # seconds that the loop was held up
-logger = logging.getLogger("heliograph")
 LONGEST_WAIT = 0.1  # seconds: a signal just before a wait is handled only after it
-Shards = dict[str, tuple[int, str]]  # bytes and digest of files, by name
 _Place = tuple[torch.device, int, int]
-
-
-class CheckpointWriter:
-    """Write on the main rank while the loop waits; every rank receives the results.
-
-    On several ranks all methods except `close` are collectives; so is `end`, unless the rank has left the group.
-
-    Args:
-        weights_only: save only the weights.
-    """
-
-    def __init__(self, *, weights_only: bool) -> None:
-        self._weights_only = weights_only
-
-    @property
-    def is_idle(self) -> bool:
-        return True
-
-    def begin(self, run: Run) -> None: ...
-
-    def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return self._capture(run, shards)  # the loop waits, so nothing changes it
-
-    def _capture(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        # the live state, reduced by `reduce_state` of plugins such as `TrainedOnly`; a collective
-        state: dict[str, Any] = run.state_dict(shards, weights_only=self._weights_only)
-        for plugin in run.plugins:
-            if callable(reduce := getattr(plugin, "reduce_state", None)) and run.plugins.is_enabled(plugin):
-                state = reduce(run, state)
-        return state
-
-    def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
-        """Run `work` on the main rank; when it is done, call `then` with its result in the thread of the loop.
-
-        If this rank must abandon the work, the run gets a note if `is_save`.
-        """
-        then(on_main(run.engine, _watched(run, work)))
-
-    def do_on_every_rank(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
-        then(values_of_ranks(run.engine, outcome_of(_watched(run, work))))
-
-    def drain(self) -> None: ...
-
-    def end(self, run: Run) -> None: ...
-
-    def close(self) -> None: ...
+logger = logging.getLogger("heliograph")
 
 
 class BackgroundWriter(CheckpointWriter):
@@ -133,7 +85,7 @@ class BackgroundWriter(CheckpointWriter):
         assert self._awaited is None
         self._join_group(run)
         self._listen(run)
-        work = _watched(run, work)
+        work = watched(run, work)
         if self._engine is None:
             self._worker.submit(work, (lambda result: then([result])) if self._on_every_rank else then)
             return
@@ -256,17 +208,6 @@ class BackgroundWriter(CheckpointWriter):
 
 def _weights(run: Run) -> dict[str, Any]:
     return {name: state_of(module) for name, module in run.modules.items()}
-
-
-def _watched(run: Run, work: Callable[[], T]) -> Callable[[], T]:
-    # failures of other ranks do not end this process during the work
-    engine = run.engine
-
-    def watched() -> T:
-        with engine.writing():
-            return work()
-
-    return watched
 
 
 class _Job(NamedTuple):

@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.schema import (
-    FEW,
-    as_plain,
-    brief,
-    check_plain,
-    check_tree,
-    with_numbers,
-)
+from heliograph.core.checkpoint.checks import brief, check_plain, check_tree, with_numbers
+from heliograph.core.checkpoint.schema import FEW
+from heliograph.core.loop_state import as_plain
 from hypothesis import given
 from hypothesis import strategies as st
 
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3)
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(min_size=1, max_size=3)
+)
 TREES = st.recursive(
     LEAVES,
     lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(max_size=3), each, max_size=4) | st.tuples(each),
