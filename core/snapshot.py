@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..events import Run
 from .checkpoint.schema import SCHEMA, WEIGHTS_ONLY, batch_factors, class_names, describe_groups, versions
 from .checkpoint.storage import read_manifest
 from .context import RunContext
 from .engines.options import is_sharding
 from .loop_state import as_plain, capture_loop
+
+if TYPE_CHECKING:
+    from ..events import Run
 
 
 def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:

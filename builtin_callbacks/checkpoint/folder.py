@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ...core.checkpoint.schema import State
 from ...core.checkpoint.storage import Entry, JudgedBy, Store, checkpoint_name
 from ...core.checkpoint.storage.manifest import best_first
 from ...core.distributed.outcomes import on_main, outcome_of, values_of_ranks
 from ...core.metrics.monitor import Monitor
-from ...events import Run, SavePoint
+from ...events import SavePoint
+
+if TYPE_CHECKING:
+    from ...events import Run
 
 T = TypeVar("T")
 Shards = dict[str, tuple[int, str]]  # bytes and digest of files, by name

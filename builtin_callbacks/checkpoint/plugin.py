@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...core.checkpoint.schema import CHANGES, BatchChange
 from ...core.checkpoint.storage import Entry
 from ...core.distributed.outcomes import on_main
-from ...events import Run
 from ...plugins.filters import Filter
 from .folder import ON_EXISTING, OnExisting
 from .saver import Saver, count_steps
 from .verify_resume import VerifyResume
 
 if TYPE_CHECKING:
+    from ...events import Run
     from .resume import ResumePoint
 
 

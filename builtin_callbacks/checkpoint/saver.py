@@ -19,7 +19,7 @@ from ...core.host import ended_for_good, is_preempted
 from ...core.metrics.monitor import Monitor
 from ...core.objects.program import report_late_listeners
 from ...core.system.errors import NotRecorded, add_run_note
-from ...events import Lane, Run
+from ...events import Lane
 from ...events import catalogue as ev
 from ...events.checks import check_flag, check_path, check_whole_number
 from ...plugins import Plugin, on
@@ -27,6 +27,7 @@ from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
 from .folder import CheckpointFolder, CheckpointWriter, OnExisting, Retention
 
 if TYPE_CHECKING:
+    from ...events import Run
     from ...events.alarms import Alarm
 
 

@@ -18,7 +18,7 @@ from ...core.checkpoint.storage.manifest import run_part
 from ...core.metrics.window_losses import Fetched
 from ...core.objects.equality import same, shortest
 from ...core.system.errors import ResumeDiffers
-from ...events import Handle, Lane, Run
+from ...events import Handle, Lane
 from ...events import catalogue as ev
 from ...plugins import Plugin, on
 

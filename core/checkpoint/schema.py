@@ -5,16 +5,18 @@ from __future__ import annotations
 import platform
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...events import Run
 from ...events.checks import PLAIN
 from ..engines.options import parameters_of
 from ..system.extras import version
+
+if TYPE_CHECKING:
+    from ...events import Run
 
 SCHEMA = 3
 State = dict[str, Any]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from ...events import Engine
 from ...events.checks import describe_error
+
+if TYPE_CHECKING:
+    from ...events import Engine
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import PurePath
 from types import FunctionType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from ...events import Run, SavePoint
+from ...events import SavePoint
 from ...plugins.plugin import ARGUMENTS
 from ..data.rng import KINDS
 from ..data.source import loaders_of
@@ -38,6 +38,9 @@ from ..engines.options import COMPILED
 from ..system.extras import kind_of
 from .equality import digest, is_scalar, scalar_bits
 from .graph import Node, Parts, Roots, Walk, family, type_name
+
+if TYPE_CHECKING:
+    from ...events import Run
 
 Value = Mapping[str, str]
 NOT_THERE: Final = {"text": "not there"}

@@ -9,12 +9,12 @@ import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 
-from ...events import PluginName, Run
+from ...events import PluginName
 from ...events.checks import describe as describe_function
 from ...plugins.plugin import marked_methods
 from ..data.users_code import is_by_user, is_ours, is_users
@@ -29,6 +29,9 @@ from .program import (
     encode_options,
     encode_scheduler_options,
 )
+
+if TYPE_CHECKING:
+    from ...events import Run
 
 logger = logging.getLogger("heliograph")
 MODULE: Final = "module "
