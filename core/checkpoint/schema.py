@@ -18,7 +18,7 @@ from ..system.extras import version
 if TYPE_CHECKING:
     from ...events import Run
 
-SCHEMA = 3
+SCHEMA = 4
 State = dict[str, Any]
 
 

@@ -97,7 +97,7 @@ class MapSource(Rewired):
             return start_iterator(copy_loader(self.loader, batch_sampler=self.order), reading)
         batches = self._begun(reading, self.dataset)
         if self._has_own_iter:
-            stream = OwnStream(reading.seed, reading.epoch, self.share.rank)
+            stream = OwnStream(reading.seed, reading.epoch, self.share.rank, keyed.BEGIN)
             return read_again(isolated_batches(batches, stream), reading)
         return isolated_batches(batches) if self._here else batches
 
@@ -150,7 +150,7 @@ class IterableSource(Rewired):
         self.dataset.keyed_begin(reading.seed, reading.epoch)
         batches = self._begun(reading, self.dataset)
         if not self._copy.num_workers:
-            batches = isolated_batches(batches, OwnStream(reading.seed, reading.epoch, self.share.rank))
+            batches = isolated_batches(batches, OwnStream(reading.seed, reading.epoch, self.share.rank, keyed.BEGIN))
         return read_again(batches, reading)
 
     def certainty(self) -> Certainty:
@@ -168,7 +168,7 @@ class OpaqueSource(Source):
         if not reading.isolated:
             return read_again(iter(self.loader), reading)
         key, generators = (reading.seed, reading.epoch, self.share.rank), keyed.KeyedGenerators(self.loader)
-        stream = OwnStream(*key)
+        stream = OwnStream(*key, keyed.BEGIN)
         with stream:
             generators.seed_own(*key, keyed.BEGIN)
             batches = iter(self.loader)

@@ -92,8 +92,10 @@ def generator_state(generator: Generator) -> Any:
     if isinstance(generator, np.random.BitGenerator):
         return pack_numpy(generator.state)
     if isinstance(generator, np.random.SeedSequence):
-        entropy = np.asarray(generator.entropy, dtype=object).tolist()  # a number, or several
-        return [entropy, list(generator.spawn_key), generator.pool_size, generator.n_children_spawned]
+        as_numbers = np.vectorize(int, otypes=[object])
+        entropy = as_numbers(np.asarray(generator.entropy, dtype=object)).tolist()  # a number, or several
+        spawn_key = [int(key) for key in generator.spawn_key]
+        return [entropy, spawn_key, generator.pool_size, generator.n_children_spawned]
     if isinstance(generator, np.random.RandomState):
         return pack_numpy(generator.get_state(legacy=False))
     if isinstance(generator, torch.Generator):

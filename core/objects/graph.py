@@ -230,8 +230,9 @@ class Parts(NamedTuple):
 
 
 class Walk:
-    def __init__(self, roots: Roots, changed_paths: frozenset[str] = frozenset()) -> None:
-        self.graph, self.roots, self.changed_paths = Graph(), roots, changed_paths
+    def __init__(self, roots: Roots, changed_paths: frozenset[str] = frozenset(), *, skips_code: bool = True) -> None:
+        # `skips_code`: whether imports, and functions without state, are left out
+        self.graph, self.roots, self.changed_paths, self.skips_code = Graph(), roots, changed_paths, skips_code
         self.readers: dict[str, Callable[[Any, str], Parts | Node]] = {
             "scalar": self.scalar, "tensor": self.tensor, "array": self.array, "dict": self.mapping,
             "sequence": self.sequence, "set": self.set, "enum": self.enum, "generator": self.generator,
@@ -366,7 +367,7 @@ class Walk:
         return self.give_up(value, path, "not empty") if is_filled else {"skip": "cache"}
 
     def function(self, value: Any, path: str) -> Parts | Node:
-        if not is_by_user(value) or not has_state(value):
+        if not is_by_user(value) or not self.is_state(value):
             return {"skip": "function"}
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         slots = [(f".<{name}>", cell_content(cell)) for name, cell in cells if name != "__class__"]
@@ -385,7 +386,7 @@ class Walk:
         slots = [
             (f".{name}", item)
             for name, item in vars(value).items()
-            if name[:2] != "__" and name != "_abc_impl" and has_state(item)
+            if name[:2] != "__" and name != "_abc_impl" and self.is_state(item)
         ]
         slots += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_by_user(base)]
         return Parts("class", slots) if slots else {"skip": "class"}
@@ -393,8 +394,11 @@ class Walk:
     def instance(self, value: Any, path: str) -> Parts:
         slots = attribute_slots(value)
         if type(value) is Namespace and "__name__" in vars(value):  # `torch.compile` adds `__` variables to modules
-            slots = [(key, item) for key, item in slots if key[:3] != ".__" and has_state(item)]
+            slots = [(key, item) for key, item in slots if key[:3] != ".__" and self.is_state(item)]
         return Parts("object", slots + class_slots(value))
+
+    def is_state(self, variable: Any) -> bool:
+        return not self.skips_code or has_state(variable)
 
     def opaque(self, value: Any, path: str) -> Parts | Node:
         # state in C cannot be restored, but a change shows in the pickle
@@ -449,8 +453,9 @@ class Walk:
         address = storage_of(value)
         if value.is_meta or address in self.data_storages:
             return {"skip": "meta" if value.is_meta else "data"}
-        if value.layout != torch.strided or type(value) not in (Tensor, nn.Parameter, nn.Buffer):
-            return self.give_up(value, path, "" if value.layout == torch.strided else str(value.layout))
+        if value.layout != torch.strided or value.is_quantized or type(value) not in (Tensor, nn.Parameter, nn.Buffer):
+            why = "quantized" if value.is_quantized else "" if value.layout == torch.strided else str(value.layout)
+            return self.give_up(value, path, why)
         place = [str(value.dtype), list(value.shape), list(value.stride()), value.storage_offset()]
         place.append(value.is_leaf and value.requires_grad)
         grad = value.grad if value.is_leaf and id(value) not in self.roots.owned else None

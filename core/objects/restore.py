@@ -291,7 +291,7 @@ class _Restore:
         self.failed: dict[str, str] = {}
         self.tensors = dict(item for path, value in roots.saved.items() for item in named_tensors(path, value))
         self.shared = {storage_of(tensor) for tensor in self.tensors.values()}
-        self.live = Walk(replace(roots, objects={}))
+        self.live = Walk(replace(roots, objects={}), skips_code=False)
 
     def bind(self, value: Any, live: Any, path: str) -> None:
         # pairs the nodes of unchanged slots with the live objects, which saved aliases then refer to

@@ -144,12 +144,6 @@ class Files:
         while remaining:
             remaining = remaining[file.write(remaining) :]
 
-    def overwrite(self, path: Path, content: bytes) -> bool:
-        # False unless a file of this size is there; one write, so a killed process leaves the old or the new content
-        with suppress(OSError), FileIO(path, "r+", opener=_open_no_link) as file:
-            return os.fstat(file.fileno()).st_size == len(content) == file.write(content)
-        return False
-
     def date(self, file: FileIO, nanoseconds: int) -> None:
         with suppress(OSError):  # some file systems keep no times
             os.utime(file.name, ns=(nanoseconds, nanoseconds))

@@ -348,12 +348,11 @@ class Store:
             OSError: it could not be written.
         """
         pointer, name = pointer_path(self.folder, self.name, label), None if path is None else path.name
-        content = f"{name}\n".encode()
         if name is None:
             self._files.unlink(pointer)
-        elif read_pointer(pointer) != name and not (label == "last" and self._files.overwrite(pointer, content)):
+        elif read_pointer(pointer) != name:
             # `prune` spares the best. The pointer to the last is only a hint, so it is not synced.
-            write_small(self._files, self._hidden.small, content, syncs=label == "best")
+            write_small(self._files, self._hidden.small, f"{name}\n".encode(), syncs=label == "best")
             self._files.rename(self._hidden.small, pointer)
 
     def _sweep(self) -> list[str]:

@@ -269,6 +269,28 @@ class Generating:
             yield random.random() + random.gauss(0, 1) + np.random.randn() + torch.rand(1).item()
 
 
+class Uniform(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.rand(1)
+
+
+class WithNoise(DataLoader[Tensor]):
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield batch, torch.rand(2)
+
+
+def test_the_code_of_a_loader_draws_other_numbers_than_its_dataset(reading: Any) -> None:
+    source = source_of(WithNoise(Uniform(), batch_size=2, num_workers=1))
+    batches = list(reading(source, 0, 0))
+    source.close()
+    drawn = [number for batch, noise in batches for number in (*batch.flatten().tolist(), *noise.tolist())]
+    assert len(drawn) == len(set(drawn)) == 16
+
+
 KINDS = ["map", "map, 2 workers", "sampler", "sampler, 2 workers", "iterable", "iterable, 2 workers", "any"]
 
 

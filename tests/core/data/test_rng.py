@@ -11,6 +11,7 @@ import pytest
 import torch
 from heliograph.core.checkpoint.checks import check_plain
 from heliograph.core.data import rng
+from heliograph.core.system.plain_pickle import pack
 
 
 def draw() -> tuple[Any, ...]:
@@ -135,13 +136,14 @@ def test_numpy_generators(kind: str) -> None:
     assert (generator.integers(0, 1000, 5, dtype=np.int32).tolist(), generator.normal(size=3).tolist()) == first
 
 
-@pytest.mark.parametrize("entropy", [3, 2**127 + 1, [1, 2, 3], np.arange(3)])
+@pytest.mark.parametrize("entropy", [3, 2**127 + 1, [1, 2, 3], np.arange(3), [np.uint32(5)]])
 def test_bit_generators_and_seed_sequences(entropy: Any) -> None:
-    bits, sequence = np.random.SFC64(1), np.random.SeedSequence(entropy, spawn_key=(1, 2), pool_size=8)
+    bits, sequence = np.random.SFC64(1), np.random.SeedSequence(entropy, spawn_key=(1, np.uint32(2)), pool_size=8)
     bits.random_raw(3)
     sequence.spawn(2)
     states = [rng.generator_state(each) for each in (bits, sequence)]
     check_plain(states, "states")
+    pack(states)
     numbers = bits.random_raw(), sequence.spawn(1)[0].generate_state(4).tolist()
     other_bits, other = np.random.SFC64(2), np.random.SeedSequence(9)
     rng.set_generator_state(other_bits, states[0])

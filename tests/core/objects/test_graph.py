@@ -13,6 +13,7 @@ import logging
 import random
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
@@ -427,6 +428,24 @@ def test_a_function_that_was_edited_is_restored_as_far_as_it_has_the_variables()
     _, after, unlike = resumed_unlike(holder(value=lambda: next(made)), lambda it: it.value())
     assert after.value() == 1
     assert "it.value.<count>" in unlike
+
+
+def plain_function() -> Any:
+    return types.FunctionType((lambda value=None: value).__code__, {"__name__": __name__}, "plain")
+
+
+@pytest.mark.parametrize(("name", "value"), [("calls", 3), ("__defaults__", (7,)), ("__kwdefaults__", {"value": 2})])
+def test_state_that_a_function_gets_in_the_training_is_restored(name: str, value: Any) -> None:
+    _, after, failed = resumed(holder(value=plain_function), lambda it: setattr(it.value, name, value))
+    assert getattr(after.value, name) == value
+    assert failed == {}
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize.*:UserWarning")
+def test_a_quantized_tensor_is_not_restored() -> None:
+    make = lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)  # noqa: E731
+    graph = capture_graph(Roots({"it": holder(value=make)()}))
+    assert graph.untracked == {"it.value": "torch.Tensor, quantized"}
 
 
 def test_a_class_of_the_script_has_one_name_in_all_processes() -> None:

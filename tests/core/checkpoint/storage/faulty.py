@@ -30,10 +30,6 @@ class Faulty(Files):
         self._step()
         return super().create(path)
 
-    def overwrite(self, path: Path, content: bytes) -> bool:
-        self._step()
-        return super().overwrite(path, content)
-
     def sync(self, file: Any) -> None:
         self._step()
 

@@ -113,11 +113,6 @@ class Recorder(Files):
         super().write(file, content)
         self.log.append(("write", self._open[id(file)], bytes(content)))
 
-    def overwrite(self, path: Path, content: bytes) -> bool:
-        if is_done := super().overwrite(path, content):
-            self.log += [("write", self._numbers[path.name], piece) for piece in (None, content)]
-        return is_done
-
     def sync(self, file: FileIO) -> None:
         self.log.append(("sync", self._open[id(file)], None))
 

@@ -66,10 +66,6 @@ class Faulty(Files):
             raise
         super().write(file, content)
 
-    def overwrite(self, path: Path, content: bytes) -> bool:
-        self._step("write")
-        return super().overwrite(path, content)
-
     def sync(self, file: FileIO) -> None:
         self._step("sync")  # and leave it at that: nothing here is about power, and there are thousands
 

@@ -29,11 +29,6 @@ class Steps(Files):
         self.done.append(f"write {Path(str(file.name)).name}")
         super().write(file, content)
 
-    def overwrite(self, path: Path, content: bytes) -> bool:
-        if is_done := super().overwrite(path, content):
-            self.done.append(f"overwrite {path.name}")
-        return is_done
-
     def sync(self, file: FileIO) -> None:
         self.done.append(f"sync {Path(str(file.name)).name}")
 
@@ -102,18 +97,6 @@ def test_only_the_pointer_to_the_best_is_synced(opened: Make, state: Make, steps
     written = ["create .run.small.tmp", "write .run.small.tmp"]
 
     assert steps.done == [*written, "rename run.last", *written, "sync .run.small.tmp", "rename run.best"]
-
-
-def test_a_pointer_to_the_last_of_the_same_length_is_overwritten(
-    tmp_path: Path, opened: Make, state: Make, steps: Steps
-) -> None:
-    store = opened(files=steps)
-    for step, name in enumerate(("a.pth", "b.pth", "longer.pth"), start=1):
-        path = store.save(name, state(step)).path
-        steps.done.clear()
-        store.point("last", path)
-        assert ("overwrite run.last" in steps.done) == (name == "b.pth")
-        assert (tmp_path / "run.last").read_text() == f"{name}\n"
 
 
 def test_a_removal_syncs_nothing(opened: Make, state: Make, steps: Steps) -> None:
