@@ -11,7 +11,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
-from ..core.metrics.window_losses import Fetched
+from ..core.metrics.fetched import Fetched
 from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, ForwardEnd, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number
 from ..plugins import Plugin, on

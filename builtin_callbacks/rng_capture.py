@@ -45,8 +45,9 @@ class RNGCapture(Plugin):
     when the loader has reached its position.
 
     The order of samples and all draws while loading depend on (seed, epoch, position) only, and do not advance these
-    generators. Validations and tests do not either, nor do observers that draw on the CPU (plugins with `policy =
-    "observer"`, unless they set `draws = False`). A resumed run keeps its original seed.
+    generators. The draws of an iterable that is no `DataLoader` of a map-style dataset continue one stream in each
+    epoch. Validations and tests do not advance the generators either, nor do observers that draw on the CPU (plugins
+    with `policy = "observer"`, unless they set `draws = False`). A resumed run keeps its original seed.
 
     With several ranks, each has its own stream, seeded from (seed, rank) and restored on that rank; sample order and
     loading depend on the seed only. A rank without a saved state starts a new stream.

@@ -165,7 +165,7 @@ class Checkpoint(Saver):
         if warning:
             run.warn(warning)
         if path is not None:
-            from .resume import share_state  # imported on the other ranks, too
+            from .resume import share_state  # imported when a run resumes, on every rank
 
             state = share_state(run.engine, path, None if point is None else point.state)
             choices = {"training_id": run.checkpoints.training_id, "batch_change": self.resume.batch_change}

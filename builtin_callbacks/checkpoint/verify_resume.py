@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...core.checkpoint.storage.manifest import run_part
-from ...core.metrics.window_losses import Fetched
+from ...core.metrics.fetched import Fetched
 from ...core.objects.equality import same, shortest
 from ...core.system.errors import ResumeDiffers
 from ...events import Handle, Lane

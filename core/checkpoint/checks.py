@@ -88,7 +88,7 @@ def _name(value: np.generic | np.ndarray[Any, Any]) -> str:
 
 
 def with_numbers(value: Any, types: Any) -> Any:
-    """Return a state with the NumPy and complex numbers that `as_plain` has replaced.
+    """Return a state with the NumPy and complex numbers that `replace_numbers` has replaced.
 
     Raises:
         ValueError: the checkpoint names a type that is not numeric.

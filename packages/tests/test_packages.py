@@ -40,7 +40,7 @@ PRIVATE = """
     core.distributed.failure.Carried core.distributed.failure.ProcessFailure core.distributed.launcher.KeptRanks
     core.distributed.launcher.child_queue core.distributed.launcher.environment
     core.distributed.shared_control.SharedControl core.engines.options.EngineOptions core.engines.weights.check_fits
-    core.engines.weights.load_module core.loop.publish core.metrics.means.Means core.metrics.window_losses.Fetched
+    core.engines.weights.load_module core.loop.publish core.metrics.means.Means core.metrics.fetched.Fetched
     core.objects.program.plugin_options core.objects.program.show_both core.rehearsal.objects.KeptObjects
     core.run_end.close_run core.settings.FitOptions core.settings.Settings core.settings.check_name
     core.stepping.changes.refuse_change core.system.numbered_files.file_path core.system.numbered_files.find_numbered

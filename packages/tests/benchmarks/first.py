@@ -57,7 +57,7 @@ class Setup(NamedTuple):
 
     def bar_in_words(self) -> str:
         """Return the bar for a table."""
-        return f"{self.ratio_bar:.2f} times" if self.bar is None else f"+{self.bar:g} µs"
+        return f"{self.ratio_bar:.2f} x" if self.bar is None else f"+{self.bar:g} µs"
 
 
 def missing_peers() -> list[str]:

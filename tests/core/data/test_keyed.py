@@ -278,7 +278,7 @@ class Uniform(Dataset[Tensor]):
 
 
 class WithNoise(DataLoader[Tensor]):
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for batch in super().__iter__():
             yield batch, torch.rand(2)
 

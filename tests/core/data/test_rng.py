@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -138,7 +138,10 @@ def test_numpy_generators(kind: str) -> None:
 
 @pytest.mark.parametrize("entropy", [3, 2**127 + 1, [1, 2, 3], np.arange(3), [np.uint32(5)]])
 def test_bit_generators_and_seed_sequences(entropy: Any) -> None:
-    bits, sequence = np.random.SFC64(1), np.random.SeedSequence(entropy, spawn_key=(1, np.uint32(2)), pool_size=8)
+    bits, sequence = (
+        np.random.SFC64(1),
+        np.random.SeedSequence(entropy, spawn_key=(1, cast("int", np.uint32(2))), pool_size=8),
+    )
     bits.random_raw(3)
     sequence.spawn(2)
     states = [rng.generator_state(each) for each in (bits, sequence)]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, Run
 from heliograph.core.data.generators import states
-from heliograph.core.metrics.window_losses import Fetched
+from heliograph.core.metrics.fetched import Fetched
 from heliograph.events import OrderedSignal, PluginName, Receiver, Subscription
 from heliograph.spi import capture
 from numpy.random import mtrand

@@ -1,4 +1,4 @@
-"""A loss on its way to the host: copied during the backward pass, read before the step."""
+"""Tensors on their way to the host: copied during the backward pass, read before the step."""
 
 from __future__ import annotations
 

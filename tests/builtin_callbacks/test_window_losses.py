@@ -11,7 +11,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.builtin_callbacks import non_finite_losses
-from heliograph.core.metrics.window_losses import Fetched
+from heliograph.core.metrics.fetched import Fetched
 from heliograph.tests.kit import class_batches, fit, sgd
 from torch import Tensor, nn
 
