@@ -61,7 +61,7 @@ class LoadedBatch(NamedTuple):
         leaves = list(_leaves(self.container, "", DEPTH)) if self.leaves is None else self.leaves
         if _versions(leaves) != self.versions:
             return None
-        size = sum(value.nbytes for _, value in leaves if isinstance(value, Tensor | np.ndarray))
+        size = sum(_bytes_in(value) for _, value in leaves)
         step = 1 if size <= COMPLETE else round(size / SAMPLE)
         state = blake2b(digest_size=16)
         for place, value in leaves:
@@ -109,6 +109,12 @@ class LastBatch:
             if batch.number == number:
                 return batch.digest
         return self._replayed[1] if self._replayed is not None and self._replayed[0] == number else None
+
+
+def _bytes_in(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()  # a sparse tensor is read as a dense one
+    return value.nbytes if isinstance(value, np.ndarray) else 0
 
 
 def _sample(value: Any, step: int) -> bytes | memoryview:

@@ -378,16 +378,18 @@ class Walk:
         return Parts("method", [(".__self__", value.__self__)], value.__name__)
 
     def partial(self, value: Any, path: str) -> Parts:
-        return Parts("partial", [(".func", value.func), (".args", value.args), (".keywords", value.keywords)])
+        slots = [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+        return Parts("partial", slots + attribute_slots(value))
 
     def kind(self, value: Any, path: str) -> Parts | Node:
         if not is_by_user(value):
             return {"skip": "class"}
-        slots = [
-            (f".{name}", item)
+        variables = {
+            name: item.__func__ if isinstance(item, staticmethod | classmethod) else item
             for name, item in vars(value).items()
-            if name[:2] != "__" and name != "_abc_impl" and self.is_state(item)
-        ]
+            if name[:2] != "__" and name != "_abc_impl"
+        }
+        slots = [(f".{name}", item) for name, item in variables.items() if self.is_state(item)]
         slots += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_by_user(base)]
         return Parts("class", slots) if slots else {"skip": "class"}
 

@@ -88,6 +88,10 @@ def test_signed_zeros_and_numbers_that_are_none_are_distinguished_by_their_bits(
     assert digest(torch.tensor([torch.nan])) == digest(torch.tensor([torch.nan]))
 
 
+def test_a_sparse_tensor_counts() -> None:
+    assert digest(torch.eye(2).to_sparse()) == digest(torch.eye(2).to_sparse()) != digest(torch.ones(2, 2).to_sparse())
+
+
 def test_slots_of_a_batch_count() -> None:
     assert digest(Slotted(torch.zeros(2))) == digest(Slotted(torch.zeros(2))) != digest(Slotted(torch.ones(2)))
 

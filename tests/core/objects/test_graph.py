@@ -35,7 +35,7 @@ from heliograph.core.objects.graph import (
     type_name,
     untracked,
 )
-from heliograph.core.objects.restore import restore
+from heliograph.core.objects.restore import restore, walk
 from heliograph.core.system.plain_pickle import unpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -439,6 +439,30 @@ def test_state_that_a_function_gets_in_the_training_is_restored(name: str, value
     _, after, failed = resumed(holder(value=plain_function), lambda it: setattr(it.value, name, value))
     assert getattr(after.value, name) == value
     assert failed == {}
+
+
+class WithStatic:
+    @staticmethod
+    def apply() -> None: ...
+
+    @classmethod
+    def make(cls) -> None: ...
+
+
+def test_attributes_of_partials_and_of_methods_without_an_instance_are_restored() -> None:
+    def make() -> Any:
+        made: Any = functools.partial(int, base=2)
+        made.calls = 1
+        return made
+
+    def call(it: Any) -> None:
+        it.partial.calls += 1
+
+    _, after, failed = resumed(holder(partial=make), call)
+    assert (after.partial.calls, failed) == (2, {})
+    WithStatic.apply.calls = WithStatic.make.__func__.calls = 1  # type: ignore[attr-defined]
+    graph = capture_graph(Roots({"it": holder(kind=lambda: WithStatic)()}))
+    assert {"it.kind.apply.__dict__", "it.kind.make.__dict__"} <= dict(walk(graph)).keys()
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize.*:UserWarning")
