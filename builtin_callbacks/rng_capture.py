@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,10 +31,11 @@ def seed_of_user(seed: int) -> int | None:
     return seed if seed < SMALL or seed != _AT_IMPORT else None
 
 
-def _isolated() -> AbstractContextManager[None]:
+@cache
+def _isolation() -> Callable[[], AbstractContextManager[None]]:
     from ..core.data.generators import isolated  # imported when an observer is called that draws
 
-    return isolated(one_thread=False)
+    return partial(isolated, one_thread=False)
 
 
 class RNGCapture(Plugin):
@@ -108,7 +110,7 @@ class RNGCapture(Plugin):
         self._run_seed = self._choose_seed(run, self._seed_before)
         self._seed(self._run_seed, 0)
         run.data.key_draws(self._run_seed, probe=self.probe)
-        run.hooks.isolate_observers(_isolated)
+        run.hooks.isolate_observers(lambda: _isolation()())
 
     @on(ev.TrainStart, lane=Lane.REPORT)
     def note_seed(self, run: Run, event: ev.TrainStart) -> None:
