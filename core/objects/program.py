@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
+    DataLoader,
     StackDataset,
     Subset,
     SubsetRandomSampler,
@@ -166,11 +167,12 @@ OF_TORCH: Final[dict[type, str]] = {
 def encode_data(run: Run) -> dict[str, Value]:
     """Return digests of the attributes of datasets, samplers and collate functions, by path.
 
-    A digest has a key `by_epoch` if `set_epoch` sets the attribute: it sets it again before anything is read.
+    Of other iterables, only numbers and texts are read: they may hold all batches. A digest has a key `by_epoch` if
+    `set_epoch` sets the attribute: it sets it again before anything is read.
     """
     loaders = dict(loaders_of(run.data.train_loader))
     loaders |= {f"validation {name}": loader for name, loader in run.data.validation_loaders.items()}
-    return {
+    encoded: dict[str, Value] = {
         path: encode(value, is_data=True) | ({"by_epoch": "yes"} if follows_epoch else {})
         for prefix, loader in loaders.items()
         for name in READERS
@@ -178,6 +180,12 @@ def encode_data(run: Run) -> dict[str, Value]:
             _reader(loader, name), f"{prefix.strip()} {name.replace('_', ' ')}".strip()
         )
     }
+    for prefix, loader in loaders.items():
+        if not isinstance(loader, DataLoader) and not hasattr(loader, "state_dict"):
+            for path, value, follows_epoch in _attributes(loader, f"{prefix.strip()} loader".strip()):
+                if is_scalar(value):
+                    encoded[path] = encode(value) | ({"by_epoch": "yes"} if follows_epoch else {})
+    return encoded
 
 
 def _reader(loader: Any, name: str) -> Any:

@@ -259,3 +259,22 @@ def test_batches_are_followed_only_if_a_plugin_saves(saves: bool, tmp_path: Path
     data = Again(kit.class_batches(3))
     h.Trainer(plugins, device="cpu").fit(kit.linear_classifier(), data, optimizer=kit.sgd(), epochs=1)
     assert look.follows is saves
+
+
+class Counting:
+    """Yields other batches in each pass."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        self.passes += 1
+        for number in range(3):
+            yield {"inputs": torch.full((2, 3), float(number * self.passes)), "targets": torch.zeros(2, 1)}
+
+
+def test_a_number_that_an_iterable_counts_is_compared(tmp_path: Path) -> None:
+    train(tmp_path, 6, lambda model: Counting())
+    position, reasons = compared(train(tmp_path, 8, lambda model: Counting()))
+    assert position == "replayed"
+    assert "loader.passes was 2 and is 1: the training changed it" in reasons
