@@ -21,7 +21,7 @@ from heliograph.spi import MissingManifestError, Store, as_plain, capture, resto
 from torch import Tensor
 
 SUFFIX = ".pth"
-SCHEMA = 3  # of the converted state
+SCHEMA = 4  # of the converted state
 BACKUP = ".backup"
 State = dict[str, Any]
 
