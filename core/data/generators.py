@@ -307,7 +307,7 @@ class Isolation:
 
 
 class OwnStream(Isolation):
-    """Isolation of code with a random stream of its own, which continues in its next use.
+    """Isolation for code with a separate random stream. The next use continues the stream.
 
     Args:
         key: of the stream.

@@ -1,4 +1,4 @@
-"""The metrics of a task: functions, and objects such as those of torchmetrics: checked, measured, copied and saved."""
+"""Check, measure, copy and save the metrics of a task: functions, and objects like the metrics of torchmetrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations on files. Those of a store are in one class, so that a test can record, fail or stop each of them."""
+"""File operations. A store calls them through the class `Files`, so that a test can record, fail or stop each one."""
 
 from __future__ import annotations
 

@@ -239,11 +239,11 @@ def test_another_file_with_its_name_is_kept(tmp_path: Path, opened: Open) -> Non
     report(session, first, entry.path)
     second = opened(tmp_path / "second")
     save(second, 3, training="2" * 32)
-    former = save(second, 4, training="2" * 32)
+    previous = save(second, 4, training="2" * 32)
     path, _ = fetch_newest(session, second, "auto")
     assert path == tmp_path / "second" / "run_epoch_1_iter_4-2.pth"
     assert reader.verify(path).sha256 == entry.sha256
-    assert reader.verify(former.path).sha256 == former.sha256
+    assert reader.verify(previous.path).sha256 == previous.sha256
 
 
 def test_a_pinned_checkpoint_is_kept(tmp_path: Path, opened: Open) -> None:
@@ -252,12 +252,12 @@ def test_a_pinned_checkpoint_is_kept(tmp_path: Path, opened: Open) -> None:
     report(session, first, entry.path)
     second = opened(tmp_path / "second")
     save(second, 3)
-    former = save(second, 4)
-    second.pin(former.path)
+    previous = save(second, 4)
+    second.pin(previous.path)
     path, _ = fetch_newest(session, second, "auto")
     assert path == tmp_path / "second" / "run_epoch_1_iter_4-2.pth"
     assert reader.verify(path).sha256 == entry.sha256
-    assert reader.verify(former.path).sha256 == former.sha256
+    assert reader.verify(previous.path).sha256 == previous.sha256
 
 
 def test_a_path_is_resumed_only_while_this_call_has_stored_nothing(tmp_path: Path, opened: Open) -> None:

@@ -331,10 +331,10 @@ def test_what_is_of_another_training_is_neither_replaced_nor_removed(
 
 def test_what_helios_wrote_is_never_written_over(opened: Make, state: Make) -> None:
     store = opened()
-    former = store.save("a.pth", state(1, versions={"helios": "1.1.0"}))
+    previous = store.save("a.pth", state(1, versions={"helios": "1.1.0"}))
 
     assert store.save("a.pth", state(2)).path.name == "a-2.pth"
-    assert reader.verify(former.path) == former
+    assert reader.verify(previous.path) == previous
 
 
 def test_a_measurement_after_the_save_travels_with_the_file(tmp_path: Path, opened: Make, state: Make) -> None:

@@ -108,7 +108,7 @@ def test_it_is_moved_completely_or_not_at_all(
     for trial in range(100):
         path, here = elsewhere(2, later_shards, name), tmp_path / str(trial)
         first = opened(folder=here)
-        former = save(first, "a.pth", state(1), former_shards)
+        previous = save(first, "a.pth", state(1), former_shards)
         first.close()
         error: BaseException = Death() if dies else OSError(errno.EIO, "Input/output error")
         files = Faulty(10**6, error, 10**6 if dies else 1)
@@ -122,7 +122,7 @@ def test_it_is_moved_completely_or_not_at_all(
         assert reader.verify(newest.path).progress["steps"] in (1, 2)
         taken.add(newest.progress["steps"])
         if name == "b.pth":
-            assert reader.verify(former.path) == former
+            assert reader.verify(previous.path) == previous
         assert not [each for each in here.iterdir() if each.name.startswith(".")]
         if files.count <= trial:
             break
